@@ -18,15 +18,15 @@ from rich.text import Text
 
 from holdfast.runtime.cli.option_flags import PATH, given_flags
 from holdfast.runtime.cli.run import run
-from holdfast.runtime.cli.terminal import output
+from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.system.own_process import program_command
+from holdfast.runtime.tools.followed_run import MAIN
 from holdfast.runtime.tools.strike import DEFAULT_BLOWS, parse_blows, parse_plan
 from holdfast.runtime.tools.striker import enter, is_private, refusal
 from holdfast.runtime.tools.verdict import REPORT_NAME, ChaosTerms, Verdict, run_chaos, shares
 
-_MAIN = "from holdfast.runtime.cli.main import main; main()"
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
 _SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
 """What an option decides, so that others beside it would be ignored."""
@@ -146,7 +146,7 @@ def _with_places(terms: ChaosTerms, line: list[str]) -> ChaosTerms:
         return terms
     reason = refusal()
     if reason is None:
-        enter(program_command(_MAIN, *line))
+        enter(program_command(MAIN, *line))
     names = " and ".join(f"full {place.value}" for place in terms.mounted)
     click.echo(f"holdfast chaos: {names} skipped: {reason}", err=True)
     return terms.without_places()
@@ -162,9 +162,7 @@ def _print(verdict: Verdict, console: Console) -> None:
 
 
 def _facts(verdict: Verdict) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = grid()
     table.add_row("verdict", verdict.in_words)
     for complaint in verdict.complaints:
         table.add_row("", Text(complaint))

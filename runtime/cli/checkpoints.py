@@ -1,8 +1,8 @@
-"""``holdfast inspect``: the contents of a run's checkpoints, and the differences of two.
+"""``holdfast verify``, ``repair`` and ``inspect``: commands over a run's checkpoints.
 
-``holdfast verify``: whether every byte of a run's checkpoints is as it was saved.
-
-``holdfast repair``: make damaged checkpoints whole from another copy of the run directory.
+``verify`` tells whether every byte is as it was saved.  ``repair`` makes damaged checkpoints whole
+from another copy of the run directory.  ``inspect`` shows what they hold, or in what two of them
+differ.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from holdfast.checkpoint.repair import (
 )
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.tensor import TensorSpec
-from holdfast.runtime.cli.option_flags import key_option
-from holdfast.runtime.cli.terminal import ByteProgress, output
+from holdfast.runtime.cli.option_flags import PATH, key_option
+from holdfast.runtime.cli.terminal import ByteProgress, grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
@@ -48,9 +48,12 @@ from holdfast.runtime.tools.inspection import (
     position_of,
 )
 
+_MOST_ITEMS = 4
+"""Of a longer list, such as the state of a random generator, people see the first; JSON has all."""
+
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
 @key_option
@@ -67,15 +70,14 @@ def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps:
         verdicts = [_tell(run, known, progress) for known in steps]
     bad = [verdict for verdict in verdicts if not verdict.is_valid]
     damaged = [verdict.step for verdict in bad if not verdict.is_unread]
-    if damaged:
-        click.echo(
-            f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
-            f"remove {run.store.directory / step_name(damaged[0])}",
-            err=True,
-        )
-    if damaged:
-        sys.exit(ExitCode.PROGRAM_FAILED)
-    sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
+    if not damaged:
+        sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
+    click.echo(
+        f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
+        f"remove {run.store.directory / step_name(damaged[0])}",
+        err=True,
+    )
+    sys.exit(ExitCode.PROGRAM_FAILED)
 
 
 def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
@@ -108,11 +110,11 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option(
     "--from",
     "other_dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="Another copy of the run directory: a mirror or a backup.",
 )
@@ -128,7 +130,10 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
             f"{other_dir} holds run {other.run_id}, and {run_dir} is run {run.run_id}; give a copy "
             "of this run"
         )
-    steps = run.steps() if step is None else (_known(run, other, step),)
+    if step is None:
+        steps = run.steps()
+    else:  # one of the holders has it
+        steps = (step if step in run.store.steps() else other.step(step),)
     lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
     try:
         with ByteProgress("reading", 0) as progress:
@@ -137,11 +142,6 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
         lease.end()
         lease.release()
     sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
-
-
-def _known(run: StoredRun, other: StoredRun, step: int) -> int:
-    """Return the step if one of the holders has it."""
-    return step if step in run.store.steps() else other.step(step)
 
 
 def _mend_one(run: StoredRun, other: StoredRun, step: int, progress: CountBytes) -> bool:
@@ -166,12 +166,8 @@ def _result_in_words(result: MendResult, other_dir: Path) -> str:
     )
 
 
-_MOST_ITEMS = 4
-"""Of a longer list, such as the state of a random generator, people see the first; JSON has all."""
-
-
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option("--step", type=int, help="The step to show in full.  [default: the newest]")
 @click.option(
     "--diff",
@@ -255,25 +251,19 @@ def _cells(summary: StepSummary) -> tuple[Text, ...]:
 
 
 def _facts(manifest: Manifest) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = grid()
     position = position_of(manifest.cursor)
+    key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
     for name, text in (
         ("step", str(manifest.step)),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
-        ("signature", _signed(manifest)),
+        ("signature", f"{manifest.signature.value}{key}"),
         ("position", "-" if position is None else str(position)),
         ("cursor", _pairs(manifest.cursor)),
         ("numerics", _pairs(manifest.numerics)),
     ):
         table.add_row(name, Text(text))
     return table
-
-
-def _signed(manifest: Manifest) -> str:
-    key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
-    return f"{manifest.signature.value}{key}"
 
 
 def _pairs(fields: object) -> str:

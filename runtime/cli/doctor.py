@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.mpi.campaign import Finding, run_trial
 from holdfast.runtime.mpi.fitness import examine
@@ -21,8 +22,16 @@ from holdfast.runtime.supervisor.preconditions import Wishes, faults, surroundin
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
 
-IMPORT_TIMEOUT_S = 120.0
+_IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
+
+_TRUSTS = {
+    Trust.NOTHING: f"no job can run with this MPI; {INSTALL_HINT}, or name another with --mpiexec",
+    Trust.RELAUNCH: "jobs can run with --no-shrink, which relaunches them at every death",
+    Trust.ONE: "survivors go on after one death at a time; deaths that follow each other closely "
+    f"cost a relaunch; better: {INSTALL_HINT}, or --no-shrink",
+    Trust.ALL: "survivors go on after deaths of all kinds, at any moment, several at once",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +44,8 @@ class Diagnosis:
 
 
 @click.command(context_settings={"auto_envvar_prefix": "HOLDFAST"})
-@click.option("--run-dir", type=click.Path(path_type=Path), default=Path("."), show_default=True)
-@click.option("--mpiexec", type=click.Path(path_type=Path), help="The mpiexec to examine.")
+@click.option("--run-dir", type=PATH, default=Path("."), show_default=True)
+@click.option("--mpiexec", type=PATH, help="The mpiexec to examine.")
 @click.option(
     "--mpi", "is_campaign", is_flag=True, help="Try MPI by real deaths for minutes, and only it."
 )
@@ -70,13 +79,6 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
             yield Diagnosis("MPI version", library.warning, is_good=False)
     yield _find_tensorflow()
     yield _attempt("run directory", lambda: _check_writable(run_dir))
-
-
-def _attempt(subject: str, check: Callable[[], str]) -> Diagnosis:
-    try:
-        return Diagnosis(subject, check())
-    except JobError as error:
-        return Diagnosis(subject, str(error), is_good=False)
 
 
 def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
@@ -118,23 +120,14 @@ def _print_finding(finding: Finding) -> None:
     click.echo(f"{mark}  {outcome.trial.level.value:<13} {name}{': ' if fault else ''}{fault}")
 
 
-_TRUSTS = {
-    Trust.NOTHING: f"no job can run with this MPI; {INSTALL_HINT}, or name another with --mpiexec",
-    Trust.RELAUNCH: "jobs can run with --no-shrink, which relaunches them at every death",
-    Trust.ONE: "survivors go on after one death at a time; deaths that follow each other closely "
-    f"cost a relaunch; better: {INSTALL_HINT}, or --no-shrink",
-    Trust.ALL: "survivors go on after deaths of all kinds, at any moment, several at once",
-}
-
-
 def _find_tensorflow() -> Diagnosis:
     """Import TensorFlow in another process: it may be slow, or crash its process."""
     program = "import tensorflow; print(tensorflow.__version__)"
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        answer = answer_of(program_command(program), IMPORT_TIMEOUT_S, environment)
+        answer = answer_of(program_command(program), _IMPORT_TIMEOUT_S, environment)
     except subprocess.TimeoutExpired:
-        return _no_tensorflow(f"importing it takes more than {IMPORT_TIMEOUT_S:g} s")
+        return _no_tensorflow(f"importing it takes more than {_IMPORT_TIMEOUT_S:g} s")
     if answer.returncode == 0:
         return Diagnosis("TensorFlow", answer.stdout.strip())
     complaint = answer.stderr.strip().rpartition("\n")[2]
@@ -144,6 +137,13 @@ def _find_tensorflow() -> Diagnosis:
 def _no_tensorflow(reason: str) -> Diagnosis:
     hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
     return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
+
+
+def _attempt(subject: str, check: Callable[[], str]) -> Diagnosis:
+    try:
+        return Diagnosis(subject, check())
+    except JobError as error:
+        return Diagnosis(subject, str(error), is_good=False)
 
 
 def _check_writable(run_dir: Path) -> str:

@@ -104,13 +104,6 @@ holdfast.add_command(run)
 holdfast.add_command(attach)
 
 
-def _open_closed_streams() -> None:
-    """Give closed standard streams a place, before another file gets their numbers."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit; an error becomes one line and its exit code."""
     _open_closed_streams()
@@ -119,6 +112,13 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         _forget_unwritable(sys.stdout)
         _forget_unwritable(sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams a place, before another file gets their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _exit_code_of(argv: list[str] | None) -> int:

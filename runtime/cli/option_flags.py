@@ -13,8 +13,9 @@ from click.core import ParameterSource
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
 PATH = click.Path(path_type=Path)
-
 SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
 
@@ -32,8 +33,6 @@ key_option = click.option(
 )
 
 _QUOTED = r"""["']{}["']"""
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def flags_of(command: str, **helps: str) -> Callable[[_Command], _Command]:
@@ -119,6 +118,3 @@ def _shown(value: object, option: Option) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     return "" if value is None or isinstance(value, bool) else str(value)
-
-
-_DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}

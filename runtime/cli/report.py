@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.terminal import output
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.files import ForeignFile, refusal
+from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.run.find_run import refuse_no_job
-from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.events import sound_records
+from holdfast.runtime.tools.events import read_on
 from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
@@ -39,40 +38,27 @@ _MOST_EVIDENCE = 10
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def report(run_dir: Path, *, as_json: bool) -> None:
     """Summarize the run in RUN_DIR from its journal."""
-    summary = summarize(_read(run_dir))
+    refuse_no_job(run_dir)
+    directory = RunDirectory(run_dir)
+    records: list[Record] = []
+    read_on(directory, lambda: read_journal(directory.journal_path), records)
+    summary = summarize(records)
     if as_json:
         click.echo(to_json(summary))
     else:
-        life = life_of(RunDirectory(run_dir))
+        life = life_of(directory)
         outcome = describe_outcome(summary, life, run_dir)
         _print(summary, (outcome, describe_journal(summary, life)), output())
 
 
-def _read(run_dir: Path) -> list[dict[str, object]]:
-    refuse_no_job(run_dir)
-    path = RunDirectory(run_dir).journal_path
-    try:
-        records = sound_records(read_journal(path))
-    except ForeignFile as error:
-        raise UsageError(str(error)) from error
-    except FileNotFoundError as error:
-        raise UsageError(f"no job has started in {run_dir} yet") from error
-    except OSError as error:
-        raise refusal(path, error, f"{path} cannot be read: {error.strerror}") from error
-    if not records:
-        raise UsageError(f"{path} holds no records; no job has started in {run_dir} yet")
-    return records
-
-
 def _print(summary: Report, words: tuple[str, str], console: Console) -> None:
     console.print(_facts(summary, *words))
-    tables = (_deaths(summary), _repeats(summary), _recoveries(summary))
-    more = (_relaunches(summary), _troubles(summary))
-    for table in (*tables, *more):
+    for table_of in (_deaths, _repeats, _recoveries, _relaunches, _troubles):
+        table = table_of(summary)
         if table.row_count:
             console.print(table)
     for line in _evidence(summary):
@@ -80,9 +66,8 @@ def _print(summary: Report, words: tuple[str, str], console: Console) -> None:
 
 
 def _facts(summary: Report, outcome: str, journal: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")  # a digest may be broken, but never cut short
+    table = grid()
+    pauses = f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
     for name, text in (
         ("run", summary.run_id or "-"),
         ("outcome", outcome),
@@ -91,7 +76,7 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
         ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
         ("metrics", describe_metrics(summary.metrics)),
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
-        ("goodput", f"{summary.goodput:.1%}{_pauses(summary)}"),
+        ("goodput", f"{summary.goodput:.1%}{pauses}"),
         ("checkpoints", describe_checkpoints(summary)),
         ("journal", journal),
         ("output", describe_lost_lines(summary)),
@@ -99,10 +84,6 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
     ):
         table.add_row(name, Text(text))  # no markup: a reason is often the script's own words
     return table
-
-
-def _pauses(summary: Report) -> str:
-    return f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
 
 
 def _deaths(summary: Report) -> Table:

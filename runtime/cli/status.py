@@ -1,7 +1,4 @@
-"""``holdfast status``: how the job in a run directory stands now.
-
-``holdfast save``: ask a running job for a checkpoint now.
-"""
+"""``holdfast status`` and ``save``: how a job stands now, and a checkpoint of it now."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.terminal import output
+from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -27,9 +25,12 @@ from holdfast.runtime.tools.save_request import order_save
 from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket
 
+_LOOK_S = 1.0
+_SHOWN_FROM_S = 0.05
+
 
 @click.command(context_settings={"show_default": True})
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
 @click.option(
     "--timeout",
@@ -50,12 +51,8 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
         click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
 
 
-_LOOK_S = 1.0
-_SHOWN_FROM_S = 0.05
-
-
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look instead.")
 @click.option("--watch", is_flag=True, help="Look again each second, until the job has ended.")
 def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
@@ -109,9 +106,7 @@ def page_of(found: JobStatus) -> RenderableType:
 
 
 def _facts(found: JobStatus) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = grid()
     rows = (
         ("run", found.run_id or "-"),
         ("job", _job(found)),
@@ -137,11 +132,8 @@ def _job(found: JobStatus) -> str:
     living = sum(worker.pid is not None for worker in found.workers)
     if found.is_over or not found.workers:
         return f"{script}, launched on {launched}"
-    return (
-        f"{script} on {launched}"
-        if living == found.launched
-        else (f"{script} on {living} of {launched}")
-    )
+    of = "" if living == found.launched else f"{living} of "
+    return f"{script} on {of}{launched}"
 
 
 def _progress(found: JobStatus) -> str:
@@ -220,9 +212,7 @@ def _workers(found: JobStatus) -> Table:
 
 
 def _events(found: JobStatus) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = grid()
     for event in found.events:
         moment = datetime.fromtimestamp(event.time).astimezone()
         table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(event.text))

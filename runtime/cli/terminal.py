@@ -1,8 +1,6 @@
-"""The colours of the live line: its parts as one line for a terminal.
+"""What is drawn with rich: the console of results, a bar for many bytes, the live line's colours.
 
-The console that results of commands are printed on.
-
-A bar for work that reads many bytes, shown to people who have waited for a second.
+A terminal has a width, and a file or a pipe has none: what a program reads is never cut.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
 from rich.text import Text
 
 from holdfast.runtime.run import progress
@@ -23,6 +22,19 @@ from holdfast.runtime.run.live_line import GAP, Part
 _WIDE = 1000
 """Columns of a file or a pipe: nobody pages there, and what is cut or folded cannot be searched."""
 
+_PATIENCE_S = 1.0
+"""People who have waited for so long are shown a bar."""
+
+_STYLES = {
+    "plain": "",
+    "epoch": "bold",
+    "metric": "cyan",
+    "phase": "yellow",
+    "loss": "bold red",
+    "quiet": "dim",
+}
+_FULL_STYLE, _EMPTY_STYLE = "green", "bright_black"
+
 
 def output() -> Console:
     """Return a console on stdout, as wide as the terminal; a file is wide."""
@@ -30,7 +42,12 @@ def output() -> Console:
     return Console(soft_wrap=True, highlight=False, width=None if is_known else _WIDE)
 
 
-PATIENCE_S = 1.0
+def grid() -> Table:
+    """Return an empty table of names and texts; a long text may be broken, but is never cut."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    return table
 
 
 class ByteProgress:
@@ -61,7 +78,7 @@ class ByteProgress:
     def __call__(self, count: int) -> None:
         """Note that ``count`` more bytes are done."""
         self._bar.advance(self._task, count)
-        is_late = self._clock() - self._began > PATIENCE_S
+        is_late = self._clock() - self._began > _PATIENCE_S
         if is_late and self._console.is_terminal and not self._is_shown:
             self._is_shown = True
             self._bar.start()
@@ -72,17 +89,6 @@ class ByteProgress:
     def __exit__(self, *_error: object) -> None:
         if self._is_shown:
             self._bar.stop()
-
-
-_STYLES = {
-    "plain": "",
-    "epoch": "bold",
-    "metric": "cyan",
-    "phase": "yellow",
-    "loss": "bold red",
-    "quiet": "dim",
-}
-_FULL_STYLE, _EMPTY_STYLE = "green", "bright_black"
 
 
 def paint(parts: Sequence[Part]) -> str:

@@ -1,6 +1,7 @@
-"""``holdfast import``: make a run that begins with given weights, and train nothing.
+"""``holdfast import`` and ``export``: weights into a run, and out of one.
 
-``holdfast export``: a checkpoint in the formats of NumPy and Keras.
+``import`` makes a run that begins with given weights, and trains nothing.  ``export`` writes a
+checkpoint in the formats of NumPy and Keras.
 """
 
 from __future__ import annotations
@@ -37,62 +38,6 @@ from holdfast.runtime.tools.exporting import (
     format_of,
     refuse_existing,
 )
-
-_PATH = click.Path(path_type=Path)
-
-
-@click.command()
-@click.argument("run_dir", type=_PATH)
-@click.option(
-    "--to",
-    "target",
-    type=_PATH,
-    required=True,
-    help="FILE.npz, FILE.weights.h5, FILE.keras, or a directory for a SavedModel.",
-)
-@click.option("--step", type=int, help="The step to export.  [default: the newest]")
-@click.option(
-    "--format",
-    "wanted",
-    type=click.Choice([kind.value for kind in ExportFormat]),
-    help="The format.  [default: by the name]",
-)
-@click.option("--model", metavar="SCRIPT[:FUNCTION]", help="Source of your model; not for npz.")
-@click.option(
-    "--input-shape", metavar="SIZES", help="Shape of one sample, as in 28,28,1, if needed."
-)
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@key_option
-def export(
-    run_dir: Path,
-    target: Path,
-    step: int | None,
-    key_file: Path | None,
-    *,
-    force: bool,
-    **model: str | None,
-) -> None:
-    """Write a verified checkpoint in RUN_DIR as a file for NumPy or Keras."""
-    kind = format_of(target, model["wanted"])
-    request = ExportRequest(target, kind, _source(model["model"], model["input_shape"]), force)
-    refuse_existing(target, is_forced=force)
-    run = StoredRun.open(run_dir, key_file)
-    restored = restore(run.store, run.step(step), run_id=run.run_id)
-    export_state(restored, request, RunDirectory(run_dir).load_record())
-    signature = restored.manifest.signature
-    signed = "" if signature is Signature.NONE else f", signature {signature.value}"
-    click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
-
-
-def _source(text: str | None, sizes: str | None) -> ModelSource | None:
-    if text is None:
-        return None
-    try:
-        shape = None if sizes is None else tuple(int(size) for size in sizes.split(",") if size)
-    except ValueError as error:
-        raise UsageError(f"--input-shape is {sizes!r}; give sizes, as in 28,28,1") from error
-    return ModelSource.parse(text, shape)
-
 
 _WORKERS = "Workers that the run is meant for: what --microbatches and --threads follow from."
 
@@ -153,3 +98,56 @@ def _short(path: Path) -> str:
     """Return a path as one would type it in the working directory."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+@click.command()
+@click.argument("run_dir", type=PATH)
+@click.option(
+    "--to",
+    "target",
+    type=PATH,
+    required=True,
+    help="FILE.npz, FILE.weights.h5, FILE.keras, or a directory for a SavedModel.",
+)
+@click.option("--step", type=int, help="The step to export.  [default: the newest]")
+@click.option(
+    "--format",
+    "wanted",
+    type=click.Choice([kind.value for kind in ExportFormat]),
+    help="The format.  [default: by the name]",
+)
+@click.option("--model", metavar="SCRIPT[:FUNCTION]", help="Source of your model; not for npz.")
+@click.option(
+    "--input-shape", metavar="SIZES", help="Shape of one sample, as in 28,28,1, if needed."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@key_option
+def export(
+    run_dir: Path,
+    target: Path,
+    step: int | None,
+    key_file: Path | None,
+    *,
+    force: bool,
+    **model: str | None,
+) -> None:
+    """Write a verified checkpoint in RUN_DIR as a file for NumPy or Keras."""
+    kind = format_of(target, model["wanted"])
+    request = ExportRequest(target, kind, _source(model["model"], model["input_shape"]), force)
+    refuse_existing(target, is_forced=force)
+    run = StoredRun.open(run_dir, key_file)
+    restored = restore(run.store, run.step(step), run_id=run.run_id)
+    export_state(restored, request, RunDirectory(run_dir).load_record())
+    signature = restored.manifest.signature
+    signed = "" if signature is Signature.NONE else f", signature {signature.value}"
+    click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
+
+
+def _source(text: str | None, sizes: str | None) -> ModelSource | None:
+    if text is None:
+        return None
+    try:
+        shape = None if sizes is None else tuple(int(size) for size in sizes.split(",") if size)
+    except ValueError as error:
+        raise UsageError(f"--input-shape is {sizes!r}; give sizes, as in 28,28,1") from error
+    return ModelSource.parse(text, shape)

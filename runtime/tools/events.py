@@ -1,9 +1,7 @@
-"""The events of a journal that people want to hear of, in words.
+"""The events of a journal: which records are what they say, and which people hear of, in words.
 
-The records of a journal that are what they say: a damaged journal tells the rest all the same.
-
-A journal may be edited by hand, torn by a full disk, or written by another version.  A command
-that shows how a run stands must not fail because of one line.
+A journal may be edited by hand, torn by a full disk, or written by another version.  A command that
+shows how a run stands must not fail because of one line, so the rest tells all the same.
 """
 
 from __future__ import annotations
@@ -12,13 +10,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
+from holdfast.runtime.run.files import ForeignFile, refusal
 from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.run_directory import RunDirectory
 
 _MOST_SECONDS = 1 << 37
 """No clock shows more, and later moments have no date."""
 
 _MOST = 1 << 63
+
+
+def read_on(
+    directory: RunDirectory, read: Callable[[], Iterable[Record]], records: list[Record]
+) -> None:
+    """Append the sound ones of the records that ``read`` finds in the journal of a run.
+
+    Raises:
+        UsageError: the journal cannot be read, or holds no record at all.
+    """
+    path, journal = directory.path, directory.journal_path
+    try:
+        records += sound_records(read())
+    except FileNotFoundError as error:
+        raise UsageError(f"no job has started in {path} yet") from error
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise refusal(journal, error, f"{journal} cannot be read: {error.strerror}") from error
+    if not records:
+        raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
 
 
 def sound_records(records: Iterable[Record]) -> list[Record]:
@@ -60,14 +82,11 @@ def _are_counts(value: Any) -> bool:
 
 
 _Kind = Callable[[Any], bool]
-
 _STAMP: dict[str, _Kind] = {"now": _is_number, "time": _is_date}
-
 _IF_GIVEN: dict[str, _Kind] = {"seconds": _is_number, "steps": _is_count}
 """Fields that goodput reads of some events, where they are."""
 
 _STEP_AND_REASON: dict[str, _Kind] = {"step": _is_count, "reason": _is_text}
-
 _FIELDS: Mapping[str, dict[str, _Kind]] = {
     "checkpoint": {"step": _is_count, "seconds": _is_number, "bytes": _is_count},
     "checkpoint_failed": _STEP_AND_REASON,

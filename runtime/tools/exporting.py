@@ -1,14 +1,11 @@
-"""A verified state in other formats: NumPy's, and those of Keras through the user's model.
+"""A verified state as a file of the user's: NumPy's, or as the user's Keras model writes it.
 
-A Keras model writes itself, so the user's script loads TensorFlow; this file never does.
+A Keras model writes itself, so the user's script loads TensorFlow; this file never does.  The
+script is run up to its training, ``fit`` or a trainer, which refuses to train.  The model is the
+result of a function of the script, or the training's model.  In both cases the data of the training
+tell the shape of an input, if the model does not know it.
 
-A file or directory of the user's that appears whole under its name, or not at all.
-
-The user's model, made by the user's script outside any training.
-
-The script is run up to its training, ``fit`` or a trainer, which refuses to train.  The model
-is the result of a function of the script, or the training's model.  In both cases the data of
-the training tell the shape of an input, if the model does not know it.
+The file or directory appears whole under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -41,6 +38,11 @@ from holdfast.runtime.training.training_job import stage_of
 from holdfast.runtime.worker.script_draws import seed_script
 from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
 
+_MODULE_NAME = "holdfast_model"
+"""Not ``__main__``: with a function to call, the code behind that guard must not run."""
+
+
+_CURSOR, _COMPANION, _OPTIMIZER = "cursor/", "companion/", "optimizer/"
 _SAVED_MODEL = "saved_model.pb"
 """A directory with this file in it may be replaced; other directories are the user's."""
 
@@ -48,100 +50,143 @@ _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLI
 """What a file system answers that has no hard links, such as FAT."""
 
 
-def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
-    """Let ``write`` make a draft beside ``target``, make it durable, and rename it.
+class ExportFormat(str, Enum):
+    """The formats that can be written; the values are those of ``--format``."""
+
+    NPZ = "npz"
+    WEIGHTS = "weights"
+    KERAS = "keras"
+    SAVEDMODEL = "savedmodel"
+
+
+_SUFFIXES = {
+    ".npz": ExportFormat.NPZ,
+    ".weights.h5": ExportFormat.WEIGHTS,
+    ".keras": ExportFormat.KERAS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """The file to write and its format; all formats but npz need the user's model."""
+
+    target: Path
+    format: ExportFormat
+    model: ModelSource | None
+    is_forced: bool
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong request before anything is read."""
+        if self.format is not ExportFormat.NPZ and self.model is None:
+            raise UsageError(
+                f"the format {self.format.value} needs your model; "
+                "give the script that trained it, or a function in it: --model script.py:function"
+            )
+        wanted = [suffix for suffix, kind in _SUFFIXES.items() if kind is self.format]
+        if wanted and not self.target.name.endswith(wanted[0]):
+            raise UsageError(f"{self.target} must end in {wanted[0]}; choose another --to")
+
+
+def format_of(target: Path, wanted: str | None) -> ExportFormat:
+    """Return the format ``wanted``, or the one that the name of ``target`` stands for.
 
     Raises:
-        UsageError: the target exists and may not be replaced, or cannot be written.
-        ProgramError: ``write`` failed for another reason.
+        UsageError: the name stands for no format.
     """
-    refuse_existing(target, is_forced=is_forced)
-    try:
-        with _folder_beside(target) as folder:
-            draft = folder / target.name  # Keras looks at the suffix
-            write(draft)
-            _sync_tree(draft)
-            _replace(draft, target, is_forced=is_forced)
-            sync_names(target.parent)
-    except OSError as error:
-        raise _unwritable(target, error.strerror or str(error)) from error
-    except JobError:
-        raise
-    except Exception as error:
-        raise ProgramError(
-            f"{target} could not be made: {type(error).__name__}: {error}"
-        ) from error
+    if wanted is not None:
+        return ExportFormat(wanted)
+    for suffix, kind in _SUFFIXES.items():
+        if target.name.endswith(suffix):
+            return kind
+    if target.suffix:
+        raise UsageError(
+            f"{target} has a name of no known format; end it in {', '.join(_SUFFIXES)} or, "
+            "for a SavedModel's directory, in no suffix, or give --format"
+        )
+    return ExportFormat.SAVEDMODEL
 
 
-@contextlib.contextmanager
-def _folder_beside(target: Path) -> Iterator[Path]:
-    """Make a private folder beside the target, on its file system, and remove it at the end.
+def export_state(
+    restored: Restored, request: ExportRequest, record: RunRecord | None = None
+) -> None:
+    """Write a verified state; ``record`` is that of its run.
 
-    Others may write to the target's directory.  They can neither guess the folder's name
-    nor put a link into it, which the library that writes the draft would follow.
+    Raises:
+        UsageError: the target cannot be written, or the model is another one.
+        ProgramError: the user's model fails.
     """
-    folder = Path(tempfile.mkdtemp(prefix=".holdfast-export-", dir=target.parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def refuse_existing(target: Path, *, is_forced: bool) -> None:
-    """Raise ``UsageError`` if the target may not be written, before any work is done."""
-    if not target.parent.is_dir():
-        raise _unwritable(target, f"{target.parent} is not a directory")
-    if not os.path.lexists(target):
+    if request.model is None or request.format is ExportFormat.NPZ:
+        publish(
+            request.target,
+            lambda draft: _write_npz(draft, restored.state),
+            is_forced=request.is_forced,
+        )
         return
-    if not is_forced:
-        raise UsageError(f"{target} exists; choose another --to, or replace it with --force")
-    if target.is_dir() and not (target / _SAVED_MODEL).is_file():
-        raise UsageError(f"{target} is a directory, and not of a SavedModel; choose another --to")
+    model = request.model.build(stage_of(restored.manifest.cursor), record)
+    load_into(model, restored)
+    publish(
+        request.target,
+        lambda draft: _write_model(model, draft, request.format),
+        is_forced=request.is_forced,
+    )
 
 
-def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
-    """Give the draft its name; move a directory in its place away first."""
-    if not is_forced:
-        _place(draft, target)
-    elif target.is_dir() and not target.is_symlink():
-        old = draft.with_name("old")
-        target.rename(old)
-        try:
-            draft.rename(target)
-        except OSError:
-            old.rename(target)
-            raise
+def load_into(model: Any, restored: Restored) -> None:
+    """Assign a state to a built Keras model, and to its optimizer if it is compiled.
+
+    Raises:
+        UsageError: the tensors are those of another model; the message names them.
+    """
+    variables = model_variables(model)
+    ignored: tuple[str, ...] = (_CURSOR, _COMPANION)
+    if not getattr(model, "optimizer", None):
+        ignored += (_OPTIMIZER,)
+    found = [spec for spec in restored.manifest.specs if not spec.name.startswith(ignored)]
+    expected = [TensorSpec(n, str(v.dtype), tuple(v.shape)) for n, v in variables.items()]
+    difference = compare_specs(expected, found)
+    if difference is not None:
+        raise UsageError(
+            f"checkpoint step {restored.manifest.step} is of another model: {difference}; "
+            "name the function that made the model of this run"
+        )
+    for name, variable in variables.items():
+        variable.assign(restored.state[name])
+
+
+def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
+    """Write a file for ``numpy.load``; unlike ``numpy.savez`` this takes most names."""
+    for name in state:
+        _refuse_way_out(name)
+    with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
+        for name, tensor in state.items():
+            with archive.open(_member(name), "w", force_zip64=True) as file:
+                # NumPy alone cannot read narrow floats; float32 holds them exactly.
+                plain = tensor.astype(np.float32) if tensor.dtype.kind == "V" else tensor
+                np.lib.format.write_array(file, plain, allow_pickle=False)
+
+
+def _member(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _refuse_way_out(name: str) -> None:
+    """Refuse a name that leads out of the folder in which the archive is unpacked."""
+    # Windows knows both slashes, and the archive may be unpacked there.
+    path = PureWindowsPath(_member(name))
+    if path.root or ".." in path.parts:
+        raise UsageError(
+            f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
+            "folder that the archive is unpacked in; export another format"
+        )
+
+
+def _write_model(model: Any, draft: Path, kind: ExportFormat) -> None:
+    if kind is ExportFormat.WEIGHTS:
+        model.save_weights(draft)
+    elif kind is ExportFormat.KERAS:
+        model.save(draft)
     else:
-        draft.replace(target)
-
-
-def _place(draft: Path, target: Path) -> None:
-    """Give the draft a name that nothing has, not even since a moment ago."""
-    if not draft.is_dir():
-        # On NFS a file's rename replaces what is there; a second name for it does not.
-        try:
-            os.link(draft, target)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LINKS:
-                raise
-        else:
-            return
-    LocalFileSystem().rename_noreplace(draft, target)
-
-
-def _sync_tree(path: Path) -> None:
-    if path.is_dir():
-        for child in path.iterdir():
-            _sync_tree(child)
-    sync(path)
-
-
-def _unwritable(target: Path, reason: str) -> UsageError:
-    return UsageError(f"{target} cannot be written: {reason}; choose another --to")
-
-
-_MODULE_NAME = "holdfast_model"
-"""Not ``__main__``: with a function to call, the code behind that guard must not run."""
+        model.export(str(draft), format="tf_saved_model", verbose=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,144 +314,93 @@ def _users_fault(doing: str) -> Iterator[None]:
         raise ProgramError(f"{doing} raised {type(error).__name__}: {error}") from error
 
 
-class ExportFormat(str, Enum):
-    """The formats that can be written; the values are those of ``--format``."""
-
-    NPZ = "npz"
-    WEIGHTS = "weights"
-    KERAS = "keras"
-    SAVEDMODEL = "savedmodel"
-
-
-_SUFFIXES = {
-    ".npz": ExportFormat.NPZ,
-    ".weights.h5": ExportFormat.WEIGHTS,
-    ".keras": ExportFormat.KERAS,
-}
-_CURSOR, _COMPANION, _OPTIMIZER = "cursor/", "companion/", "optimizer/"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """The file to write and its format; all formats but npz need the user's model."""
-
-    target: Path
-    format: ExportFormat
-    model: ModelSource | None
-    is_forced: bool
-
-    def __post_init__(self) -> None:
-        """Refuse a wrong request before anything is read."""
-        if self.format is not ExportFormat.NPZ and self.model is None:
-            raise UsageError(
-                f"the format {self.format.value} needs your model; "
-                "give the script that trained it, or a function in it: --model script.py:function"
-            )
-        wanted = [suffix for suffix, kind in _SUFFIXES.items() if kind is self.format]
-        if wanted and not self.target.name.endswith(wanted[0]):
-            raise UsageError(f"{self.target} must end in {wanted[0]}; choose another --to")
-
-
-def format_of(target: Path, wanted: str | None) -> ExportFormat:
-    """Return the format ``wanted``, or the one that the name of ``target`` stands for.
+def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
+    """Let ``write`` make a draft beside ``target``, make it durable, and rename it.
 
     Raises:
-        UsageError: the name stands for no format.
+        UsageError: the target exists and may not be replaced, or cannot be written.
+        ProgramError: ``write`` failed for another reason.
     """
-    if wanted is not None:
-        return ExportFormat(wanted)
-    for suffix, kind in _SUFFIXES.items():
-        if target.name.endswith(suffix):
-            return kind
-    if target.suffix:
-        raise UsageError(
-            f"{target} has a name of no known format; end it in {', '.join(_SUFFIXES)} or, "
-            "for a SavedModel's directory, in no suffix, or give --format"
-        )
-    return ExportFormat.SAVEDMODEL
+    refuse_existing(target, is_forced=is_forced)
+    try:
+        with _folder_beside(target) as folder:
+            draft = folder / target.name  # Keras looks at the suffix
+            write(draft)
+            _sync_tree(draft)
+            _replace(draft, target, is_forced=is_forced)
+            sync_names(target.parent)
+    except OSError as error:
+        raise _unwritable(target, error.strerror or str(error)) from error
+    except JobError:
+        raise
+    except Exception as error:
+        raise ProgramError(
+            f"{target} could not be made: {type(error).__name__}: {error}"
+        ) from error
 
 
-def export_state(
-    restored: Restored, request: ExportRequest, record: RunRecord | None = None
-) -> None:
-    """Write a verified state; ``record`` is that of its run.
+@contextlib.contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """Make a private folder beside the target, on its file system, and remove it at the end.
 
-    Raises:
-        UsageError: the target cannot be written, or the model is another one.
-        ProgramError: the user's model fails.
+    Others may write to the target's directory.  They can neither guess the folder's name
+    nor put a link into it, which the library that writes the draft would follow.
     """
-    if request.model is None or request.format is ExportFormat.NPZ:
-        publish(
-            request.target,
-            lambda draft: _write_npz(draft, restored.state),
-            is_forced=request.is_forced,
-        )
+    folder = Path(tempfile.mkdtemp(prefix=".holdfast-export-", dir=target.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_existing(target: Path, *, is_forced: bool) -> None:
+    """Raise ``UsageError`` if the target may not be written, before any work is done."""
+    if not target.parent.is_dir():
+        raise _unwritable(target, f"{target.parent} is not a directory")
+    if not os.path.lexists(target):
         return
-    model = request.model.build(stage_of(restored.manifest.cursor), record)
-    load_into(model, restored)
-    publish(
-        request.target,
-        lambda draft: _write_model(model, draft, request.format),
-        is_forced=request.is_forced,
-    )
+    if not is_forced:
+        raise UsageError(f"{target} exists; choose another --to, or replace it with --force")
+    if target.is_dir() and not (target / _SAVED_MODEL).is_file():
+        raise UsageError(f"{target} is a directory, and not of a SavedModel; choose another --to")
 
 
-def load_into(model: Any, restored: Restored) -> None:
-    """Assign a state to a built Keras model, and to its optimizer if it is compiled.
-
-    Raises:
-        UsageError: the tensors are those of another model; the message names them.
-    """
-    variables = model_variables(model)
-    ignored: tuple[str, ...] = (_CURSOR, _COMPANION)
-    if not getattr(model, "optimizer", None):
-        ignored += (_OPTIMIZER,)
-    found = [spec for spec in restored.manifest.specs if not spec.name.startswith(ignored)]
-    expected = [TensorSpec(n, str(v.dtype), tuple(v.shape)) for n, v in variables.items()]
-    difference = compare_specs(expected, found)
-    if difference is not None:
-        raise UsageError(
-            f"checkpoint step {restored.manifest.step} is of another model: {difference}; "
-            "name the function that made the model of this run"
-        )
-    for name, variable in variables.items():
-        variable.assign(restored.state[name])
-
-
-def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
-    """Write a file for ``numpy.load``; unlike ``numpy.savez`` this takes most names."""
-    for name in state:
-        _refuse_way_out(name)
-    with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
-        for name, tensor in state.items():
-            with archive.open(_member(name), "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, _plain(tensor), allow_pickle=False)
-
-
-def _member(name: str) -> str:
-    return f"{name}.npy"
-
-
-def _refuse_way_out(name: str) -> None:
-    """Refuse a name that leads out of the folder in which the archive is unpacked."""
-    # Windows knows both slashes, and the archive may be unpacked there.
-    path = PureWindowsPath(_member(name))
-    if path.root or ".." in path.parts:
-        raise UsageError(
-            f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
-            "folder that the archive is unpacked in; export another format"
-        )
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor as NumPy alone can read it: narrow floats as float32, exactly."""
-    return tensor.astype(np.float32) if tensor.dtype.kind == "V" else tensor
-
-
-def _write_model(model: Any, draft: Path, kind: ExportFormat) -> None:
-    if kind is ExportFormat.WEIGHTS:
-        model.save_weights(draft)
-    elif kind is ExportFormat.KERAS:
-        model.save(draft)
+def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
+    """Give the draft its name; move a directory in its place away first."""
+    if not is_forced:
+        _place(draft, target)
+    elif target.is_dir() and not target.is_symlink():
+        old = draft.with_name("old")
+        target.rename(old)
+        try:
+            draft.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
     else:
-        model.export(str(draft), format="tf_saved_model", verbose=False)
+        draft.replace(target)
+
+
+def _place(draft: Path, target: Path) -> None:
+    """Give the draft a name that nothing has, not even since a moment ago."""
+    if not draft.is_dir():
+        # On NFS a file's rename replaces what is there; a second name for it does not.
+        try:
+            os.link(draft, target)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+        else:
+            return
+    LocalFileSystem().rename_noreplace(draft, target)
+
+
+def _sync_tree(path: Path) -> None:
+    if path.is_dir():
+        for child in path.iterdir():
+            _sync_tree(child)
+    sync(path)
+
+
+def _unwritable(target: Path, reason: str) -> UsageError:
+    return UsageError(f"{target} cannot be written: {reason}; choose another --to")

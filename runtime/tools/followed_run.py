@@ -1,19 +1,13 @@
 """A run that is started, struck, started again and followed to its end.
 
-This is the job of a batch system, or of a patient user.  ``holdfast run`` is typed again when
-a job was asked to stop, when its supervisor died, and when its supervisor stands still.
-Every wait has a bound: when the journal stands still for too long, the run *hangs*, and is
-ended with the evidence.
+This is the job of a batch system, or of a patient user.  ``holdfast run``, a child in a session of
+its own, is typed again when a job was asked to stop, when its supervisor died, and when its
+supervisor stands still.  Every wait has a bound: when the journal stands still for too long, the
+run *hangs*, and is ended with the evidence.
 
-The stderr of a job as a pipe, which can be full for a while.
-
-A terminal that is held, or a pager that does not read, is a pipe that is full.  It is filled
-with NUL bytes through a descriptor of its own that does not block, so the next write of
-the job waits.  The NUL bytes are dropped when the pipe is read again.
-
-One ``holdfast run`` of a run, as a child in a session of its own.
-
-Whether a job is started again after it has ended, as a batch system or a patient user does.
+The stderr of a job is a pipe, which can be full for a while, as that of a terminal that is held or
+of a pager that does not read.  It is filled with NUL bytes through a descriptor of its own that
+does not block, so the next write of the job waits.  They are dropped when the pipe is read again.
 """
 
 from __future__ import annotations
@@ -40,176 +34,28 @@ from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.tools.strike import Agenda, Kind, Progress, Target
 from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces, Place, Striker, Struck
 
-_PIECES = (4096, 1)
-_READ_BYTES = 1 << 16
-
-
-class StderrPipe:
-    """The pipe, and the file that its text goes to."""
-
-    def __init__(self, text_path: Path) -> None:
-        """Make a pipe; text is appended to ``text_path``."""
-        self._text_path = text_path
-        self._read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        self._is_held = False
-
-    def started(self) -> None:
-        """Close this process's copy of the end that a child has inherited."""
-        os.close(self.write_fd)
-
-    def fill(self) -> None:
-        """Take the last free byte, and read nothing until ``release``."""
-        self._is_held = True
-        # Another open file description: the job's own stays one that blocks.
-        descriptor = os.open(f"/proc/self/fd/{self._read_fd}", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            for size in _PIECES:
-                _write_all(descriptor, bytes(size))
-        finally:
-            os.close(descriptor)
-
-    def release(self) -> None:
-        """Read again."""
-        self._is_held = False
-
-    def drain(self) -> None:
-        """Read what has come, without waiting."""
-        while not self._is_held:
-            try:
-                text = os.read(self._read_fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            if not text:
-                return
-            with self._text_path.open("ab") as file:
-                file.write(text.replace(b"\0", b""))
-
-    def close(self) -> None:
-        """Read the rest, and close the pipe."""
-        self.release()
-        self.drain()
-        os.close(self._read_fd)
-
-
-def _write_all(descriptor: int, piece: bytes) -> None:
-    """Write ``piece`` until there is no room."""
-    while True:
-        try:
-            os.write(descriptor, piece)
-        except BlockingIOError:
-            return
-
-
-_MAIN = "from holdfast.runtime.cli.main import main; main()"
-
-
-def run_command(run_dir: Path, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of ``holdfast run`` with these arguments in ``run_dir``."""
-    return program_command(_MAIN, "run", "--run-dir", str(run_dir), *arguments)
-
-
-def _surroundings() -> dict[str, str]:
-    """Return an environment in which a run goes on, and no batch job is requeued for it."""
-    environment = outside_of_batch(os.environ)
-    environment.pop(CHAIN, None)
-    # It counts more than a holdfast.toml.
-    return environment | {"HOLDFAST_FRESH": "no", CHAOS_DRAWS: _draw_seed()}
-
-
-@functools.cache
-def _draw_seed() -> str:
-    """Return what a run and its twin draw from, where their script gives no seed."""
-    return RunRecord.new_draw_seed()
-
-
-class Incarnation:
-    """The supervisor of a run, from its start to its end."""
-
-    def __init__(self, command: Sequence[str], traces: JobTraces, folder: Path) -> None:
-        """Start it; its output is appended to ``stdout.txt`` and ``stderr.txt`` in ``folder``."""
-        self.stderr = StderrPipe(folder / "stderr.txt")
-        with (folder / "stdout.txt").open("ab") as out:
-            self._process = subprocess.Popen(
-                command,
-                env=traces.environment(_surroundings()),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=self.stderr.write_fd,
-                start_new_session=True,
-            )
-        self.stderr.started()
-        self.is_standing = False
-
-    @property
-    def pid(self) -> int:
-        """The process id of the supervisor."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, negative for a signal, None while it lives."""
-        return self._process.poll()
-
-    def go_on(self) -> None:
-        """Wake it up, if it was stopped."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def reap(self) -> None:
-        """Wait for its end."""
-        self._process.wait()
-
-
-OWNED_FOR_S = 120.0
-"""So long another job may own the directory: twice what the agent needs to see a dead supervisor
-on a busy machine."""
-SUSPENDED_FOR_S = OWNED_FOR_S / 2
-"""After so long a job whose supervisor and agent both stand is let go on, as its message says."""
-MOST_IDLE_JOBS = 10
-"""So many jobs in a row may end early without a new step."""
-
-_AGAIN = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-
-
-class Resubmission:
-    """Decides on one run; pure."""
-
-    def __init__(self) -> None:
-        self._owned_since: float | None = None
-        self._idle_jobs = 0
-        self._step = -1
-
-    def is_suspended(self, now: float) -> bool:
-        """Return whether the owner of the directory seems to stand as a whole."""
-        return self._owned_since is not None and now - self._owned_since > SUSPENDED_FOR_S
-
-    def refusal(self, exit_code: int, step: int, now: float) -> str | None:
-        """Return why the job is not started again, None if it is.
-
-        ``exit_code`` is not 0, and negative for a signal; ``step`` is the run's highest so far;
-        ``now`` is in monotonic seconds.
-        """
-        if exit_code == ExitCode.RUN_DIRECTORY_BUSY:
-            if self._owned_since is None:
-                self._owned_since = now
-            owned_s = now - self._owned_since
-            busy = f"another job has owned the run directory for {owned_s:.0f} s"
-            return busy if owned_s > OWNED_FOR_S else None
-        self._owned_since = None
-        if exit_code > 0 and exit_code not in _AGAIN:
-            return f"the job ended with exit code {exit_code}"
-        self._idle_jobs = 0 if step > self._step else self._idle_jobs + 1
-        self._step = max(step, self._step)
-        if self._idle_jobs >= MOST_IDLE_JOBS:
-            return f"{self._idle_jobs} jobs in a row ended early without a new step"
-        return None
-
-
 _VARIABLE = "HOLDFAST_CHAOS_JOB"
 _LOOK_S = 0.02
 _TAIL_RECORDS = 12
 _OWNED_PAUSE_S = 3.0
 """A user who reads "run again in a minute" waits a little, too."""
+
+OWNED_FOR_S = 120.0
+"""So long another job may own the directory: twice what the agent needs to see a dead supervisor
+on a busy machine."""
+
+SUSPENDED_FOR_S = OWNED_FOR_S / 2
+"""After so long a job whose supervisor and agent both stand is let go on, as its message says."""
+
+MOST_IDLE_JOBS = 10
+"""So many jobs in a row may end early without a new step."""
+
+_AGAIN = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+MAIN = "from holdfast.runtime.cli.main import main; main()"
+"""The program of a ``holdfast`` command."""
+
+_PIECES = (4096, 1)
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +157,9 @@ class _Follower:
             self._striker.order(strike, now)
         current = self._incarnations[-1]
         for struck in self._striker.look(now, self._progress.step, current.pid):
-            self._note_standing(struck, current)
+            blow = struck.strike.blow
+            if struck.has_hit and (blow.kind, blow.target) == (Kind.STOP, Target.SUPERVISOR):
+                current.is_standing = True
         if self._starts_at is not None:
             if now >= self._starts_at:
                 self._start()
@@ -323,11 +171,6 @@ class _Follower:
         if still_s > self._terms.hang_after_s:
             return f"nothing has moved in the journal for {still_s:.0f} s"
         return None
-
-    def _note_standing(self, struck: Struck, current: Incarnation) -> None:
-        blow = struck.strike.blow
-        if struck.has_hit and blow.target is Target.SUPERVISOR and blow.kind is Kind.STOP:
-            current.is_standing = True
 
     def _after(self, exit_code: int, now: float) -> str | None:
         """Start the job again if it has ended early; return why not, if it is not."""
@@ -398,3 +241,143 @@ class _Follower:
         lines += ["the end of the journal:"]
         lines += [f"  {json.dumps(record)}" for record in self._records[-_TAIL_RECORDS:]]
         return "\n".join(lines)
+
+
+class Resubmission:
+    """Decides on one run; pure."""
+
+    def __init__(self) -> None:
+        self._owned_since: float | None = None
+        self._idle_jobs = 0
+        self._step = -1
+
+    def is_suspended(self, now: float) -> bool:
+        """Return whether the owner of the directory seems to stand as a whole."""
+        return self._owned_since is not None and now - self._owned_since > SUSPENDED_FOR_S
+
+    def refusal(self, exit_code: int, step: int, now: float) -> str | None:
+        """Return why the job is not started again, None if it is.
+
+        ``exit_code`` is not 0, and negative for a signal; ``step`` is the run's highest so far;
+        ``now`` is in monotonic seconds.
+        """
+        if exit_code == ExitCode.RUN_DIRECTORY_BUSY:
+            if self._owned_since is None:
+                self._owned_since = now
+            owned_s = now - self._owned_since
+            busy = f"another job has owned the run directory for {owned_s:.0f} s"
+            return busy if owned_s > OWNED_FOR_S else None
+        self._owned_since = None
+        if exit_code > 0 and exit_code not in _AGAIN:
+            return f"the job ended with exit code {exit_code}"
+        self._idle_jobs = 0 if step > self._step else self._idle_jobs + 1
+        self._step = max(step, self._step)
+        if self._idle_jobs >= MOST_IDLE_JOBS:
+            return f"{self._idle_jobs} jobs in a row ended early without a new step"
+        return None
+
+
+def run_command(run_dir: Path, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of ``holdfast run`` with these arguments in ``run_dir``."""
+    return program_command(MAIN, "run", "--run-dir", str(run_dir), *arguments)
+
+
+def _surroundings() -> dict[str, str]:
+    """Return an environment in which a run goes on, and no batch job is requeued for it."""
+    environment = outside_of_batch(os.environ)
+    environment.pop(CHAIN, None)
+    # It counts more than a holdfast.toml.
+    return environment | {"HOLDFAST_FRESH": "no", CHAOS_DRAWS: _draw_seed()}
+
+
+@functools.cache
+def _draw_seed() -> str:
+    """Return what a run and its twin draw from, where their script gives no seed."""
+    return RunRecord.new_draw_seed()
+
+
+class Incarnation:
+    """The supervisor of a run, from its start to its end."""
+
+    def __init__(self, command: Sequence[str], traces: JobTraces, folder: Path) -> None:
+        """Start it; its output is appended to ``stdout.txt`` and ``stderr.txt`` in ``folder``."""
+        self.stderr = StderrPipe(folder / "stderr.txt")
+        with (folder / "stdout.txt").open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                env=traces.environment(_surroundings()),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=self.stderr.write_fd,
+                start_new_session=True,
+            )
+        self.stderr.started()
+        self.is_standing = False
+
+    @property
+    def pid(self) -> int:
+        """The process id of the supervisor."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal, None while it lives."""
+        return self._process.poll()
+
+    def go_on(self) -> None:
+        """Wake it up, if it was stopped."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def reap(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
+
+class StderrPipe:
+    """The pipe, and the file that its text goes to."""
+
+    def __init__(self, text_path: Path) -> None:
+        """Make a pipe; text is appended to ``text_path``."""
+        self._text_path = text_path
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._is_held = False
+
+    def started(self) -> None:
+        """Close this process's copy of the end that a child has inherited."""
+        os.close(self.write_fd)
+
+    def fill(self) -> None:
+        """Take the last free byte, and read nothing until ``release``."""
+        self._is_held = True
+        # Another open file description: the job's own stays one that blocks.
+        descriptor = os.open(f"/proc/self/fd/{self._read_fd}", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            for size in _PIECES:
+                with contextlib.suppress(BlockingIOError):  # there is no room left
+                    while True:
+                        os.write(descriptor, bytes(size))
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Read again."""
+        self._is_held = False
+
+    def drain(self) -> None:
+        """Read what has come, without waiting."""
+        while not self._is_held:
+            try:
+                text = os.read(self._read_fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not text:
+                return
+            with self._text_path.open("ab") as file:
+                file.write(text.replace(b"\0", b""))
+
+    def close(self) -> None:
+        """Read the rest, and close the pipe."""
+        self.release()
+        self.drain()
+        os.close(self._read_fd)

@@ -1,10 +1,7 @@
-"""The report of a run: its outcome, as a value, as JSON and as text.
+"""The report of a run, as a value, as JSON and in words; ``summary`` makes it from a journal.
 
-``summary`` makes it from a journal.
-
-How a run stands, in words: the end of its last job, and whether the journal tells all; pure.
-
-A report is only what the journal says.  The lease tells of a job whose journal has no end.
+A report is only what the journal says.  How a run stands whose journal has no end is told by the
+lease (``Life``).
 """
 
 from __future__ import annotations

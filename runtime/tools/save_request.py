@@ -1,15 +1,13 @@
-"""Asking a running job for a checkpoint, and waiting until it is committed.
+"""The supervisor that owns a run directory, and an order to it: save now.
 
-The answer is in the journal.  A checkpoint counts if it was *begun* after the request:
-one in flight holds an older state.  A request dies with its workers, and a save may fail.
-In both cases the request is sent again.
+The lease names host and process, but processes end and their numbers are used again.  So a named
+process counts only if it has that very lease file open.  Signals go through a descriptor of the
+process (pidfd), opened *before* that check.  If the number has changed hands meanwhile, the signal
+reaches no process.
 
-The supervisor that owns a run directory, found by its lease and safe to signal.
-
-The lease names host and process, but processes end and their numbers are used again.  So
-a named process counts only if it has that very lease file open.  Signals go through a
-descriptor of the process (pidfd), opened *before* that check.  If the number has changed
-hands meanwhile, the signal reaches no process.
+The answer to an order is in the journal.  A checkpoint counts if it was *begun* after the request:
+one in flight holds an older state.  A request dies with its workers, and a save may fail.  In both
+cases the request is sent again.
 """
 
 from __future__ import annotations
@@ -33,6 +31,11 @@ from holdfast.runtime.system.channel import connect
 from holdfast.runtime.system.processes import HeldProcess, is_stopped, signal_state
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 from holdfast.runtime.system.witnessed_time import Bound
+
+_LOOK_S = 0.05
+_MOST_FAILURES = 3
+_FULL_FOR_S = 5.0
+"""A save may fill a disk for a moment, until it makes room.  A living job writes each second."""
 
 
 class Life(Enum):
@@ -61,33 +64,31 @@ def find_life(directory: RunDirectory) -> tuple[Life, str]:
     """Return what is left of the job in ``directory``, and why no supervisor can be asked."""
     try:
         LeaseHolder.find(directory).close()
-    except Orphaned as error:
-        return Life.ORPHANED, str(error)
-    except TakesNoOrders as error:
-        return Life.ALONE, str(error)
-    except WorksElsewhere as error:
-        return Life.ELSEWHERE, str(error)
-    except NotHeld as error:
-        return Life.ENDED if _has_ended(directory) else Life.GONE, str(error)
+    except _OutOfReach as error:
+        return error.life, str(error)
     except JobError as error:
         return Life.UNKNOWN, str(error)
     return Life.SUPERVISED, ""
 
 
-class NotHeld(NotSaved):
-    """No process of a job holds the directory."""
+class _OutOfReach(NotSaved):
+    """No supervisor of ``directory`` can be asked; ``life`` is what is left of the job."""
+
+    def __init__(self, life: Life, directory: RunDirectory, *details: object) -> None:
+        super().__init__(_REASONS[life].format(directory.path, *details))
+        self.life = life
 
 
-class WorksElsewhere(NotSaved):
-    """The run of the job that the lease names is in another directory."""
-
-
-class TakesNoOrders(NotSaved):
-    """A script without a supervisor holds the directory."""
-
-
-class Orphaned(NotSaved):
-    """The job in the directory lives without its supervisor."""
+_NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
+_REASONS = {
+    Life.ALONE: "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does",
+    Life.ELSEWHERE: "{} was moved or copied{}; ask there",
+    Life.ORPHANED: "the job in {} lives, but its supervisor is gone; take it over with "
+    "`holdfast attach {}`, then ask again",
+    Life.ENDED: _NOBODY,
+    Life.GONE: _NOBODY,
+    Life.UNKNOWN: _NOBODY,
+}
 
 
 class LeaseHolder:
@@ -114,18 +115,23 @@ class LeaseHolder:
                 if takes_orders:
                     return holder
                 holder.close()
-                raise TakesNoOrders(_NO_ORDERS.format(directory.path, pid))
+                raise _OutOfReach(Life.ALONE, directory, pid)
             elsewhere = holder._elsewhere(directory)
             holder.close()
             if elsewhere is not None:
-                raise WorksElsewhere(_ELSEWHERE.format(directory.path, pid, elsewhere))
+                raise _OutOfReach(
+                    Life.ELSEWHERE, directory, f", and its job (pid {pid}) works in {elsewhere}"
+                )
         place = moved_to(directory)
         if place is not None:
-            raise WorksElsewhere(_MOVED.format(directory.path, place))
+            raise _OutOfReach(
+                Life.ELSEWHERE, directory, f" from {place}, which holds its run as well"
+            )
         if _has_agent(directory):
-            raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))
-        is_known = takes_orders or _has_ended(directory)  # as by `holdfast repair`
-        raise (NotHeld if is_known else NotSaved)(_NOBODY.format(directory.path))
+            raise _OutOfReach(Life.ORPHANED, directory, shlex.quote(str(directory.path)))
+        if _has_ended(directory):  # as by `holdfast repair`
+            raise _OutOfReach(Life.ENDED, directory)
+        raise _OutOfReach(Life.GONE if takes_orders else Life.UNKNOWN, directory)
 
     @property
     def is_listening(self) -> bool:
@@ -189,17 +195,6 @@ class LeaseHolder:
         return Path(f"/proc/{self._process.pid}/fd").iterdir()
 
 
-_NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does"
-_NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
-
-_ELSEWHERE = "{} was moved or copied, and its job (pid {}) works in {}; ask there"
-_MOVED = "{} was moved or copied from {}, which holds its run as well; ask there"
-_ORPHANED = (
-    "the job in {} lives, but its supervisor is gone; take it over with `holdfast attach {}`, "
-    "then ask again"
-)
-
-
 def _has_agent(directory: RunDirectory) -> bool:
     """Return whether the agent that the lease names listens; asking it changes nothing."""
     socket = directory.agent_socket()
@@ -224,12 +219,6 @@ def _owner_of(directory: RunDirectory) -> tuple[str, int, bool]:
         raise UsageError(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotSaved(_NOBODY.format(directory.path)) from error
-
-
-_LOOK_S = 0.05
-_MOST_FAILURES = 3
-_FULL_FOR_S = 5.0
-"""A save may fill a disk for a moment, until it makes room.  A living job writes each second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,9 @@
-"""The sources of a status: record, lease and journal of a run directory, and the agent.
+"""The status of a job: what its journal tells, and what its agent says now.
 
-The question how a job stands, asked of its agent; asking changes nothing.
-
-The lease names the agent's socket.  An agent that is stopped, or whose host is too busy, does
-not answer in time; then the journal has to do.
-
-How a job stands, from its journal and from what its agent says; pure.
-
-The journal has what has happened, the agent what happens now.  A job that has ended, or runs
-on another host, has no agent to ask: then the journal says as much as it can.
+The lease names the agent's socket.  Asking it changes nothing.  An agent that is stopped, or whose
+host is too busy, does not answer in time.  A job that has ended, or runs on another host, has none.
+Then the journal says as much as it can.  It has what has happened, the agent what happens now.
+``job_status`` puts both together, and is pure.
 """
 
 from __future__ import annotations
@@ -22,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.files import ForeignFile, refusal
 from holdfast.runtime.run.find_run import refuse_no_job
 from holdfast.runtime.run.journal import JournalReader, Record, completed_step
 from holdfast.runtime.run.live_line import Pace, next_save_of
@@ -38,13 +31,80 @@ from holdfast.runtime.run.progress import (
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
 from holdfast.runtime.system.witnessed_time import Bound
-from holdfast.runtime.tools.events import ToldEvent, sound_records, told_events
+from holdfast.runtime.tools.events import ToldEvent, read_on, told_events
 from holdfast.runtime.tools.report import finite
 from holdfast.runtime.tools.save_request import Life, find_life
-from holdfast.runtime.tools.summary import Goodput, goodput_of
+from holdfast.runtime.tools.summary import Goodput, goodput_of, jobs_of, last_of
 
-ANSWERS_WITHIN_S = 2.0
+_RUNNING = {
+    Life.SUPERVISED: "running",
+    Life.ORPHANED: "running, but {}",
+    Life.ALONE: "running without `holdfast run`, which nobody supervises",
+}
+
+_WITHOUT_END = {
+    Life.ELSEWHERE: "{}",
+    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
+    Life.GONE: "lost with its supervisor; go on with `holdfast run`",
+    Life.UNKNOWN: "running, or lost: {}",
+}
+"""How a job stands whose journal tells no end."""
+
+_MOST_EVENTS = 8
+_PACE_OVER_S = 10.0
+_ANSWERS_WITHIN_S = 2.0
 """People wait for the answer; an agent looks at its messages many times a second."""
+
+
+class StatusSource:
+    """Looks at one run, once or again and again; reading changes nothing.
+
+    Raises:
+        UsageError: the directory holds no run, or its files cannot be read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = RunDirectory(run_dir)
+        self._reader = JournalReader(self._directory.journal_path)
+        self._question = AgentQuestion(self._directory)
+        self._records: list[Record] = []
+
+    def look(self, wall_s: float) -> JobStatus:
+        """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
+
+        Raises:
+            UsageError: the directory holds no run, or its files cannot be read.
+        """
+        refuse_no_job(self._directory.path)
+        self._directory.load_record()  # one that makes no sense is refused
+        answer = self._question.ask()
+        life, words = find_life(self._directory)
+        # After the look at the processes: the last record may tell of their end.
+        read_on(self._directory, self._reader.read, self._records)
+        ending = ending_of(newest_job(self._records), life, words)
+        if self._question.is_silent:
+            ending = Ending(f"{ending.outcome}; its agent does not answer", ending.is_over)
+        found = None if answer is None else AgentAnswer.of(answer)
+        return job_status(self._records, ending, found, (time.monotonic(), wall_s))
+
+    def close(self) -> None:
+        """Leave the job alone."""
+        self._question.close()
+
+
+def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
+    """Return how a job stands, in words; ``words`` say why its supervisor is out of reach."""
+    if life in _RUNNING:
+        return Ending(_RUNNING[life].format(words), is_over=False)
+    ended = [record for record in job if record["event"] == "job_ended"]
+    if ended:
+        code, reason = ended[-1]["exit_code"], ended[-1]["reason"]
+        return Ending(f"ended with exit code {code}: {reason}", is_over=True)
+    step = completed_step(job)
+    if step is not None:
+        lost = ", after its supervisor was lost" if life is Life.GONE else ""
+        return Ending(f"completed step {step}{lost}", is_over=True)
+    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
 
 
 class AgentQuestion:
@@ -57,7 +117,7 @@ class AgentQuestion:
         self.is_silent = False
         """Whether there is an agent that has not answered the last question."""
 
-    def ask(self, within_s: float = ANSWERS_WITHIN_S) -> Message | None:
+    def ask(self, within_s: float = _ANSWERS_WITHIN_S) -> Message | None:
         """Return the agent's ``status``, None if there is no agent or no answer.
 
         A question without an answer stays open: an agent that is stopped collects no others.
@@ -109,10 +169,6 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
         if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
             return None
     return None
-
-
-MOST_EVENTS = 8
-_PACE_OVER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +256,24 @@ def job_status(
     progress = None if answer is None else answer.progress
     steps = [record for record in job if record["event"] == "step"]
     trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
-    epoch = _last(records, "epoch")
+    epoch, launch = last_of(records, "epoch"), last_of(job, "launch")
     return JobStatus(
         run_id=records[-1].get("run_id") if records else None,
         outcome=_outcome(ending, answer),
         is_over=ending.is_over,
-        exit_code=_last(job, "job_ended").get("exit_code"),
-        script=_last(records, "job_started").get("script"),
+        exit_code=last_of(job, "job_ended").get("exit_code"),
+        script=last_of(records, "job_started").get("script"),
         phase=None if answer is None else answer.phase,
         step=_journalled_step(records) if progress is None else progress.step,
-        launched=_launched(job) if answer is None else answer.launched,
+        launched=len(launch.get("workers", ())) if answer is None else answer.launched,
         workers=() if answer is None else answer.workers,
         progress=progress,
         steps_per_s=pace_of(steps).per_s if trains else 0.0,
         epoch=EndedEpoch.of(epoch) if epoch else None,
         last_save=_last_save(records, wall),
-        next_save=_next_save(progress, _last(job, "checkpoint"), monotonic),
+        next_save=_next_save(progress, last_of(job, "checkpoint"), monotonic),
         goodput=goodput_of(records, None if ending.is_over else monotonic),
-        events=told_events(records, MOST_EVENTS),
+        events=told_events(records, _MOST_EVENTS),
     )
 
 
@@ -230,10 +286,7 @@ def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
 
 def newest_job(records: Sequence[Record]) -> Sequence[Record]:
     """Return the records from the last ``job_started`` on; all of them without one."""
-    for index in reversed(range(len(records))):
-        if records[index]["event"] == "job_started":
-            return records[index:]
-    return records
+    return (jobs_of(records) or [records])[-1]
 
 
 def pace_of(steps: Sequence[Record]) -> Pace:
@@ -248,15 +301,6 @@ def pace_of(steps: Sequence[Record]) -> Pace:
     return pace
 
 
-def to_json(status: JobStatus) -> dict[str, Any]:
-    """Return the status as a JSON object, with the goodput that its parts make."""
-    fields = dataclasses.asdict(status)
-    if status.goodput is not None:
-        fields["goodput"]["share"] = status.goodput.share
-    plain: dict[str, Any] = finite(fields)
-    return plain
-
-
 def _journalled_step(records: Sequence[Record]) -> int:
     """Return the step that the newest launch has reached by its records."""
     for record in reversed(records):
@@ -265,13 +309,9 @@ def _journalled_step(records: Sequence[Record]) -> int:
     return 0
 
 
-def _launched(job: Sequence[Record]) -> int:
-    return len(_last(job, "launch").get("workers", ()))
-
-
 def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
     saves = [record for record in records if record["event"] in ("checkpoint", "drained")]
-    record = _last(saves, "checkpoint")
+    record = last_of(saves, "checkpoint")
     if not record:
         return None
     has_drained = saves[-1]["event"] == "drained" and saves[-1].get("step") == record["step"]
@@ -288,86 +328,10 @@ def _next_save(progress: StepReport | None, saved: Record, now: float) -> str | 
     return next_save_of(progress, now)
 
 
-def _last(records: Sequence[Record], event: str) -> Record:
-    return next((record for record in reversed(records) if record["event"] == event), {})
-
-
-class StatusSource:
-    """Looks at one run, once or again and again; reading changes nothing.
-
-    Raises:
-        UsageError: the directory holds no run, or its files cannot be read.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._directory = RunDirectory(run_dir)
-        self._reader = JournalReader(self._directory.journal_path)
-        self._question = AgentQuestion(self._directory)
-        self._records: list[Record] = []
-
-    def look(self, wall_s: float) -> JobStatus:
-        """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
-
-        Raises:
-            UsageError: the directory holds no run, or its files cannot be read.
-        """
-        self._check()
-        answer = self._question.ask()
-        life, words = find_life(self._directory)
-        self._read()  # after the look at the processes: the last record may tell of their end
-        ending = ending_of(newest_job(self._records), life, words)
-        if self._question.is_silent:
-            ending = Ending(f"{ending.outcome}; its agent does not answer", ending.is_over)
-        found = None if answer is None else AgentAnswer.of(answer)
-        return job_status(self._records, ending, found, (time.monotonic(), wall_s))
-
-    def close(self) -> None:
-        """Leave the job alone."""
-        self._question.close()
-
-    def _check(self) -> None:
-        refuse_no_job(self._directory.path)
-        self._directory.load_record()  # one that makes no sense is refused
-
-    def _read(self) -> None:
-        path, journal = self._directory.path, self._directory.journal_path
-        try:
-            self._records += sound_records(self._reader.read())
-        except FileNotFoundError as error:
-            raise UsageError(f"no job has started in {path} yet") from error
-        except ForeignFile as error:
-            raise UsageError(str(error)) from error
-        except OSError as error:
-            sentence = f"{journal} cannot be read: {error.strerror}"
-            raise refusal(journal, error, sentence) from error
-        if not self._records:
-            raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
-
-
-def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
-    """Return how a job stands, in words; ``words`` say why its supervisor is out of reach."""
-    if life in _RUNNING:
-        return Ending(_RUNNING[life].format(words), is_over=False)
-    ended = [record for record in job if record["event"] == "job_ended"]
-    if ended:
-        code, reason = ended[-1]["exit_code"], ended[-1]["reason"]
-        return Ending(f"ended with exit code {code}: {reason}", is_over=True)
-    step = completed_step(job)
-    if step is not None:
-        lost = ", after its supervisor was lost" if life is Life.GONE else ""
-        return Ending(f"completed step {step}{lost}", is_over=True)
-    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
-
-
-_RUNNING = {
-    Life.SUPERVISED: "running",
-    Life.ORPHANED: "running, but {}",
-    Life.ALONE: "running without `holdfast run`, which nobody supervises",
-}
-_WITHOUT_END = {
-    Life.ELSEWHERE: "{}",
-    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its supervisor; go on with `holdfast run`",
-    Life.UNKNOWN: "running, or lost: {}",
-}
-"""How a job stands whose journal tells no end."""
+def to_json(status: JobStatus) -> dict[str, Any]:
+    """Return the status as a JSON object, with the goodput that its parts make."""
+    fields = dataclasses.asdict(status)
+    if status.goodput is not None:
+        fields["goodput"]["share"] = status.goodput.share
+    plain: dict[str, Any] = finite(fields)
+    return plain

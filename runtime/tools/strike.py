@@ -1,4 +1,4 @@
-"""A strike: what is done to which part of a job, and when; as a value and as a line of a plan.
+"""Strikes: what is done to which part of a job, and when; as values, lines and plans; pure.
 
 Examples of lines::
 
@@ -6,40 +6,53 @@ Examples of lines::
     stop+cont agent at step 40 for 3s
     full stderr on checkpoint 2 for 3s
 
-``#2`` chooses among several processes of the kind: it is taken modulo their number.  A
-moment is a time since the run began, a step, or the n-th record of an event in the journal.
+``#2`` chooses among several processes of the kind: it is taken modulo their number.  A moment is a
+time since the run began, a step, or the n-th record of an event in the journal.
 
-Plans of strikes that follow from a seed; pure.
-
-The same seed, kinds and figures give the same plan on every machine and in every release of
-Python: all draws come from splitmix64.  There are two sorts:
+A plan is a file of such lines, or follows from a seed.  The same seed, kinds and figures give the
+same plan on every machine and in every release of Python: all draws come from splitmix64.  There
+are two sorts:
 
 * a *mean time between failures*: strikes without end, whose gaps are exponential, as those
   of machines that fail independently of their age;
 * a *count*: so many strikes, each at a step or at an event of the run.  A run is then
   struck in all its phases, however fast the machine is.
 
-Which strikes are due, given how far the run has come; pure.
+The ``Agenda`` tells which strikes of a plan are due, given how far the run has come.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count as numbers_from
 from typing import TypeAlias, TypeVar
 
 from holdfast.recovery.order import WORD, chain
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import EVENTS, Record
 
+_EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
+_LINE = re.compile(
+    r"(?P<kind>\S+)\s+(?P<target>[a-z]+)(\s+#(?P<index>\d+))?\s+"
+    r"(at\s+(?P<seconds>\d+(\.\d+)?)\s*s|at\s+step\s+(?P<step>\d+)"
+    r"|on\s+(?P<event>[a-z_]+)(\s+(?P<count>[1-9]\d*))?)"
+    r"(\s+for\s+(?P<lasting>\d+(\.\d+)?)\s*s)?"
+)
+
+_BLOW, _MOMENT, _INDEX, _WHEN, _COUNT = range(5)
+_INDICES = 64
+"""Among so many processes of one kind each has the same chance, within 1 in 64."""
+
+_AT_EVENT = 0.4
+"""The part of a count's strikes that is bound to an event."""
+
 DEFAULT_FOR_S = 3.0
 """How long a stopped process or a full place stays so: less than any limit of a watcher."""
-_EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
 
 
 class Kind(Enum):
@@ -188,14 +201,6 @@ def _trouble(words: set[str]) -> str:
     return _WANTED
 
 
-_LINE = re.compile(
-    r"(?P<kind>\S+)\s+(?P<target>[a-z]+)(\s+#(?P<index>\d+))?\s+"
-    r"(at\s+(?P<seconds>\d+(\.\d+)?)\s*s|at\s+step\s+(?P<step>\d+)"
-    r"|on\s+(?P<event>[a-z_]+)(\s+(?P<count>[1-9]\d*))?)"
-    r"(\s+for\s+(?P<lasting>\d+(\.\d+)?)\s*s)?"
-)
-
-
 def parse_strike(line: str) -> Strike:
     """Return the strike that a line of a plan describes.
 
@@ -268,20 +273,15 @@ def _member(choices: type[_Choice], word: str) -> _Choice:
     raise ValueError(f"{word!r} is no {noun}; {noun}s: {_names(choices)}")
 
 
-_BLOW, _MOMENT, _INDEX, _WHEN, _COUNT = range(5)
-_INDICES = 64
-"""Among so many processes of one kind each has the same chance, within 1 in 64."""
 _SEVERAL = (Target.WORKER, Target.GUARD)
 _EVENTS = ("launch", "world", "checkpoint", "failure", "completed")
 """Starting, training again, in a save, in a repair, ending."""
-_AT_EVENT = 0.4
-"""The part of a count's strikes that is bound to an event."""
 
 
 def strikes_by_mtbf(seed: int, mtbf_s: float, blows: Sequence[Blow]) -> Iterator[Strike]:
     """Yield strikes for ever, with exponential gaps of ``mtbf_s`` on average."""
     seconds = 0.0
-    for number in numbers_from(0):
+    for number in itertools.count():
         seconds += -mtbf_s * math.log(1.0 - _draw(seed, number, _WHEN))
         yield _strike(seed, number, blows, AtTime(round(seconds, 2)))
 
@@ -347,7 +347,7 @@ class Agenda:
     def due(self, elapsed_s: float, progress: Progress) -> list[Strike]:
         """Take the strikes whose moment has come off the list, and return them."""
         if not self.pending:
-            self.pending += [strike for _, strike in zip(range(1), self._coming, strict=False)]
+            self.pending += itertools.islice(self._coming, 1)
         due = [strike for strike in self.pending if _is_due(strike, elapsed_s, progress)]
         self.pending = [strike for strike in self.pending if strike not in due]
         return due

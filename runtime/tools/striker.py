@@ -1,19 +1,12 @@
 """Strikes from outside: signals to processes of a job, and places that take nothing.
 
-A strike whose victim is not there yet waits for it, because a job that starts has no workers.
-What lasts for a time is undone by ``look``.
+A strike whose victim is not there yet waits for it, because a job that starts has no workers.  What
+lasts for a time is undone by ``look``.
 
-The processes of a job by what they are, from ``/proc`` alone.
-
-``holdfast`` names its own processes.  mpiexec and its guards are found by their command
-lines, and a guard's rank by its environment.  The supervisor is the process that was started.
-
-All that a job may leave behind: its processes, its shared memory, its temporary files.
-
-Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.
-So everything of this job is found, and nothing of another one.
-
-A file system that chaos mounted for one job, and fills for a while.
+Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.  So all
+that the job may leave behind is found, and nothing of another one.  ``holdfast`` names its own
+processes.  mpiexec and its guards are found by their command lines, and a guard's rank by its
+environment.  The supervisor is the process that was started.
 
 Only places of chaos's own are filled: a tmpfs in a mount namespace that nobody else is in.  So no
 other program on the machine meets a full disk or a full ``/dev/shm``.  The kernel removes both with
@@ -47,6 +40,27 @@ from holdfast.runtime.system.processes import (
 )
 from holdfast.runtime.tools.strike import Kind, Strike, Target
 
+WAITS_FOR_VICTIM_S = 10.0
+"""A job without the victim for so long has none."""
+
+ENDS_WITHIN_S = 30.0
+"""How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
+
+NAMESPACE_VARIABLE = "HOLDFAST_CHAOS_NAMESPACE"
+"""Names the mount namespace that a process with one of its own has come from."""
+
+SHARED_MEMORY = Path("/dev/shm")
+_UNSHARE = ("unshare", "--mount", "--propagation", "private")
+_FILLER = ".holdfast-chaos-filler"
+_LEFT_BYTES = 1 << 16
+_PIECE = bytes(1 << 16)
+SIGNALS = {
+    Kind.KILL: signal.SIGKILL,
+    Kind.STOP: signal.SIGSTOP,
+    Kind.STOP_CONT: signal.SIGSTOP,
+    Kind.TERM: signal.SIGTERM,
+}
+
 _NAMES = {
     Target.AGENT: "holdfast-agent",
     Target.POOL: "holdfast-pool",
@@ -56,198 +70,6 @@ _WORKER = re.compile(r"holdfast-w(\d+)")
 _RANK = re.compile(rb"(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)")
 _GUARD_END = f"\0-S\0{guard.__file__}\0"
 """The command lines of mpiexec and of its guards end so; only a guard has a rank."""
-
-
-def find_victims(
-    target: Target, processes: Mapping[int, str], supervisor: int | None
-) -> dict[int, int]:
-    """Return the ids of the processes of one kind, by worker id, by rank, or by 0.
-
-    ``processes`` are those of one job, with their names.
-    """
-    if target is Target.SUPERVISOR:
-        return {} if supervisor is None else {0: supervisor}
-    if target is Target.WORKER:
-        named = {pid: _WORKER.fullmatch(name) for pid, name in processes.items()}
-        return {int(match[1]): pid for pid, match in named.items() if match}
-    if target is Target.GUARD:
-        ranks = {pid: _rank_of(pid) for pid in _started_with_guard(processes)}
-        return {rank: pid for pid, rank in ranks.items() if rank is not None}
-    if target is Target.MPIEXEC:
-        found = [pid for pid in _started_with_guard(processes) if _rank_of(pid) is None]
-    else:
-        found = [pid for pid, name in processes.items() if name == _NAMES[target]]
-    return dict(enumerate(sorted(found)))
-
-
-def choose_victim(
-    target: Target, index: int, processes: Mapping[int, str], supervisor: int | None
-) -> int | None:
-    """Return the process that ``index``, modulo their number, chooses; None if there is none."""
-    found = find_victims(target, processes, supervisor)
-    return found[sorted(found)[index % len(found)]] if found else None
-
-
-def _started_with_guard(processes: Iterable[int]) -> list[int]:
-    """Return mpiexec and its guards."""
-    return [pid for pid in processes if command_line(pid).endswith(_GUARD_END)]
-
-
-def _rank_of(pid: int) -> int | None:
-    for variable in variables_of(pid):
-        match = _RANK.fullmatch(variable)
-        if match:
-            return int(match[1])
-    return None
-
-
-ENDS_WITHIN_S = 30.0
-"""How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
-
-_SHARED_MEMORY = Path("/dev/shm")
-
-
-class JobTraces:
-    """The mark of one job, and what bears it."""
-
-    def __init__(self, variable: str) -> None:
-        """Make a mark, the value of ``variable``, and a scratch directory."""
-        self.mark = f"{variable}={secrets.token_hex(8)}"
-        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast-job-"))
-        self.temporary = self.scratch / "tmp"
-        self.temporary.mkdir()
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return ``base`` with the mark, for the first process of the job."""
-        name, _, value = self.mark.partition("=")
-        return {**base, name: value, "TMPDIR": str(self.temporary)}
-
-    def processes(self) -> dict[int, str]:
-        """Return the name of every living process of the job, as ``ps`` shows it, by process id."""
-        return marked_processes(self.mark)
-
-    def signal(self, pid: int, *numbers: signal.Signals) -> bool:
-        """Send signals to a process of the job, if it still is one; return whether it is."""
-        return signal_marked(pid, self.mark, *numbers)
-
-    def leftovers(self, supervisors: Iterable[int]) -> tuple[str, ...]:
-        """Name each process and file that exists now outside the run directory."""
-        processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
-        kept = self.temporary.iterdir() if self.temporary.is_dir() else ()
-        files = (*_shared_memory(supervisors), *kept)
-        return (*processes, *map(str, files))
-
-    def kill_all(self) -> None:
-        """SIGKILL every process of the job, and wait until all have ended."""
-        while alive := self.processes():
-            for pid in alive:
-                self.signal(pid, signal.SIGKILL)
-            wait_all_ended(alive, ENDS_WITHIN_S)
-
-    def remove_files(self, supervisors: Iterable[int]) -> None:
-        """Remove the scratch directory, and the shared memory of these supervisors."""
-        for directory in (*_shared_memory(supervisors), self.scratch):
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
-    """Return what these supervisors have left; a living one may have got the number of a dead one.
-
-    A directory that is held has a living process, which is named by itself if it is the job's.
-    """
-    found = (path for pid in set(supervisors) for path in _SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
-    return sorted(path for path in found if not is_held(path))
-
-
-NAMESPACE_VARIABLE = "HOLDFAST_CHAOS_NAMESPACE"
-"""Names the mount namespace that a process with one of its own has come from."""
-SHARED_MEMORY = Path("/dev/shm")
-_UNSHARE = ("unshare", "--mount", "--propagation", "private")
-_FILLER = ".holdfast-chaos-filler"
-_LEFT_BYTES = 1 << 16
-_PIECE = bytes(1 << 16)
-
-
-def is_private() -> bool:
-    """Return whether this process is in a mount namespace that chaos has made."""
-    return os.environ.get(NAMESPACE_VARIABLE, _namespace()) != _namespace()
-
-
-def refusal() -> str | None:
-    """Return why this user cannot have mounts of their own, None if they can."""
-    if shutil.which(_UNSHARE[0]) is None:
-        return "there is no unshare (util-linux)"
-    trial = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
-    if trial.returncode:
-        return f"a mount namespace is refused ({trial.stderr.strip()}); it takes root"
-    return None
-
-
-def enter(command: Sequence[str]) -> None:
-    """Become ``command`` in a mount namespace of its own; never returns.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    sys.stdout.flush()
-    environment = {**os.environ, NAMESPACE_VARIABLE: _namespace()}
-    os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], environment)
-
-
-class FullPlace:
-    """A tmpfs of chaos's own that can be full for a while."""
-
-    def __init__(self, path: Path, megabytes: int) -> None:
-        """Mount it.
-
-        Raises:
-            UsageError: it cannot be mounted; the message says why.
-        """
-        self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "holdfast-chaos", str(path)]
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-        if mounted.returncode:
-            raise UsageError(f"no tmpfs could be mounted at {path}: {mounted.stderr.strip()}")
-
-    def fill(self) -> None:
-        """Take all room but 64 KiB."""
-        free = os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_frsize
-        with (self.path / _FILLER).open("wb", buffering=0) as file:
-            while (free := free - len(_PIECE)) >= _LEFT_BYTES:
-                try:
-                    file.write(_PIECE)
-                except OSError:  # the job was faster
-                    return
-
-    def release(self) -> None:
-        """Give the room back."""
-        (self.path / _FILLER).unlink(missing_ok=True)
-
-    def __enter__(self) -> FullPlace:
-        """Return the place."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Unmount it, at the latest when the namespace ends."""
-        subprocess.run(["umount", "--lazy", str(self.path)], check=False)
-        if self.path != SHARED_MEMORY:
-            self.path.rmdir()
-
-
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/mnt")
-
-
-WAITS_FOR_VICTIM_S = 10.0
-"""A job without the victim for so long has none."""
-
-SIGNALS = {
-    Kind.KILL: signal.SIGKILL,
-    Kind.STOP: signal.SIGSTOP,
-    Kind.STOP_CONT: signal.SIGSTOP,
-    Kind.TERM: signal.SIGTERM,
-}
 
 
 class Place(Protocol):
@@ -346,3 +168,169 @@ class Striker:
 
     def _undo_later(self, now: float, strike: Strike, undo: Callable[[], object]) -> None:
         self._undone.append((now + (strike.for_s or 0.0), undo))
+
+
+def find_victims(
+    target: Target, processes: Mapping[int, str], supervisor: int | None
+) -> dict[int, int]:
+    """Return the ids of the processes of one kind, by worker id, by rank, or by 0.
+
+    ``processes`` are those of one job, with their names.
+    """
+    if target is Target.SUPERVISOR:
+        return {} if supervisor is None else {0: supervisor}
+    if target is Target.WORKER:
+        named = {pid: _WORKER.fullmatch(name) for pid, name in processes.items()}
+        return {int(match[1]): pid for pid, match in named.items() if match}
+    if target is Target.GUARD:
+        ranks = {pid: _rank_of(pid) for pid in _started_with_guard(processes)}
+        return {rank: pid for pid, rank in ranks.items() if rank is not None}
+    if target is Target.MPIEXEC:
+        found = [pid for pid in _started_with_guard(processes) if _rank_of(pid) is None]
+    else:
+        found = [pid for pid, name in processes.items() if name == _NAMES[target]]
+    return dict(enumerate(sorted(found)))
+
+
+def choose_victim(
+    target: Target, index: int, processes: Mapping[int, str], supervisor: int | None
+) -> int | None:
+    """Return the process that ``index``, modulo their number, chooses; None if there is none."""
+    found = find_victims(target, processes, supervisor)
+    return found[sorted(found)[index % len(found)]] if found else None
+
+
+def _started_with_guard(processes: Iterable[int]) -> list[int]:
+    """Return mpiexec and its guards."""
+    return [pid for pid in processes if command_line(pid).endswith(_GUARD_END)]
+
+
+def _rank_of(pid: int) -> int | None:
+    for variable in variables_of(pid):
+        match = _RANK.fullmatch(variable)
+        if match:
+            return int(match[1])
+    return None
+
+
+class JobTraces:
+    """The mark of one job, and what bears it."""
+
+    def __init__(self, variable: str) -> None:
+        """Make a mark, the value of ``variable``, and a scratch directory."""
+        self.mark = f"{variable}={secrets.token_hex(8)}"
+        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast-job-"))
+        self.temporary = self.scratch / "tmp"
+        self.temporary.mkdir()
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return ``base`` with the mark, for the first process of the job."""
+        name, _, value = self.mark.partition("=")
+        return {**base, name: value, "TMPDIR": str(self.temporary)}
+
+    def processes(self) -> dict[int, str]:
+        """Return the name of every living process of the job, as ``ps`` shows it, by process id."""
+        return marked_processes(self.mark)
+
+    def signal(self, pid: int, *numbers: signal.Signals) -> bool:
+        """Send signals to a process of the job, if it still is one; return whether it is."""
+        return signal_marked(pid, self.mark, *numbers)
+
+    def leftovers(self, supervisors: Iterable[int]) -> tuple[str, ...]:
+        """Name each process and file that exists now outside the run directory."""
+        processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
+        kept = self.temporary.iterdir() if self.temporary.is_dir() else ()
+        files = (*_shared_memory(supervisors), *kept)
+        return (*processes, *map(str, files))
+
+    def kill_all(self) -> None:
+        """SIGKILL every process of the job, and wait until all have ended."""
+        while alive := self.processes():
+            for pid in alive:
+                self.signal(pid, signal.SIGKILL)
+            wait_all_ended(alive, ENDS_WITHIN_S)
+
+    def remove_files(self, supervisors: Iterable[int]) -> None:
+        """Remove the scratch directory, and the shared memory of these supervisors."""
+        for directory in (*_shared_memory(supervisors), self.scratch):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
+    """Return what these supervisors have left; a living one may have got the number of a dead one.
+
+    A directory that is held has a living process, which is named by itself if it is the job's.
+    """
+    found = (path for pid in set(supervisors) for path in SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
+    return sorted(path for path in found if not is_held(path))
+
+
+def is_private() -> bool:
+    """Return whether this process is in a mount namespace that chaos has made."""
+    return os.environ.get(NAMESPACE_VARIABLE, _namespace()) != _namespace()
+
+
+def refusal() -> str | None:
+    """Return why this user cannot have mounts of their own, None if they can."""
+    if shutil.which(_UNSHARE[0]) is None:
+        return "there is no unshare (util-linux)"
+    trial = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if trial.returncode:
+        return f"a mount namespace is refused ({trial.stderr.strip()}); it takes root"
+    return None
+
+
+def enter(command: Sequence[str]) -> None:
+    """Become ``command`` in a mount namespace of its own; never returns.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    sys.stdout.flush()
+    environment = {**os.environ, NAMESPACE_VARIABLE: _namespace()}
+    os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], environment)
+
+
+class FullPlace:
+    """A tmpfs of chaos's own that can be full for a while."""
+
+    def __init__(self, path: Path, megabytes: int) -> None:
+        """Mount it.
+
+        Raises:
+            UsageError: it cannot be mounted; the message says why.
+        """
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "holdfast-chaos", str(path)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            raise UsageError(f"no tmpfs could be mounted at {path}: {mounted.stderr.strip()}")
+
+    def fill(self) -> None:
+        """Take all room but 64 KiB."""
+        free = os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_frsize
+        with (self.path / _FILLER).open("wb", buffering=0) as file:
+            while (free := free - len(_PIECE)) >= _LEFT_BYTES:
+                try:
+                    file.write(_PIECE)
+                except OSError:  # the job was faster
+                    return
+
+    def release(self) -> None:
+        """Give the room back."""
+        (self.path / _FILLER).unlink(missing_ok=True)
+
+    def __enter__(self) -> FullPlace:
+        """Return the place."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Unmount it, at the latest when the namespace ends."""
+        subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+        if self.path != SHARED_MEMORY:
+            self.path.rmdir()
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/mnt")

@@ -1,14 +1,13 @@
-"""What became of a struck run, held against its undisturbed twin; pure.
+"""A run and its undisturbed twin: both are done, compared, and told in ``report.json``.
 
-How long each strike kept a run from training; pure.
+The twin says what is right: the bytes and the ledger of the struck run must be its own.  All else
+is figures, among them how long each strike kept the run from training.
 
 A repair or a relaunch belongs to the last strike before its end that can have caused it.  If none
 can, it belongs to the last strike at all.  A strike with such gaps has cost the time up to the end
 of the first one: a stopped agent is found and replaced only after a while.  A strike without one
 has cost the time to the first step that began after it.  Each further gap of a strike, and a gap
 before all strikes, has no explanation: a healthy worker may have been fenced.
-
-A run and its undisturbed twin: both are done, compared, and told in ``report.json``.
 """
 
 from __future__ import annotations
@@ -37,6 +36,10 @@ from holdfast.runtime.tools.strike import (
 from holdfast.runtime.tools.striker import SHARED_MEMORY, FullPlace
 from holdfast.runtime.tools.summary import Bucket, Span, buckets_of, seconds, spans_of, summarize
 
+REPORT_NAME = "report.json"
+_PLAN_NAME = "plan.txt"
+_EVIDENCE_NAME = "evidence.txt"
+_MOUNTED = (Target.DISK, Target.SHM)
 _LOST = (Bucket.REPAIR, Bucket.RELAUNCH)
 _WORK = (Bucket.TRAINING, Bucket.REPEATED)
 _CARRIES_TRAINING = (Target.WORKER, Target.GUARD, Target.AGENT, Target.MPIEXEC)
@@ -44,69 +47,127 @@ _TAKES_ORDERS = (Target.AGENT, Target.SUPERVISOR)
 _HOLDS_STATE = (Target.DISK, Target.SHM)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A strike that had a victim, at ``now`` monotonic seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosTerms:
+    """Everything that one call of ``holdfast chaos`` was told.
 
-    now: float
-    blow: Blow
-
-
-def recovery_times(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[float | None]:
-    """Yield the seconds that each hit cost, None if no training came after it.
-
-    ``hits`` and ``spans`` are in the order of time.
+    ``strikes`` is a plan from a file; without it strikes come every ``mtbf_s`` on average, or
+    ``count`` in all.  A place that is to be full is mounted with so many MiB.
     """
-    owners = {span: _owner(span, hits) for span in spans if span.bucket in _LOST}
-    for hit in hits:
-        moment = _ns(hit)
-        ends = [span.end for span, owner in owners.items() if owner is hit]
-        ends = ends or [s.begin for s in spans if s.bucket in _WORK and s.begin >= moment][:1]
-        yield seconds(ends[0] - moment) if ends else None
+
+    arguments: tuple[str, ...]
+    out: Path
+    seed: int
+    blows: tuple[Blow, ...]
+    count: int
+    mtbf_s: float | None = None
+    strikes: tuple[Strike, ...] | None = None
+    hang_after_s: float
+    disk_mb: int
+    shm_mb: int
+
+    @property
+    def mounted(self) -> tuple[Target, ...]:
+        """The places that are to be full and that need a mount of their own."""
+        blows = self.blows if self.strikes is None else [s.blow for s in self.strikes]
+        targets = {blow.target for blow in blows}
+        return tuple(place for place in _MOUNTED if place in targets)
+
+    def without_places(self) -> ChaosTerms:
+        """Return these terms without the strikes that need a mount.
+
+        Raises:
+            UsageError: nothing is left.
+        """
+        blows = tuple(blow for blow in self.blows if blow.target not in _MOUNTED)
+        strikes = self.strikes
+        if strikes is not None:
+            strikes = tuple(s for s in strikes if s.blow.target not in _MOUNTED)
+        if not blows or strikes == ():
+            raise UsageError("nothing is left to strike with; name other --kinds, or be root")
+        return dataclasses.replace(self, blows=blows, strikes=strikes)
+
+    def agenda(self, steps: int) -> Agenda:
+        """Return the strikes on a run that has so many steps."""
+        if self.strikes is not None:
+            return Agenda(self.strikes)
+        if self.mtbf_s is not None:
+            endless = strikes_by_mtbf(self.seed, self.mtbf_s, self.blows)
+            return Agenda(endless, is_endless=True)
+        return Agenda(strikes_by_count(self.seed, self.count, steps, self.blows))
 
 
-def pauses(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[bool]:
-    """Yield for each hit whether training has paused.
+def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
+    """Run the twin and the struck run in ``terms.out``; return the verdict.
 
-    Without repair and relaunch, the next step begins after two usual ones at the latest.
+    Raises:
+        UsageError: the directory is in use, or a place cannot be mounted.
+        ProgramError: the undisturbed twin does not come to its end.
     """
-    lost = [_owner(span, hits) for span in spans if span.bucket in _LOST]
-    steps = sorted(seconds(span.end - span.begin) for span in spans if span.bucket in _WORK)
-    usual_s = steps[len(steps) // 2] if steps else 0.0
-    for hit, recovered_s in zip(hits, recovery_times(hits, spans), strict=True):
-        is_late = recovered_s is not None and recovered_s > 2 * usual_s
-        yield is_late or any(owner is hit for owner in lost)
+    _make(terms.out)
+    with contextlib.ExitStack() as mounts:
+        places = {place: mounts.enter_context(_mount(terms, place)) for place in terms.mounted}
+        tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
+        twin = follow_run(
+            RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(())
+        )
+        _refuse_bad(twin, terms.out / "twin")
+        steps = summarize(twin.records).steps
+        tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
+        run = _strike(terms, terms.agenda(steps), places)
+    verdict = judge(run, twin)
+    _write(terms, verdict)
+    return verdict
 
 
-def unexplained(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the repairs and relaunches that no strike explains."""
-    explained: list[Hit] = []
-    for span in spans:
-        if span.bucket in _LOST:
-            owner = _owner(span, hits)
-            if owner is None or any(owner is other for other in explained):
-                yield span
-            else:
-                explained.append(owner)
+def _strike(terms: ChaosTerms, agenda: Agenda, places: dict[Target, FullPlace]) -> FollowedRun:
+    """Run the struck run, on the small disk if there is one; its directory is kept."""
+    folder, disk = terms.out / "struck", places.get(Target.DISK)
+    run_terms = RunTerms(
+        terms.arguments, folder, terms.hang_after_s, None if disk is None else disk.path
+    )
+    run = follow_run(run_terms, agenda, places)
+    if disk is not None:
+        shutil.copytree(run_terms.run_dir, folder / "run")
+    return run
 
 
-def can_interrupt(blow: Blow) -> bool:
-    """Return whether training stops for a while after ``blow``, by the failure model."""
-    if blow.kind in (Kind.KILL, Kind.STOP):
-        return blow.target in _CARRIES_TRAINING
-    if blow.kind is Kind.TERM:
-        return blow.target in _TAKES_ORDERS
-    return blow.target in _HOLDS_STATE
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UsageError(f"{out} is there already; remove it, or choose another --out") from error
+    except OSError as error:
+        raise UsageError(f"{out} cannot be made: {error.strerror}; choose another --out") from error
 
 
-def _owner(span: Span, hits: Sequence[Hit]) -> Hit | None:
-    before = [hit for hit in hits if _ns(hit) < span.end]
-    causes = [hit for hit in before if can_interrupt(hit.blow)]
-    return next(iter((causes or before)[-1:]), None)
+def _mount(terms: ChaosTerms, place: Target) -> FullPlace:
+    if place is Target.SHM:
+        return FullPlace(SHARED_MEMORY, terms.shm_mb)
+    return FullPlace(terms.out / "struck" / "disk", terms.disk_mb)
 
 
-def _ns(hit: Hit) -> int:
-    return round(hit.now * 1_000_000_000)
+def _refuse_bad(twin: FollowedRun, folder: Path) -> None:
+    if twin.failure is not None:
+        (folder / _EVIDENCE_NAME).write_text(twin.evidence + "\n", encoding="utf-8")
+        raise ProgramError(
+            f"the undisturbed twin failed ({twin.failure}), so there is nothing to compare with; "
+            f"see stderr.txt and {_EVIDENCE_NAME} in {folder}"
+        )
+
+
+def _write(terms: ChaosTerms, verdict: Verdict) -> None:
+    head = {
+        "good": verdict.is_good,
+        "seed": terms.seed,
+        "arguments": list(terms.arguments),
+        "mtbf_s": terms.mtbf_s,
+    }
+    text = json.dumps(head | dataclasses.asdict(verdict), indent=2)
+    (terms.out / REPORT_NAME).write_text(text + "\n", encoding="utf-8")
+    # In the order in which they were carried out.
+    plan = "\n".join(told.strike for told in verdict.strikes) + "\n"
+    (terms.out / _PLAN_NAME).write_text(plan, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,134 +362,66 @@ def shares(buckets: dict[str, int]) -> dict[str, tuple[float, float]]:
     return {name: (seconds(length), length / whole) for name, length in buckets.items()}
 
 
-REPORT_NAME = "report.json"
-PLAN_NAME = "plan.txt"
-_EVIDENCE_NAME = "evidence.txt"
-_MOUNTED = (Target.DISK, Target.SHM)
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A strike that had a victim, at ``now`` monotonic seconds."""
+
+    now: float
+    blow: Blow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosTerms:
-    """Everything that one call of ``holdfast chaos`` was told.
+def recovery_times(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[float | None]:
+    """Yield the seconds that each hit cost, None if no training came after it.
 
-    ``strikes`` is a plan from a file; without it strikes come every ``mtbf_s`` on average, or
-    ``count`` in all.  A place that is to be full is mounted with so many MiB.
+    ``hits`` and ``spans`` are in the order of time.
     """
-
-    arguments: tuple[str, ...]
-    out: Path
-    seed: int
-    blows: tuple[Blow, ...]
-    count: int
-    mtbf_s: float | None = None
-    strikes: tuple[Strike, ...] | None = None
-    hang_after_s: float
-    disk_mb: int
-    shm_mb: int
-
-    @property
-    def mounted(self) -> tuple[Target, ...]:
-        """The places that are to be full and that need a mount of their own."""
-        blows = self.blows if self.strikes is None else [s.blow for s in self.strikes]
-        targets = {blow.target for blow in blows}
-        return tuple(place for place in _MOUNTED if place in targets)
-
-    def without_places(self) -> ChaosTerms:
-        """Return these terms without the strikes that need a mount.
-
-        Raises:
-            UsageError: nothing is left.
-        """
-        blows = tuple(blow for blow in self.blows if blow.target not in _MOUNTED)
-        strikes = self.strikes
-        if strikes is not None:
-            strikes = tuple(s for s in strikes if s.blow.target not in _MOUNTED)
-        if not blows or strikes == ():
-            raise UsageError("nothing is left to strike with; name other --kinds, or be root")
-        return dataclasses.replace(self, blows=blows, strikes=strikes)
-
-    def agenda(self, steps: int) -> Agenda:
-        """Return the strikes on a run that has so many steps."""
-        if self.strikes is not None:
-            return Agenda(self.strikes)
-        if self.mtbf_s is not None:
-            endless = strikes_by_mtbf(self.seed, self.mtbf_s, self.blows)
-            return Agenda(endless, is_endless=True)
-        return Agenda(strikes_by_count(self.seed, self.count, steps, self.blows))
+    owners = {span: _owner(span, hits) for span in spans if span.bucket in _LOST}
+    for hit in hits:
+        moment = _ns(hit)
+        ends = [span.end for span, owner in owners.items() if owner is hit]
+        ends = ends or [s.begin for s in spans if s.bucket in _WORK and s.begin >= moment][:1]
+        yield seconds(ends[0] - moment) if ends else None
 
 
-def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
-    """Run the twin and the struck run in ``terms.out``; return the verdict.
+def pauses(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[bool]:
+    """Yield for each hit whether training has paused.
 
-    Raises:
-        UsageError: the directory is in use, or a place cannot be mounted.
-        ProgramError: the undisturbed twin does not come to its end.
+    Without repair and relaunch, the next step begins after two usual ones at the latest.
     """
-    _make(terms.out)
-    with contextlib.ExitStack() as mounts:
-        places = {place: mounts.enter_context(_mount(terms, place)) for place in terms.mounted}
-        tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
-        twin = follow_run(
-            RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(())
-        )
-        _refuse_bad(twin, terms.out / "twin")
-        steps = summarize(twin.records).steps
-        tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
-        run = _strike(terms, terms.agenda(steps), places)
-    verdict = judge(run, twin)
-    _write(terms, verdict)
-    return verdict
+    lost = [_owner(span, hits) for span in spans if span.bucket in _LOST]
+    steps = sorted(seconds(span.end - span.begin) for span in spans if span.bucket in _WORK)
+    usual_s = steps[len(steps) // 2] if steps else 0.0
+    for hit, recovered_s in zip(hits, recovery_times(hits, spans), strict=True):
+        is_late = recovered_s is not None and recovered_s > 2 * usual_s
+        yield is_late or any(owner is hit for owner in lost)
 
 
-def as_struck(verdict: Verdict) -> Sequence[str]:
-    """Return the strikes as the lines of a plan, in the order in which they were carried out."""
-    return [told.strike for told in verdict.strikes]
+def unexplained(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield the repairs and relaunches that no strike explains."""
+    explained: list[Hit] = []
+    for span in spans:
+        if span.bucket in _LOST:
+            owner = _owner(span, hits)
+            if owner is None or any(owner is other for other in explained):
+                yield span
+            else:
+                explained.append(owner)
 
 
-def _strike(terms: ChaosTerms, agenda: Agenda, places: dict[Target, FullPlace]) -> FollowedRun:
-    """Run the struck run, on the small disk if there is one; its directory is kept."""
-    folder, disk = terms.out / "struck", places.get(Target.DISK)
-    run_terms = RunTerms(
-        terms.arguments, folder, terms.hang_after_s, None if disk is None else disk.path
-    )
-    run = follow_run(run_terms, agenda, places)
-    if disk is not None:
-        shutil.copytree(run_terms.run_dir, folder / "run")
-    return run
+def can_interrupt(blow: Blow) -> bool:
+    """Return whether training stops for a while after ``blow``, by the failure model."""
+    if blow.kind in (Kind.KILL, Kind.STOP):
+        return blow.target in _CARRIES_TRAINING
+    if blow.kind is Kind.TERM:
+        return blow.target in _TAKES_ORDERS
+    return blow.target in _HOLDS_STATE
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError as error:
-        raise UsageError(f"{out} is there already; remove it, or choose another --out") from error
-    except OSError as error:
-        raise UsageError(f"{out} cannot be made: {error.strerror}; choose another --out") from error
+def _owner(span: Span, hits: Sequence[Hit]) -> Hit | None:
+    before = [hit for hit in hits if _ns(hit) < span.end]
+    causes = [hit for hit in before if can_interrupt(hit.blow)]
+    return next(iter((causes or before)[-1:]), None)
 
 
-def _mount(terms: ChaosTerms, place: Target) -> FullPlace:
-    if place is Target.SHM:
-        return FullPlace(SHARED_MEMORY, terms.shm_mb)
-    return FullPlace(terms.out / "struck" / "disk", terms.disk_mb)
-
-
-def _refuse_bad(twin: FollowedRun, folder: Path) -> None:
-    if twin.failure is not None:
-        (folder / _EVIDENCE_NAME).write_text(twin.evidence + "\n", encoding="utf-8")
-        raise ProgramError(
-            f"the undisturbed twin failed ({twin.failure}), so there is nothing to compare with; "
-            f"see stderr.txt and {_EVIDENCE_NAME} in {folder}"
-        )
-
-
-def _write(terms: ChaosTerms, verdict: Verdict) -> None:
-    head = {
-        "good": verdict.is_good,
-        "seed": terms.seed,
-        "arguments": list(terms.arguments),
-        "mtbf_s": terms.mtbf_s,
-    }
-    text = json.dumps(head | dataclasses.asdict(verdict), indent=2)
-    (terms.out / REPORT_NAME).write_text(text + "\n", encoding="utf-8")
-    plan = "\n".join(as_struck(verdict)) + "\n"
-    (terms.out / PLAN_NAME).write_text(plan, encoding="utf-8")
+def _ns(hit: Hit) -> int:
+    return round(hit.now * 1_000_000_000)

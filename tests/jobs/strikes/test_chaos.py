@@ -61,7 +61,7 @@ def _job(*options: str, workers: int = 3) -> list[str]:
 
 @pytest.mark.extended
 def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
-    """Strikes of a plan are survived and told below; test_plan.py draws them."""
+    """Strikes of a plan are survived and told below; test_strike.py draws them."""
     kinds = "kill worker, kill pool, term mpiexec, full stderr"
 
     done = _chaos(tmp_path, ["--count", "3", "--kinds", kinds], _job())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from holdfast.runtime.cli.main import main
+from commands import holdfast_code
 
 
 @pytest.fixture
@@ -42,10 +41,9 @@ def test_request_without_sense_is_refused_in_one_line_and_leaves_nothing(
     job: list[str],
     words: str,
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["chaos", *options, "--", "run", *job])
+    code = holdfast_code("chaos", *options, "--", "run", *job)
 
     said = capsys.readouterr().err
-    assert (caught.value.code, len(said.splitlines())) == (2, 1)
+    assert (code, len(said.splitlines())) == (2, 1)
     assert words in said
     assert sorted(path.name for path in folder.iterdir()) == ["empty", "train.py"]

@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 
 from holdfast.runtime.cli import doctor as doctor_file
-from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.mpi.campaign import Finding
 from holdfast.runtime.mpi.fitness import Verdict
@@ -40,11 +40,7 @@ def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: st
 
 
 def _doctor(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]:
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", *argv])
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code, capsys.readouterr().out.splitlines()
+    return holdfast_code("doctor", *argv), capsys.readouterr().out.splitlines()
 
 
 def _failures(lines: list[str]) -> list[str]:

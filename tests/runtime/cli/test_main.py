@@ -7,23 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 from terminals import PtyTerminal, exit_code_in, wait_until
 
 from holdfast.runtime.cli import main as main_file
-from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.system.own_process import program_command
 
 COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
-
-
-def _exit_code(*argv: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(list(argv))
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
 
 
 @pytest.mark.parametrize(
@@ -48,7 +40,7 @@ def test_bad_request_is_one_line_and_exit_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert _exit_code(*argv) == ExitCode.USAGE
+    assert holdfast_code(*argv) == ExitCode.USAGE
 
     output = capsys.readouterr()
     assert output.out == ""
@@ -82,7 +74,7 @@ def test_local_directory_of_a_run_is_called_that_and_left_alone(
     (tmp_path / "train.py").touch()
     script = ["train.py"] if command[0] == "run" else []
 
-    assert _exit_code(*command, str(local), *script) == code
+    assert holdfast_code(*command, local, *script) == code
 
     words = capsys.readouterr().err.splitlines()[-1]
     assert words.startswith("holdfast: error: ")
@@ -98,7 +90,7 @@ def test_error_of_a_job_ends_with_its_own_exit_code(
 
     monkeypatch.setattr(main_file.holdfast, "main", refuse)
 
-    assert _exit_code("run") == ExitCode.RUN_DIRECTORY_BUSY
+    assert holdfast_code("run") == ExitCode.RUN_DIRECTORY_BUSY
     assert capsys.readouterr().err == "holdfast: error: pid 7 has it; wait\n"
 
 
@@ -110,12 +102,12 @@ def test_interrupt_ends_with_130(
 
     monkeypatch.setattr(main_file.holdfast, "main", interrupt)
 
-    assert _exit_code("run") == ExitCode.INTERRUPTED
+    assert holdfast_code("run") == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "holdfast: error: interrupted\n"
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code("--help") == ExitCode.DONE
+    assert holdfast_code("--help") == ExitCode.DONE
 
     text = capsys.readouterr().out
     assert all(f"\n  {command} " in text for command in COMMANDS)
@@ -123,7 +115,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code() == ExitCode.USAGE
+    assert holdfast_code() == ExitCode.USAGE
     assert "Commands:" in capsys.readouterr().out
 
 
@@ -147,7 +139,7 @@ def test_config_file_with_a_mistake_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "holdfast.toml").write_text(content)
 
-    assert _exit_code("run", "train.py") == ExitCode.USAGE
+    assert holdfast_code("run", "train.py") == ExitCode.USAGE
     assert complaint in capsys.readouterr().err
 
 
@@ -157,8 +149,8 @@ def test_slip_in_the_table_of_another_command_stops_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "holdfast.toml").write_text("[report]\njsn = true\n")
 
-    assert _exit_code("run", "--show-config", "train.py") == ExitCode.DONE
-    assert _exit_code("report", "nowhere") == ExitCode.USAGE
+    assert holdfast_code("run", "--show-config", "train.py") == ExitCode.DONE
+    assert holdfast_code("report", "nowhere") == ExitCode.USAGE
 
     assert "unknown options under [report]: jsn; known are json, run-dir" in capsys.readouterr().err
 
@@ -171,7 +163,7 @@ def test_option_in_the_file_has_the_name_of_its_flag(
     journal = '{"event": "job_started", "now": 1.0, "time": 1.0, "run_id": "r", "workers": 1}\n'
     (tmp_path / "journal.jsonl").write_text(journal)
 
-    assert _exit_code("report", ".") == ExitCode.DONE
+    assert holdfast_code("report", ".") == ExitCode.DONE
 
     assert json.loads(capsys.readouterr().out)["jobs"] == 1
 

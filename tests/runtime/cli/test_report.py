@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 
-from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -31,16 +31,8 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _report(*argv: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["report", *argv])
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _report(str(run_dir), "--json") == ExitCode.DONE
+    assert holdfast_code("report", run_dir, "--json") == ExitCode.DONE
 
     content = json.loads(capsys.readouterr().out)
     assert content["final_sha256"] == SHA256
@@ -50,7 +42,7 @@ def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _report(str(run_dir)) == ExitCode.DONE
+    assert holdfast_code("report", run_dir) == ExitCode.DONE
 
     text = capsys.readouterr().out
     for fact in (
@@ -79,7 +71,7 @@ def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
     lease.end()
     lease.release()
 
-    assert _report(str(tmp_path)) == ExitCode.DONE
+    assert holdfast_code("report", tmp_path) == ExitCode.DONE
 
     assert "lacks the end of the last job; so the" in capsys.readouterr().out
 
@@ -104,7 +96,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     journal.record("suspicion", text="core 5 has lost 3 workers")
     journal.close()
 
-    assert _report(str(tmp_path)) == ExitCode.DONE
+    assert holdfast_code("report", tmp_path) == ExitCode.DONE
 
     text = capsys.readouterr().out
     for fact in (
@@ -129,7 +121,7 @@ def test_step_that_was_applied_at_last_is_not_blamed(
     journal.record("step", step=8, epoch=0, seconds=0.5, samples=8, generation=1)
     journal.close()
 
-    assert _report(str(tmp_path)) == ExitCode.DONE
+    assert holdfast_code("report", tmp_path) == ExitCode.DONE
 
     assert "failures that repeat" not in capsys.readouterr().out
 
@@ -152,7 +144,7 @@ def test_tables_tell_each_failure_and_what_came_of_it(
     journal.record("epoch", epoch=1, step=3, samples=7, exact=False, metrics={})
     journal.close()
 
-    assert _report(str(tmp_path)) == ExitCode.DONE
+    assert holdfast_code("report", tmp_path) == ExitCode.DONE
 
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
@@ -166,7 +158,7 @@ def test_tables_tell_each_failure_and_what_came_of_it(
 def test_empty_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "journal.jsonl").write_text("")
 
-    assert _report(str(tmp_path)) == ExitCode.USAGE
+    assert holdfast_code("report", tmp_path) == ExitCode.USAGE
     assert "holds no records" in capsys.readouterr().err
 
 
@@ -184,7 +176,7 @@ def test_words_of_the_script_are_shown_as_they_are(
     journal.record("job_ended", exit_code=1, reason=cause)
     journal.close()
 
-    assert _report(str(tmp_path)) == ExitCode.DONE
+    assert holdfast_code("report", tmp_path) == ExitCode.DONE
 
     text = capsys.readouterr().out
     for fact in (
@@ -207,7 +199,7 @@ def test_damaged_lines_of_a_journal_are_left_out(
             b'{"event": "recovery", "now": 1, "time": 1, "lost": "all"}\n'
         )
 
-    assert _report(str(run_dir), "--json") == ExitCode.DONE
+    assert holdfast_code("report", run_dir, "--json") == ExitCode.DONE
 
     content = json.loads(capsys.readouterr().out)
     assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
@@ -218,5 +210,5 @@ def test_journal_of_damaged_lines_alone_is_refused(
 ) -> None:
     (tmp_path / "journal.jsonl").write_text('{"event": "step"}\n')
 
-    assert _report(str(tmp_path)) == ExitCode.USAGE
+    assert holdfast_code("report", tmp_path) == ExitCode.USAGE
     assert "holds no records" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from commands import holdfast_code
 
-from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
 
@@ -28,30 +28,22 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
     return asked
 
 
-def _run(*argv: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["run", *argv])
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def test_job_ends_with_the_supervisors_exit_code(asked: list[JobOptions]) -> None:
-    assert _run("train.py") == ExitCode.STOPPED_EARLY
+    assert holdfast_code("run", "train.py") == ExitCode.STOPPED_EARLY
     assert len(asked) == 1
 
 
 def test_paths_are_absolute_and_the_run_is_named_after_the_script(
     asked: list[JobOptions], tmp_path: Path
 ) -> None:
-    _run("train.py")
+    holdfast_code("run", "train.py")
 
     assert asked[0].script == tmp_path / "train.py"
     assert asked[0].run_dir == tmp_path / "holdfast-train"
 
 
 def test_without_options_the_defaults_hold(asked: list[JobOptions], tmp_path: Path) -> None:
-    _run("train.py")
+    holdfast_code("run", "train.py")
 
     assert asked[0] == JobOptions(script=tmp_path / "train.py", run_dir=tmp_path / "holdfast-train")
 
@@ -63,7 +55,7 @@ def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -
     switches = "--fresh --strict --no-shrink -v"
     faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
 
-    _run(*f"{numbers} {others} {switches}".split(), *faults, "train.py")
+    holdfast_code("run", *f"{numbers} {others} {switches}".split(), *faults, "train.py")
 
     assert asked[0] == JobOptions(
         script=tmp_path / "train.py",
@@ -95,9 +87,9 @@ def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -
 def test_scrubs_come_after_seconds_or_never(
     asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
 ) -> None:
-    _run("--scrub-every", text, "train.py")
+    holdfast_code("run", "--scrub-every", text, "train.py")
     monkeypatch.setenv("HOLDFAST_SCRUB_EVERY", text)
-    _run("train.py")
+    holdfast_code("run", "train.py")
 
     assert [config.scrub_every_s for config in asked] == [seconds, seconds]
 
@@ -106,9 +98,9 @@ def test_second_holder_may_stand_in_the_environment_or_the_file(
     asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "holdfast.toml").write_text('[run]\nrepair-from = "one"\nscrub-every = "never"\n')
-    _run("train.py")
+    holdfast_code("run", "train.py")
     monkeypatch.setenv("HOLDFAST_REPAIR_FROM", "/two")
-    _run("train.py")
+    holdfast_code("run", "train.py")
 
     assert [config.repair_from for config in asked] == [tmp_path / "one", Path("/two")]
     assert [config.scrub_every_s for config in asked] == [0.0, 0.0]
@@ -122,10 +114,10 @@ def test_key_file_comes_from_flag_environment_or_file(
         (tmp_path / name).chmod(0o600)
 
     (tmp_path / "holdfast.toml").write_text('[run]\nkey-file = "by-file"\n')
-    _run("train.py")
+    holdfast_code("run", "train.py")
     monkeypatch.setenv("HOLDFAST_KEY_FILE", "by-variable")
-    _run("train.py")
-    _run("--key-file", "by-flag", "train.py")
+    holdfast_code("run", "train.py")
+    holdfast_code("run", "--key-file", "by-flag", "train.py")
 
     assert [config.key_file for config in asked] == [
         tmp_path / name for name in ("by-file", "by-variable", "by-flag")
@@ -134,13 +126,13 @@ def test_key_file_comes_from_flag_environment_or_file(
 
 @pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
 def test_workers_are_counted_as_with_mpiexec(asked: list[JobOptions], option: str) -> None:
-    _run(*option.split(), "train.py")
+    holdfast_code("run", *option.split(), "train.py")
 
     assert asked[0].workers == 3
 
 
 def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None:
-    _run("-n", "2", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
+    holdfast_code("run", "-n", "2", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
 
     assert asked[0].argv == ("-n", "9", "--fresh", "--", "x", "--help")
     assert asked[0].workers == 2
@@ -148,7 +140,7 @@ def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None
 
 
 def test_empty_preload_imports_nothing(asked: list[JobOptions]) -> None:
-    _run("--preload", "", "train.py")
+    holdfast_code("run", "--preload", "", "train.py")
 
     assert asked[0].preload == ()
 
@@ -163,7 +155,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     monkeypatch.setenv("HOLDFAST_WORKERS", "5")
     monkeypatch.setenv("HOLDFAST_SPARES", "5")
 
-    _run("--workers", "7", "train.py")
+    holdfast_code("run", "--workers", "7", "train.py")
 
     assert (asked[0].workers, asked[0].spares, asked[0].max_restarts) == (7, 5, 2)
     assert asked[0].heartbeat_timeout_s == 10.0
@@ -176,10 +168,10 @@ def test_weights_to_begin_with_come_from_flag_environment_or_file(
     asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "holdfast.toml").write_text('[run]\ninitial = "c.npz"\n')
-    _run("train.py")
+    holdfast_code("run", "train.py")
     monkeypatch.setenv("HOLDFAST_INITIAL", "b.npz")
-    _run("train.py")
-    _run("--initial", "/a.npz", "train.py")
+    holdfast_code("run", "train.py")
+    holdfast_code("run", "--initial", "/a.npz", "train.py")
 
     assert [config.initial for config in asked] == [
         tmp_path / "c.npz",
@@ -193,13 +185,13 @@ def test_faults_in_the_environment_stand_between_semicolons(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_INJECT", "kill worker=2 step=30;stop worker=1 step=9")
 
-    _run("train.py")
+    holdfast_code("run", "train.py")
 
     assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
 
 
 def test_bad_request_never_reaches_the_supervisor(asked: list[JobOptions]) -> None:
-    assert _run("-n", "0", "train.py") == ExitCode.USAGE
+    assert holdfast_code("run", "-n", "0", "train.py") == ExitCode.USAGE
     assert asked == []
 
 
@@ -210,11 +202,11 @@ def test_batch_job_tells_the_workers_unless_somebody_else_does(
     for name, value in job.items():
         monkeypatch.setenv(name, value)
 
-    assert _run("--show-config", "train.py") == 0
+    assert holdfast_code("run", "--show-config", "train.py") == 0
     assert "workers = 6  # SLURM_NTASKS of Slurm job 7" in capsys.readouterr().out
 
     monkeypatch.setenv("HOLDFAST_WORKERS", "2")
-    assert _run("--show-config", "train.py") == 0
+    assert holdfast_code("run", "--show-config", "train.py") == 0
     assert "workers = 2  # HOLDFAST_WORKERS" in capsys.readouterr().out
 
 
@@ -239,7 +231,7 @@ def test_options_after_the_script_are_the_scripts_and_a_line_says_so(
 ) -> None:
     Path("train.py").write_text(text)
 
-    _run("train.py", *argv)
+    holdfast_code("run", "train.py", *argv)
 
     assert asked[0].argv == tuple(argv)
     line = (
@@ -263,11 +255,11 @@ def test_several_commands_of_mpiexec_are_refused_once(
     monkeypatch.setenv(size, "4")
     for number in ("0", "3"):
         monkeypatch.setenv(rank, number)
-        assert _run("train.py") == ExitCode.USAGE
+        assert holdfast_code("run", "train.py") == ExitCode.USAGE
 
     (line,) = capfd.readouterr().err.splitlines()
     assert "mpiexec has started this command 4 times" in line
     assert "`holdfast run -n 4 SCRIPT`" in line
     monkeypatch.setenv(size, "1")
     assert not asked
-    assert _run("train.py") == ExitCode.STOPPED_EARLY
+    assert holdfast_code("run", "train.py") == ExitCode.STOPPED_EARLY

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from holdfast.runtime.cli.main import main
+from commands import holdfast_code
 
 SBATCH = """#!/bin/sh
 cat >> "$0.scripts"
@@ -27,17 +26,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-def _sbatch(*argv: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["sbatch", *argv])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
-
-
 def test_dry_run_prints_the_script_and_submits_nothing(
     slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = _sbatch("-n", "4", "--dry-run", "-pshort", "--", "run", "--seed", "3", "train.py", "-h")
+    code = holdfast_code(
+        "sbatch", "-n", "4", "--dry-run", "-pshort", "--", "run", "--seed", "3", "train.py", "-h"
+    )
 
     lines = capsys.readouterr().out.splitlines()
     assert code == 0
@@ -50,7 +44,9 @@ def test_dry_run_prints_the_script_and_submits_nothing(
 def test_more_workers_than_tasks_are_told_beside_the_script(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _sbatch("--ntasks=4", "--dry-run", "--", "run", "-n", "8", "train.py") == 0
+    assert (
+        holdfast_code("sbatch", "--ntasks=4", "--dry-run", "--", "run", "-n", "8", "train.py") == 0
+    )
 
     said = capsys.readouterr()
     assert said.err.startswith("holdfast sbatch: 8 workers will share 4 cores")
@@ -62,7 +58,7 @@ def test_more_workers_than_tasks_are_told_beside_the_script(
 def test_chain_is_submitted_link_by_link(
     slurm: Path, capsys: pytest.CaptureFixture[str], chain: list[str]
 ) -> None:
-    code = _sbatch("--time=60", *chain, "--", "run", "train.py")
+    code = holdfast_code("sbatch", "--time=60", *chain, "--", "run", "train.py")
 
     scripts = (slurm / "sbatch.scripts").read_text()
     assert code == 0, capsys.readouterr().err
@@ -77,7 +73,7 @@ def test_chain_is_submitted_link_by_link(
 def test_refusal_of_slurm_is_one_line(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (slurm / "sbatch").write_text("#!/bin/sh\necho 'error: no such partition' >&2\nexit 1\n")
 
-    assert _sbatch("-p", "none", "--", "run", "train.py") == 1
+    assert holdfast_code("sbatch", "-p", "none", "--", "run", "train.py") == 1
     assert "sbatch: error: no such partition" in capsys.readouterr().err
 
 
@@ -87,7 +83,7 @@ def test_without_slurm_a_line_says_so(
     (slurm / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(slurm))  # Slurm may be installed here
 
-    assert _sbatch("--", "run", "train.py") == 1
+    assert holdfast_code("sbatch", "--", "run", "train.py") == 1
     assert "sbatch cannot be started" in capsys.readouterr().err
 
 
@@ -107,5 +103,5 @@ def test_without_slurm_a_line_says_so(
 def test_request_that_makes_no_sense_is_not_submitted(
     capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
-    assert _sbatch(*argv) == 2
+    assert holdfast_code("sbatch", *argv) == 2
     assert words in capsys.readouterr().err

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 
-from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 
@@ -27,18 +27,10 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _status(*argv: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["status", *argv])
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def test_ended_job_is_shown_with_how_it_ended(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _status(str(run_dir)) == ExitCode.DONE
+    assert holdfast_code("status", run_dir) == ExitCode.DONE
 
     lines = " ".join(capsys.readouterr().out.split())
     for fact in (
@@ -58,7 +50,7 @@ def test_ended_job_is_shown_with_how_it_ended(
 def test_json_of_an_ended_job_is_one_object(
     run_dir: Path, capsys: pytest.CaptureFixture[str], watch: list[str]
 ) -> None:
-    assert _status(str(run_dir), "--json", *watch) == ExitCode.DONE
+    assert holdfast_code("status", run_dir, "--json", *watch) == ExitCode.DONE
 
     content = json.loads(capsys.readouterr().out)
     assert (content["is_over"], content["exit_code"], content["step"]) == (True, 75, 1)
@@ -70,7 +62,7 @@ def test_damaged_lines_of_a_journal_are_left_out(
     with (run_dir / "journal.jsonl").open("ab") as journal:
         journal.write(b'{"event": "step"}\n{"event": "epoch", "now": "late"}\n\xff\xfe{"torn')
 
-    assert _status(str(run_dir)) == ExitCode.DONE
+    assert holdfast_code("status", run_dir) == ExitCode.DONE
     assert "progress step 1" in " ".join(capsys.readouterr().out.split())
 
 
@@ -124,7 +116,7 @@ def test_directory_without_a_run_is_refused_in_one_line(
     place.mkdir()
     damage(place)  # type: ignore[operator]
 
-    assert _status(str(place)) == ExitCode.USAGE
+    assert holdfast_code("status", place) == ExitCode.USAGE
 
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
@@ -135,7 +127,7 @@ def test_directory_without_a_run_is_refused_in_one_line(
 def test_looking_changes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
 
-    _status(str(run_dir))
+    holdfast_code("status", run_dir)
     capsys.readouterr()
 
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before

@@ -61,11 +61,23 @@ def epoch(number: int, *, exact: bool) -> EpochReport:
         (Failure(2, "silent for 1 s", fenced=True), "worker 2: silent for 1 s, fenced"),
         (Failure(2, "fenced after 9 s", fenced=True), "worker 2: fenced after 9 s"),
         (
+            Failure(2, "fenced after 9 s", fenced=True, limit="stall"),
+            "worker 2: fenced after 9 s (stall limit)",
+        ),
+        (
             Failure(2, "silent for 1 s", 7, "training", fenced=True, limit="heartbeat"),
             "worker 2: silent for 1 s after step 7 while training, fenced (heartbeat limit)",
         ),
     ],
-    ids=["cause", "before any step", "phase", "fenced", "fenced by its cause", "everything"],
+    ids=[
+        "cause",
+        "before any step",
+        "phase",
+        "fenced",
+        "fenced by its cause",
+        "limit",
+        "everything",
+    ],
 )
 def test_death_is_told_with_all_that_is_known(failure: Failure, sentence: str) -> None:
     assert describe_failure(failure) == sentence
@@ -150,6 +162,7 @@ def test_metrics_are_pairs_of_six_digits() -> None:
 def test_ledger_names_each_epoch_that_is_not_exact() -> None:
     exact, wrong, worse = (epoch(1, exact=True), epoch(2, exact=False), epoch(4, exact=False))
 
+    assert describe_ledger(NOTHING) == "none has ended"
     assert describe_ledger(report_of(epochs=(exact,))) == "every sample exactly once"
     assert describe_ledger(report_of(epochs=(wrong, exact, worse))) == "not exact: 2, 4"
 
@@ -168,7 +181,10 @@ def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None
     [
         ({"exit_code": 0, "reason": None}, Life.GONE, "exit 0"),
         ({"exit_code": 70, "reason": "budget"}, Life.SUPERVISED, "exit 70: budget"),
+        ({}, Life.SUPERVISED, "still running"),
         ({}, Life.ALONE, "still running, without a supervisor"),
+        ({}, Life.GONE, "lost with its supervisor: go on with `holdfast run`"),
+        ({}, Life.UNKNOWN, "still running, or its supervisor was lost"),
         ({}, Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`"),
         ({}, Life.ELSEWHERE, "moved or copied: `holdfast status` says where its job works"),
         (

@@ -1,8 +1,9 @@
-"""A strike is a line of a plan, and a line is a strike."""
+"""Strikes and plans: a line is a strike, a plan follows from a seed, and a moment comes once."""
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,21 @@ from holdfast.runtime.tools.strike import (
     BLOWS,
     DEFAULT_BLOWS,
     LASTING,
+    Agenda,
     AtStep,
     AtTime,
     Blow,
     Kind,
     OnEvent,
+    Progress,
     Strike,
     Target,
     parse_blows,
     parse_plan,
     parse_strike,
+    pick,
+    strikes_by_count,
+    strikes_by_mtbf,
 )
 
 MOMENTS = st.one_of(
@@ -157,3 +163,135 @@ def test_defaults_need_no_mounts() -> None:
         Target.DISK,
         Target.SHM,
     }
+
+
+BY_COUNT = [
+    "stop+cont pool at step 10 for 3s",
+    "stop mpiexec at step 82",
+    "stop+cont worker #35 at step 67 for 3s",
+    "stop+cont pool on world for 3s",
+]
+
+BY_MTBF = [
+    "stop+cont pool at 1.05s for 3s",
+    "stop mpiexec at 18.03s",
+    "stop+cont worker #35 at 29.06s for 3s",
+]
+
+
+def _times(strikes: list[Strike]) -> list[float]:
+    return [strike.moment.seconds for strike in strikes if isinstance(strike.moment, AtTime)]
+
+
+def test_seed_has_these_strikes_for_ever() -> None:
+    """A bad run is replayed by its seed, in later versions too."""
+    assert [str(strike) for strike in strikes_by_count(7, 4, 100, DEFAULT_BLOWS)] == BY_COUNT
+    assert [str(s) for s in islice(strikes_by_mtbf(7, 10.0, DEFAULT_BLOWS), 3)] == BY_MTBF
+
+
+@given(st.integers(0, 2**64), st.integers(0, 8), st.integers(0, 1000))
+def test_strikes_of_a_count_lie_in_the_run(seed: int, count: int, steps: int) -> None:
+    strikes = strikes_by_count(seed, count, steps, DEFAULT_BLOWS)
+
+    assert len(strikes) == count
+    assert strikes == strikes_by_count(seed, count, steps, DEFAULT_BLOWS)
+    moments = [strike.moment for strike in strikes]
+    assert all(moment.step <= steps for moment in moments if isinstance(moment, AtStep))
+    assert tuple(map(parse_strike, map(str, strikes))) == strikes
+
+
+@pytest.mark.parametrize("mtbf_s", [0.5, 60.0])
+def test_gaps_are_exponential(mtbf_s: float) -> None:
+    """Mean and standard deviation of an exponential distribution are equal."""
+    times = _times(list(islice(strikes_by_mtbf(11, mtbf_s, DEFAULT_BLOWS), 4000)))
+    gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+
+    assert min(gaps) >= 0
+    assert mean == pytest.approx(mtbf_s, rel=0.05)
+    assert deviation == pytest.approx(mtbf_s, rel=0.1)
+
+
+def test_many_seeds_strike_every_target_in_every_way_and_at_every_sort_of_moment() -> None:
+    strikes = [s for seed in range(400) for s in strikes_by_count(seed, 3, 100, DEFAULT_BLOWS)]
+
+    assert {strike.blow for strike in strikes} == set(DEFAULT_BLOWS)
+    assert {type(strike.moment) for strike in strikes} == {AtStep, OnEvent}
+
+
+def test_pick_reaches_both_ends_and_nothing_else() -> None:
+    assert {pick(seed, 0, 2, 6) for seed in range(200)} == {2, 3, 4, 5, 6}
+
+
+def _progress(*events: str, step: int = 0) -> Progress:
+    progress = Progress()
+    for event in events:
+        progress.saw({"event": event})
+    if step:
+        progress.saw({"event": "step", "step": step})
+    return progress
+
+
+def _due(agenda: Agenda, seconds: float, progress: Progress) -> list[str]:
+    return [str(strike) for strike in agenda.due(seconds, progress)]
+
+
+def test_strike_waits_for_its_time() -> None:
+    agenda = Agenda(parse_plan("kill agent at 2s"))
+
+    assert _due(agenda, 1.9, _progress()) == []
+    assert _due(agenda, 2.0, _progress()) == ["kill agent at 2s"]
+    assert _due(agenda, 3.0, _progress()) == []
+
+
+def test_strike_waits_for_its_step_and_a_rollback_does_not_undo_it() -> None:
+    agenda = Agenda(parse_plan("kill agent at step 5\nkill pool at step 4"))
+    progress = _progress(step=4)
+
+    assert _due(agenda, 0, progress) == ["kill pool at step 4"]
+    progress.saw({"event": "step", "step": 2})
+    assert _due(agenda, 0, progress) == []
+    progress.saw({"event": "step", "step": 6})
+    assert _due(agenda, 0, progress) == ["kill agent at step 5"]
+
+
+def test_strike_at_step_0_is_due_at_once() -> None:
+    assert _due(Agenda(parse_plan("kill agent at step 0")), 0, _progress()) != []
+
+
+def test_strike_waits_for_the_second_event() -> None:
+    agenda = Agenda(parse_plan("kill agent on launch 2"))
+
+    assert _due(agenda, 99, _progress("launch")) == []
+    assert _due(agenda, 99, _progress("launch", "launch")) == ["kill agent on launch 2"]
+
+
+def test_strikes_whose_moment_never_came_are_named() -> None:
+    agenda = Agenda(parse_plan("kill agent at 1s\nkill pool on failure"))
+    agenda.due(2.0, _progress())
+
+    assert [str(strike) for strike in agenda.unstruck()] == ["kill pool on failure"]
+
+
+def test_plan_without_end_is_taken_strike_by_strike() -> None:
+    agenda = Agenda(strikes_by_mtbf(3, 10.0, DEFAULT_BLOWS), is_endless=True)
+    counts = [len(agenda.due(seconds / 10, _progress())) for seconds in range(10_000)]
+
+    assert 60 < sum(counts) < 140
+    assert set(counts) == {0, 1}
+
+
+def test_plan_without_end_has_nothing_that_never_came() -> None:
+    agenda = Agenda(strikes_by_mtbf(3, 10.0, DEFAULT_BLOWS), is_endless=True)
+    agenda.due(0.0, _progress())
+
+    assert agenda.unstruck() == []
+
+
+def test_strikes_at_the_same_moment_come_together_in_the_order_of_the_plan() -> None:
+    plan = parse_plan("kill pool at 2s\nkill agent at step 3\nkill pool at 2s\nterm agent at 3s")
+    agenda = Agenda(plan)
+
+    assert agenda.due(2.5, _progress(step=3)) == list(plan[:3])
+    assert agenda.unstruck() == list(plan[3:])

@@ -1,14 +1,38 @@
-"""Strikes reach processes and places, wait for their victims, and are undone."""
+"""Strikes reach processes and places of one job only, wait for their victims, and are undone."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.host import guard
+from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchLine
+from holdfast.runtime.system.owned_directory import make_owned_directory
+from holdfast.runtime.tools import striker
 from holdfast.runtime.tools.strike import Target, parse_plan, parse_strike
-from holdfast.runtime.tools.striker import WAITS_FOR_VICTIM_S, JobTraces, Striker
+from holdfast.runtime.tools.striker import (
+    _UNSHARE,
+    NAMESPACE_VARIABLE,
+    WAITS_FOR_VICTIM_S,
+    FullPlace,
+    JobTraces,
+    Striker,
+    choose_victim,
+    enter,
+    find_victims,
+    is_private,
+    refusal,
+)
 
 
 class FakeTraces(JobTraces):
@@ -39,68 +63,68 @@ class FakePlace:
 
 
 @pytest.fixture
-def traces() -> FakeTraces:
+def fakes() -> FakeTraces:
     # Numbers that no process has: the kernel's largest is 2**22.
     return FakeTraces({2**22 + 1: "holdfast-w3", 2**22 + 2: "holdfast-w7"})
 
 
-def test_index_chooses_among_the_living(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_index_chooses_among_the_living(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("kill worker #5 at 1s"), 1.0)
 
     (struck,) = striker.look(1.0, 9, None)
 
-    assert traces.sent == [(2**22 + 2, signal.SIGKILL)]  # 5 modulo 2: the second
+    assert fakes.sent == [(2**22 + 2, signal.SIGKILL)]  # 5 modulo 2: the second
     assert (struck.victim, struck.step) == (f"{2**22 + 2} holdfast-w7", 9)
 
 
-def test_stopped_process_is_woken_after_its_time(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_stopped_process_is_woken_after_its_time(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("stop+cont worker at 1s for 2s"), 1.0)
 
     striker.look(1.0, 0, None)
     striker.look(2.9, 0, None)
-    assert [number for _, number in traces.sent] == [signal.SIGSTOP]
+    assert [number for _, number in fakes.sent] == [signal.SIGSTOP]
     striker.look(3.0, 0, None)
 
-    assert [number for _, number in traces.sent] == [signal.SIGSTOP, signal.SIGCONT]
+    assert [number for _, number in fakes.sent] == [signal.SIGSTOP, signal.SIGCONT]
     assert striker.is_done
 
 
-def test_victim_is_waited_for(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_victim_is_waited_for(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("term agent at 1s"), 1.0)
 
     assert striker.look(1.0, 0, None) == []
-    traces.alive[2**22 + 3] = "holdfast-agent"
+    fakes.alive[2**22 + 3] = "holdfast-agent"
 
     assert len(striker.look(2.0, 0, None)) == 1
-    assert traces.sent == [(2**22 + 3, signal.SIGTERM)]
+    assert fakes.sent == [(2**22 + 3, signal.SIGTERM)]
 
 
-def test_victim_that_never_comes_is_missed(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("term agent at 1s"), 1.0)
 
     assert striker.look(1.0 + WAITS_FOR_VICTIM_S, 0, None) == []
     (struck,) = striker.look(1.1 + WAITS_FOR_VICTIM_S, 0, None)
 
     assert not struck.has_hit
-    assert traces.sent == []
+    assert fakes.sent == []
 
 
-def test_supervisor_is_the_process_that_was_started(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("kill supervisor at 1s"), 1.0)
 
     striker.look(1.0, 0, 2**22 + 1)
 
-    assert traces.sent == [(2**22 + 1, signal.SIGKILL)]
+    assert fakes.sent == [(2**22 + 1, signal.SIGKILL)]
 
 
-def test_place_is_full_for_its_time(traces: FakeTraces) -> None:
+def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = Striker(traces, {Target.STDERR: place})
+    striker = Striker(fakes, {Target.STDERR: place})
     striker.order(parse_strike("full stderr at 1s for 2s"), 1.0)
 
     striker.look(1.0, 0, None)
@@ -110,9 +134,9 @@ def test_place_is_full_for_its_time(traces: FakeTraces) -> None:
     assert not place.is_full
 
 
-def test_end_undoes_everything_and_notes_what_came_too_late(traces: FakeTraces) -> None:
+def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = Striker(traces, {Target.STDERR: place})
+    striker = Striker(fakes, {Target.STDERR: place})
     striker.order(parse_strike("full stderr at 1s"), 1.0)
     striker.order(parse_strike("kill agent at 1s"), 1.0)
     striker.look(1.0, 0, None)
@@ -124,18 +148,18 @@ def test_end_undoes_everything_and_notes_what_came_too_late(traces: FakeTraces) 
     assert striker.is_done
 
 
-def test_process_that_is_stopped_for_good_is_not_woken(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("stop worker at 1s"), 1.0)
 
     striker.look(1.0, 0, None)
     striker.end(99.0, 0)
 
-    assert [number for _, number in traces.sent] == [signal.SIGSTOP]
+    assert [number for _, number in fakes.sent] == [signal.SIGSTOP]
 
 
-def test_process_that_is_gone_when_its_signal_comes_is_no_victim(traces: FakeTraces) -> None:
-    striker = Striker(traces, {})
+def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {})
     striker.order(parse_strike("kill supervisor at 1s"), 1.0)
 
     assert striker.look(1.0, 0, 2**22 + 9) == []
@@ -144,8 +168,8 @@ def test_process_that_is_gone_when_its_signal_comes_is_no_victim(traces: FakeTra
     assert struck.now == 2.0
 
 
-def test_place_that_was_not_mounted_is_never_full(traces: FakeTraces) -> None:
-    striker = Striker(traces, {Target.STDERR: FakePlace()})
+def test_place_that_was_not_mounted_is_never_full(fakes: FakeTraces) -> None:
+    striker = Striker(fakes, {Target.STDERR: FakePlace()})
     striker.order(parse_strike("full disk at 1s"), 1.0)
 
     striker.look(1.0, 0, None)
@@ -155,10 +179,10 @@ def test_place_that_was_not_mounted_is_never_full(traces: FakeTraces) -> None:
 
 
 def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
-    traces: FakeTraces,
+    fakes: FakeTraces,
 ) -> None:
     first, second = FakePlace(), FakePlace()
-    striker = Striker(traces, {Target.STDERR: first})
+    striker = Striker(fakes, {Target.STDERR: first})
     striker.order(parse_strike("full stderr at 1s for 2s"), 1.0)
     striker.look(1.0, 0, None)
 
@@ -170,9 +194,9 @@ def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
 
 
 def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
-    traces: FakeTraces,
+    fakes: FakeTraces,
 ) -> None:
-    striker = Striker(traces, {})
+    striker = Striker(fakes, {})
     striker.order(parse_strike("kill agent at 1s"), 1.0)
     striker.look(1.0, 0, None)
 
@@ -180,3 +204,386 @@ def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
 
     told = [(str(s.strike), s.now, s.step, s.victim) for s in striker.struck]
     assert told == [("kill agent at 1s", 5.0, 12, None), ("kill pool on failure", 5.0, 12, None)]
+
+
+GUARD = (sys.executable, "-I", "-S", guard.__file__)
+
+LINE = LaunchLine(Path("/opt/mpi/bin/mpiexec"), 2, Path("/tmp/launch-1"), GUARD)
+
+NAMES = {
+    40: "holdfast-agent",
+    47: "holdfast-w12",
+    43: "holdfast-w3",
+    44: "holdfast-pool",
+    49: "holdfast-writer",
+    45: "holdfast-writer",
+    50: "holdfast-w3b",
+    51: "python3",
+}
+
+
+class Proc:
+    """Command lines and environments, as the kernel would show them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: dict[int, str] = {}
+        self.variables: dict[int, list[bytes]] = {}
+        monkeypatch.setattr(striker, "command_line", lambda pid: self.lines.get(pid, ""))
+        monkeypatch.setattr(striker, "variables_of", lambda pid: self.variables.get(pid, []))
+
+    def add(self, pid: int, command: tuple[str, ...], *variables: bytes) -> None:
+        self.lines[pid] = "".join(f"{word}\0" for word in command)
+        self.variables[pid] = [b"HOME=/root", *variables]
+
+    def find(self, target: Target) -> dict[int, int]:
+        return find_victims(target, dict.fromkeys(self.lines, "python3"), None)
+
+
+@pytest.fixture
+def proc(monkeypatch: pytest.MonkeyPatch) -> Proc:
+    return Proc(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        (Target.WORKER, {3: 43, 12: 47}),
+        (Target.AGENT, {0: 40}),
+        (Target.POOL, {0: 44}),
+        (Target.WRITER, {0: 45, 1: 49}),
+        (Target.SUPERVISOR, {0: 51}),
+    ],
+    ids=lambda value: value.value if isinstance(value, Target) else "",
+)
+def test_process_is_known_by_its_name(target: Target, found: dict[int, int]) -> None:
+    assert find_victims(target, NAMES, 51) == found
+
+
+@pytest.mark.parametrize(
+    "target", [Target.WORKER, Target.GUARD, Target.MPIEXEC, *striker._NAMES], ids=lambda t: t.value
+)
+def test_job_that_has_yet_to_start_has_no_victim_but_its_supervisor(
+    proc: Proc, target: Target
+) -> None:
+    proc.add(51, ("python3", "-c", "main"))
+
+    assert find_victims(target, {51: "python3"}, 51) == {}
+    assert choose_victim(target, 3, {51: "python3"}, 51) is None
+
+
+def test_supervisor_that_has_ended_is_no_victim() -> None:
+    assert find_victims(Target.SUPERVISOR, NAMES, None) == {}
+    assert choose_victim(Target.SUPERVISOR, 0, NAMES, None) is None
+
+
+@pytest.mark.parametrize(("index", "chosen"), [(0, 43), (1, 47), (2, 43), (35, 47)])
+def test_index_counts_the_living_in_the_order_of_their_ids(index: int, chosen: int) -> None:
+    assert choose_victim(Target.WORKER, index, NAMES, 51) == chosen
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        (LINE, "OMPI_COMM_WORLD_RANK"),
+        (dataclasses.replace(LINE, ulfm=False), "OMPI_COMM_WORLD_RANK"),
+        (dataclasses.replace(LINE, ulfm=False, launcher=MPICH), "PMI_RANK"),
+        (dataclasses.replace(LINE, ulfm=False, launcher=INTEL_MPI), "PMI_RANK"),
+    ],
+    ids=["Open MPI", "Open MPI without shrinking", "MPICH", "Intel MPI"],
+)
+def test_mpiexec_and_its_guards_are_told_apart(proc: Proc, line: LaunchLine, rank: str) -> None:
+    proc.add(30, ("python3", "-c", "import sys; agent"))
+    proc.add(31, line.command())
+    proc.add(33, GUARD, f"{rank}=0".encode())
+    proc.add(32, GUARD, f"{rank}=1".encode())
+
+    assert proc.find(Target.MPIEXEC) == {0: 31}
+    assert proc.find(Target.GUARD) == {0: 33, 1: 32}
+
+
+@pytest.mark.parametrize("launcher", [OPEN_MPI, MPICH], ids=lambda launcher: launcher.library)
+def test_worker_is_no_guard_although_it_has_the_environment_of_one(
+    proc: Proc, launcher: Launcher
+) -> None:
+    rank = b"OMPI_COMM_WORLD_RANK=1" if launcher is OPEN_MPI else b"PMI_RANK=1"
+    proc.add(34, ("python3", "-c", "worker"), rank)
+    proc.add(35, (*GUARD, "more"), rank)
+
+    assert proc.find(Target.GUARD) == {}
+    assert proc.find(Target.MPIEXEC) == {}
+
+
+VARIABLE = "HOLDFAST_TEST_TRACES"
+
+DEAD, OTHER = 2**22 + 1, 2**22 + 11
+"""Numbers that no process has: the kernel's largest is 2**22."""
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobTraces]:
+    """Traces of a job whose shared memory is a folder of its own."""
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(striker, "SHARED_MEMORY", tmp_path / "shm")
+    made = JobTraces(VARIABLE)
+    yield made
+    made.kill_all()
+    made.remove_files(())
+
+
+def _segment(folder: Path, name: str) -> Path:
+    directory = folder / "shm" / name
+    directory.mkdir()
+    (directory / "segment").write_bytes(b"some memory")
+    return directory
+
+
+def _family(traces: JobTraces) -> subprocess.Popen[str]:
+    """Start a shell with a child, which ignore a polite request; wait until both are there.
+
+    The child answers itself: until it has become `cat`, its environment may look empty.
+    """
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; exec 3<&0; cat <&3 & wait"],
+        env=traces.environment(os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("begun\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def test_environment_has_the_mark_and_a_place_for_temporary_files(traces: JobTraces) -> None:
+    base = {"HOME": "/home/me", "TMPDIR": "/var/tmp", VARIABLE: "of another job"}
+
+    environment = traces.environment(base)
+
+    assert environment.keys() == {"HOME", "TMPDIR", VARIABLE}
+    assert f"{VARIABLE}={environment[VARIABLE]}" == traces.mark
+    assert Path(environment["TMPDIR"]) == traces.temporary
+    assert traces.temporary.is_dir()
+    assert base["TMPDIR"] == "/var/tmp"
+
+
+def test_two_jobs_have_marks_and_places_of_their_own(traces: JobTraces) -> None:
+    other = JobTraces(VARIABLE)
+
+    assert other.mark != traces.mark
+    assert other.scratch != traces.scratch
+    other.remove_files(())
+
+
+def test_job_without_traces_has_left_nothing(traces: JobTraces) -> None:
+    assert traces.leftovers([DEAD]) == ()
+
+
+def test_files_of_the_job_are_named_and_those_of_other_jobs_are_not(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
+    _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
+    _segment(tmp_path, f"holdfast-{DEAD}1-abcdefgh")
+    (traces.temporary / "forgotten.txt").touch()
+
+    left = traces.leftovers([DEAD, DEAD])
+
+    assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
+
+
+def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: JobTraces) -> None:
+    traces.temporary.rmdir()
+
+    assert traces.leftovers([DEAD]) == ()
+
+
+def test_memory_that_a_living_process_holds_is_not_called_left(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    """A living supervisor of another job may have got the number of a dead one."""
+    held = make_owned_directory(str(tmp_path / "shm"))
+
+    assert traces.leftovers([os.getpid()]) == ()
+    traces.remove_files([os.getpid()])
+    assert held.is_dir()
+
+
+def test_files_of_the_job_are_removed_and_those_of_other_jobs_stay(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
+    others = _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
+    (traces.temporary / "forgotten.txt").touch()
+
+    traces.remove_files([DEAD])
+
+    assert not traces.scratch.exists()
+    assert not memory.exists()
+    assert (others / "segment").exists()
+
+
+@pytest.mark.process
+def test_processes_that_are_left_are_named(traces: JobTraces) -> None:
+    family = _family(traces)
+
+    left = traces.leftovers([family.pid])
+
+    assert f"process {family.pid} sh" in left
+    assert len(left) == 2
+    traces.kill_all()
+    family.communicate()
+
+
+@pytest.mark.process
+def test_kill_ends_every_process_of_the_job_and_no_other(traces: JobTraces) -> None:
+    other = JobTraces(VARIABLE)
+    ours, theirs = _family(traces), _family(other)
+
+    traces.kill_all()
+
+    assert traces.processes() == {}
+    assert len(other.processes()) == 2
+    other.kill_all()
+    other.remove_files(())
+    for process in (ours, theirs):
+        assert process.communicate()[0] == ""
+        assert process.returncode == -9
+
+
+_PROGRAM = """
+import errno, pathlib, sys
+from holdfast.runtime.tools.striker import FullPlace
+
+with FullPlace(pathlib.Path(sys.argv[1]), 2) as place:
+    place.fill()
+    try:
+        (place.path / "file").write_bytes(bytes(1 << 20))
+        print("taken")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+    place.release()
+    print((place.path / "file").write_bytes(bytes(1 << 20)))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
+def test_full_place_takes_nothing_until_it_is_released(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+
+    ended = subprocess.run(
+        [*_UNSHARE, sys.executable, "-c", _PROGRAM, str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.stdout.split() == ["ENOSPC", str(1 << 20)], ended.stderr
+    assert not place.exists()
+    assert not is_private()
+
+
+HERE = os.readlink("/proc/self/ns/mnt")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder where programs are found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def _write(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("namespace", "is_own"), [(None, False), (HERE, False), ("mnt:[1]", True)])
+def test_namespace_is_private_if_the_process_has_come_from_another_one(
+    monkeypatch: pytest.MonkeyPatch, namespace: str | None, *, is_own: bool
+) -> None:
+    """A /dev/shm that is everybody's must never be filled."""
+    monkeypatch.delenv(NAMESPACE_VARIABLE, raising=False)
+    if namespace is not None:
+        monkeypatch.setenv(NAMESPACE_VARIABLE, namespace)
+
+    assert is_private() is is_own
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (None, "there is no unshare (util-linux)"),
+        ("echo ' not permitted ' >&2; exit 1", "is refused (not permitted); it takes root"),
+        ('[ "$4" = true ]', None),
+    ],
+    ids=["no program", "no right", "right"],
+)
+def test_user_without_mounts_of_their_own_is_told_why(
+    programs: Path, script: str | None, reason: str | None
+) -> None:
+    if script is not None:
+        _write(programs, "unshare", script)
+
+    found = refusal()
+
+    assert found is None if reason is None else str(found).endswith(reason)
+
+
+def test_process_that_enters_a_namespace_says_where_it_has_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(os, "execvpe", lambda *arguments: calls.append(arguments))
+
+    enter([sys.executable, "-c", "main"])
+
+    ((program, line, environment),) = calls
+    assert (program, line[0]) == ("unshare", "unshare")
+    assert line[-3:] == [sys.executable, "-c", "main"]
+    assert "--mount" in line[1:-3]
+    assert environment == {**os.environ, NAMESPACE_VARIABLE: HERE}
+
+
+def test_mount_that_is_refused_is_said_with_the_place_and_the_reason(
+    programs: Path, tmp_path: Path
+) -> None:
+    _write(programs, "mount", "echo 'mount: permission denied' >&2; exit 32")
+
+    with pytest.raises(UsageError, match=r"mounted at \S+/place: mount: permission denied$"):
+        FullPlace(tmp_path / "place", 2)
+
+
+def test_place_is_mounted_with_its_size_and_gone_at_the_end(programs: Path, tmp_path: Path) -> None:
+    _write(programs, "mount", f'echo "$@" >> {tmp_path}/calls')
+    _write(programs, "umount", f'echo "$@" >> {tmp_path}/calls')
+
+    with FullPlace(tmp_path / "place", 24) as place:
+        assert place.path.is_dir()
+
+    assert not (tmp_path / "place").exists()
+    mounted, unmounted = (tmp_path / "calls").read_text().splitlines()
+    assert mounted == f"-t tmpfs -o size=24m holdfast-chaos {tmp_path}/place"
+    assert unmounted == f"--lazy {tmp_path}/place"
+
+
+def test_full_place_has_64_kib_left_and_all_of_it_when_it_is_released(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of which nothing at all could be written would end before it could say why."""
+    _write(programs, "mount", "exit 0")
+    place = FullPlace(tmp_path / "place", 1)
+    size = SimpleNamespace(f_bavail=5 * 16, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _path: size)
+
+    place.fill()
+
+    assert [path.stat().st_size for path in place.path.iterdir()] == [4 << 16]
+    place.release()
+    assert list(place.path.iterdir()) == []
+    place.release()

@@ -1,16 +1,257 @@
-"""A run is bad as soon as one thing that must hold does not."""
+"""A run and its twin: what each is asked for, what a strike has cost, and what makes a run bad."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.tools.followed_run import FollowedRun
-from holdfast.runtime.tools.strike import parse_strike
-from holdfast.runtime.tools.striker import Struck
-from holdfast.runtime.tools.verdict import judge, percentile, shares
+from holdfast.runtime.tools import verdict as verdict_module
+from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms
+from holdfast.runtime.tools.strike import (
+    DEFAULT_BLOWS,
+    PROCESS_BLOWS,
+    Agenda,
+    Blow,
+    Kind,
+    Progress,
+    Target,
+    parse_blows,
+    parse_plan,
+    parse_strike,
+    strikes_by_count,
+    strikes_by_mtbf,
+)
+from holdfast.runtime.tools.striker import SHARED_MEMORY, Struck
+from holdfast.runtime.tools.summary import Bucket, Span
+from holdfast.runtime.tools.verdict import (
+    ChaosTerms,
+    Hit,
+    can_interrupt,
+    judge,
+    pauses,
+    percentile,
+    recovery_times,
+    run_chaos,
+    shares,
+    unexplained,
+)
+
+CALM_RECORDS: tuple[Record, ...] = (
+    {"event": "job_started", "now": 0.5},
+    {"event": "launch", "now": 0.5},
+    {"event": "step", "now": 2.0, "seconds": 1.0, "step": 6, "samples": 40, "generation": 1},
+    {"event": "completed", "now": 2.5, "step": 6, "sha256": "aa"},
+)
+
+CALM = FollowedRun((0,), 0.0, 3.0, CALM_RECORDS, (), ())
+
+FULL_DISK = parse_plan("kill agent at step 2\nfull disk at step 3")
+
+
+def _terms(out: Path, **changes: Any) -> ChaosTerms:
+    terms = ChaosTerms(
+        arguments=("-n", "2", "train.py"),
+        out=out,
+        seed=7,
+        blows=DEFAULT_BLOWS,
+        count=3,
+        hang_after_s=60.0,
+        disk_mb=16,
+        shm_mb=32,
+    )
+    return dataclasses.replace(terms, **changes)
+
+
+class Runs:
+    """Stands in for both runs: notes what they were asked for, and writes a journal."""
+
+    def __init__(self, *outcomes: FollowedRun) -> None:
+        self.outcomes = list(outcomes)
+        self.asked: list[tuple[RunTerms, Agenda]] = []
+        self.places: list[set[Target]] = []
+
+    def follow(
+        self, terms: RunTerms, agenda: Agenda, places: Mapping[Target, object] | None = None
+    ) -> FollowedRun:
+        self.asked.append((terms, agenda))
+        self.places.append(set(places or {}))
+        terms.folder.mkdir(parents=True, exist_ok=True)
+        terms.run_dir.mkdir(parents=True)
+        (terms.run_dir / "journal.jsonl").write_text("records")
+        return self.outcomes.pop(0)
+
+
+class FakePlace:
+    """A place that is mounted nowhere."""
+
+    mounted: dict[Path, int]
+
+    def __init__(self, path: Path, megabytes: int) -> None:
+        self.path = path
+        FakePlace.mounted[path] = megabytes
+
+    def __enter__(self) -> FakePlace:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        del FakePlace.mounted[self.path]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    found = Runs(CALM, CALM)
+    monkeypatch.setattr(verdict_module, "follow_run", found.follow)
+    monkeypatch.setattr(FakePlace, "mounted", {}, raising=False)
+    monkeypatch.setattr(verdict_module, "FullPlace", FakePlace)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "places"),
+    [
+        ({}, ()),
+        ({"blows": parse_blows("full")}, (Target.DISK, Target.SHM)),
+        ({"strikes": FULL_DISK}, (Target.DISK,)),
+        ({"strikes": FULL_DISK[:1], "blows": parse_blows("full")}, ()),
+    ],
+    ids=["defaults", "kinds", "plan", "plan before kinds"],
+)
+def test_place_that_may_be_full_is_mounted(
+    changes: dict[str, Any], places: tuple[Target, ...]
+) -> None:
+    assert _terms(Path("/out"), **changes).mounted == places
+
+
+def test_strikes_that_need_a_mount_can_be_left_out() -> None:
+    terms = _terms(Path("/out"), blows=parse_blows("kill agent, full"), strikes=FULL_DISK)
+
+    left = terms.without_places()
+
+    assert left.strikes == FULL_DISK[:1]
+    assert left.blows == parse_blows("kill agent, full stderr")
+    assert left.mounted == ()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"strikes": FULL_DISK[1:]}, {"blows": parse_blows("full disk")}], ids=str
+)
+def test_terms_with_nothing_else_to_strike_with_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="nothing is left to strike with; name other --kinds"):
+        _terms(Path("/out"), **changes).without_places()
+
+
+def test_plan_is_taken_before_a_seed_and_gaps_before_a_count() -> None:
+    by_count = strikes_by_count(7, 3, 100, DEFAULT_BLOWS)
+    first_by_gaps = next(strikes_by_mtbf(7, 9.0, DEFAULT_BLOWS))
+
+    assert _terms(Path("/out"), strikes=FULL_DISK, mtbf_s=9.0).agenda(100).unstruck() == list(
+        FULL_DISK
+    )
+    assert _terms(Path("/out")).agenda(100).unstruck() == list(by_count)
+    endless = _terms(Path("/out"), mtbf_s=9.0).agenda(100)
+    assert endless.due(1e9, Progress()) == [first_by_gaps]
+    assert endless.unstruck() == []
+
+
+def test_twin_is_left_alone_and_the_other_is_struck_by_the_steps_of_the_twin(
+    runs: Runs, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    verdict = run_chaos(_terms(tmp_path / "out"), told.append)
+
+    (twin, calm), (struck, agenda) = runs.asked
+    assert (twin.folder, struck.folder) == (tmp_path / "out" / "twin", tmp_path / "out" / "struck")
+    assert twin.arguments == struck.arguments == ("-n", "2", "train.py")
+    assert twin.hang_after_s == struck.hang_after_s == 60.0
+    assert calm.unstruck() == []
+    assert agenda.unstruck() == list(strikes_by_count(7, 3, 6, DEFAULT_BLOWS))
+    assert verdict.is_good
+    assert "the twin made 6 steps in 3.0 s" in told[1]
+
+
+def test_report_and_plan_of_what_was_struck_are_written(runs: Runs, tmp_path: Path) -> None:
+    plan = parse_plan("kill worker #2 at step 3\nstop+cont agent at 1s for 2s")
+    struck = tuple(Struck(strike, 1.0, 0, "77 python3") for strike in reversed(plan))
+    runs.outcomes[1] = dataclasses.replace(CALM, struck=struck)
+
+    run_chaos(_terms(tmp_path / "out", strikes=plan), lambda _: None)
+
+    assert parse_plan((tmp_path / "out" / "plan.txt").read_text()) == plan[::-1]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["good"], report["seed"], report["mtbf_s"]) == (True, 7, None)
+    assert report["arguments"] == ["-n", "2", "train.py"]
+    assert report["sha256"] == report["twin_sha256"] == "aa"
+
+
+def test_twin_that_fails_leaves_its_evidence_and_nothing_is_struck(
+    runs: Runs, tmp_path: Path
+) -> None:
+    runs.outcomes[0] = dataclasses.replace(CALM, failure="it hung", evidence="processes: none")
+
+    with pytest.raises(ProgramError, match=r"twin failed \(it hung\), so there is nothing to com"):
+        run_chaos(_terms(tmp_path / "out"), lambda _: None)
+
+    assert (tmp_path / "out" / "twin" / "evidence.txt").read_text() == "processes: none\n"
+    assert len(runs.asked) == 1
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("taken", "taken is there already; remove it, or choose another --out"),
+        ("file/out", "file/out cannot be made: Not a directory; choose another --out"),
+    ],
+)
+def test_directory_that_cannot_be_had_is_refused_before_any_run(
+    runs: Runs, tmp_path: Path, place: str, words: str
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match=words):
+        run_chaos(_terms(tmp_path / place), lambda _: None)
+
+    assert runs.asked == []
+
+
+def test_small_disk_carries_the_struck_run_whose_directory_is_kept(
+    runs: Runs, tmp_path: Path
+) -> None:
+    struck = tmp_path / "out" / "struck"
+
+    run_chaos(_terms(tmp_path / "out", strikes=FULL_DISK), lambda _: None)
+
+    (twin, _), (other, _) = runs.asked
+    assert (twin.run_dir, other.run_dir) == (tmp_path / "out" / "twin" / "run", struck / "disk/run")
+    assert runs.places == [set(), {Target.DISK}]
+    assert (struck / "run" / "journal.jsonl").read_text() == "records"
+    assert FakePlace.mounted == {}
+
+
+def test_places_have_the_sizes_that_were_asked_for_until_the_end(
+    runs: Runs, tmp_path: Path
+) -> None:
+    seen: list[dict[Path, int]] = []
+    terms = _terms(tmp_path / "out", blows=parse_blows("full disk, full shm"))
+    runs.outcomes[0] = dataclasses.replace(CALM, failure="it hung")
+
+    with pytest.raises(ProgramError):
+        run_chaos(terms, lambda _: seen.append(dict(FakePlace.mounted)))
+
+    assert seen == [{tmp_path / "out" / "struck" / "disk": 16, SHARED_MEMORY: 32}]
+    assert FakePlace.mounted == {}
 
 
 def _records(sha256: str = "aa", samples: int = 40, *, exact: bool = True) -> tuple[Record, ...]:
@@ -172,3 +413,128 @@ def test_shares_of_the_buckets_add_up_to_the_whole() -> None:
 
     assert found == {"training": (3.0, 0.75), "repair": (1.0, 0.25)}
     assert shares({"training": 0}) == {"training": (0.0, 0.0)}
+
+
+S = 1_000_000_000
+
+KILL_WORKER = Blow(Kind.KILL, Target.WORKER)
+
+STOP_AGENT = Blow(Kind.STOP, Target.AGENT)
+
+TERM_POOL = Blow(Kind.TERM, Target.POOL)
+
+KILL_AGENT = Blow(Kind.KILL, Target.AGENT)
+
+
+def _spans(*parts: tuple[Bucket, float, float]) -> list[Span]:
+    return [Span(bucket, round(begin * S), round(end * S)) for bucket, begin, end in parts]
+
+
+TRAINING, REPAIR, RELAUNCH = Bucket.TRAINING, Bucket.REPAIR, Bucket.RELAUNCH
+
+
+def test_death_costs_the_time_to_the_end_of_the_repair() -> None:
+    spans = _spans((TRAINING, 0, 5), (REPAIR, 5, 6), (TRAINING, 6, 9))
+
+    assert list(recovery_times([Hit(4.5, KILL_WORKER)], spans)) == [1.5]
+
+
+def test_stopped_agent_is_charged_with_the_relaunch_not_the_harmless_strike_after_it() -> None:
+    spans = _spans((TRAINING, 0, 4), (RELAUNCH, 4, 9), (TRAINING, 9, 10))
+
+    times = list(recovery_times([Hit(1, STOP_AGENT), Hit(3, TERM_POOL)], spans))
+
+    assert times == [8, 6]  # the other one waits for the next step that begins
+
+
+def test_harmless_strike_is_no_pause_and_a_late_step_is_one() -> None:
+    """A stopped worker that goes on has no repair, and its step lasts as long as the stop."""
+    spans = _spans((TRAINING, 0, 1), (TRAINING, 1, 2), (TRAINING, 2, 6), (REPAIR, 6, 7),
+                   (TRAINING, 7, 8), (TRAINING, 8, 9))  # fmt: skip
+    hits = [Hit(0.5, TERM_POOL), Hit(2.1, TERM_POOL), Hit(5.9, KILL_WORKER), Hit(8.5, KILL_AGENT)]
+
+    assert list(pauses(hits, spans)) == [False, True, True, False]
+
+
+def test_second_death_takes_the_gap_over() -> None:
+    spans = _spans((TRAINING, 0, 5), (RELAUNCH, 5, 9), (TRAINING, 9, 10))
+
+    times = list(recovery_times([Hit(4, KILL_WORKER), Hit(6, KILL_AGENT)], spans))
+
+    assert times == [5, 3]
+
+
+def test_gap_without_a_strike_that_explains_it_belongs_to_the_last_one() -> None:
+    spans = _spans((TRAINING, 0, 5), (RELAUNCH, 5, 9), (TRAINING, 9, 10))
+
+    assert list(recovery_times([Hit(4, TERM_POOL)], spans)) == [5]
+
+
+def test_second_gap_of_a_strike_has_no_explanation() -> None:
+    later = (RELAUNCH, 20, 25)
+    spans = _spans((REPAIR, 0, 1), (TRAINING, 1, 5), (REPAIR, 5, 6), (TRAINING, 6, 20), later)
+    hits = [Hit(4.5, KILL_WORKER)]
+
+    assert list(recovery_times(hits, spans)) == [1.5]
+    assert list(unexplained(hits, spans)) == _spans((REPAIR, 0, 1), later)
+
+
+def test_strike_after_the_last_step_has_no_time() -> None:
+    spans = _spans((TRAINING, 0, 5), (Bucket.ENDING, 5, 9))
+
+    assert list(recovery_times([Hit(6, KILL_WORKER)], spans)) == [None]
+
+
+@pytest.mark.parametrize("blow", PROCESS_BLOWS, ids=str)
+def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
+    if blow.target in (Target.POOL, Target.WRITER) or blow.kind is Kind.STOP_CONT:
+        assert not can_interrupt(blow)
+    elif blow.target is Target.AGENT:
+        assert can_interrupt(blow)
+
+
+@pytest.mark.parametrize(
+    ("line", "interrupts"),
+    [
+        ("kill worker", True),
+        ("stop guard", True),
+        ("kill mpiexec", True),
+        ("kill supervisor", False),
+        ("term supervisor", True),
+        ("term agent", True),
+        ("term worker", False),
+        ("stop+cont worker", False),
+        ("full disk", True),
+        ("full shm", True),
+        ("full stderr", False),
+    ],
+)
+def test_failure_model_tells_which_strikes_stop_training(line: str, *, interrupts: bool) -> None:
+    (blow,) = parse_blows(line)
+
+    assert can_interrupt(blow) is interrupts
+
+
+_LENGTHS = st.tuples(st.sampled_from([TRAINING, REPAIR, RELAUNCH]), st.integers(1, 5))
+
+
+@given(
+    st.lists(_LENGTHS, max_size=8),
+    st.lists(st.tuples(st.integers(-2, 30), st.sampled_from(PROCESS_BLOWS)), max_size=5),
+)
+def test_each_gap_is_explained_by_one_strike_or_by_none(
+    lengths: list[tuple[Bucket, int]], strikes: list[tuple[int, Blow]]
+) -> None:
+    ends = list(itertools.accumulate(length for _, length in lengths))
+    spans = _spans(
+        *((b, end - length, end) for (b, length), end in zip(lengths, ends, strict=True))
+    )
+    hits = [Hit(now, blow) for now, blow in sorted(strikes, key=lambda strike: strike[0])]
+
+    times, paused = list(recovery_times(hits, spans)), list(pauses(hits, spans))
+
+    gaps = [span for span in spans if span.bucket is not TRAINING]
+    assert len(times) == len(paused) == len(hits)
+    assert all(time is None or time >= 0 for time in times)
+    # At most one gap is charged to each hit, and all others are told as unexplained.
+    assert 0 <= len(gaps) - len(list(unexplained(hits, spans))) <= sum(paused)

@@ -1,25 +1,34 @@
-"""How a job stands, told from a journal and an agent's answer."""
+"""How a job stands: from a journal and the answer of its agent, at each look anew."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.tools.events import sound_records, told_events
 from holdfast.runtime.tools.save_request import Life
 from holdfast.runtime.tools.status import (
     AgentAnswer,
+    AgentQuestion,
     Ending,
     JobStatus,
+    StatusSource,
     ending_of,
     job_status,
     newest_job,
@@ -29,14 +38,17 @@ from holdfast.runtime.tools.status import (
 from holdfast.runtime.tools.summary import SINCE_LAST_STEP, goodput_of, summarize
 
 RUNNING = Ending("running", is_over=False)
+
 REPORT = StepReport(
     now=109.0, step=9, steps=60, epoch=1, epochs=6, step_of_epoch=9, steps_per_epoch=10,
     metrics={"loss": 0.5, "f1": math.nan}, next_save_step=20,
 )  # fmt: skip
+
 WORKER = {
     "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
     "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "",
 }  # fmt: skip
+
 ANSWER = {
     "kind": "status", "now": 110.0, "phase": "training", "workers": [WORKER, {"worker": 1}],
     "launch": {"workers": [0, 1]}, "progress": REPORT.to_json(),
@@ -290,14 +302,17 @@ def test_newest_job_of_a_journal_without_a_begin_is_all_of_it() -> None:
 
 
 _VALUES = st.sampled_from([None, -1, 0, 7, 1.5, math.nan, "x", [], [1], ["x"], {"a": 1}, True])
+
 _EVENTS = st.sampled_from([
     "step", "epoch", "failure", "recovery", "relaunch", "launch", "job_started", "job_ended",
     "checkpoint", "restored", "completed", "world", "warning", "mended", "stalled", 7, None,
 ])  # fmt: skip
+
 _NAMES = st.sampled_from([
     "now", "time", "step", "epoch", "seconds", "samples", "generation", "worker", "cause", "lost",
     "survivors", "reason", "workers", "bytes", "exit_code", "metrics", "validation", "text",
 ])  # fmt: skip
+
 _DAMAGED = st.lists(
     st.builds(
         lambda event, fields: {"now": 1.0, "time": 1.0, **fields, "event": event},
@@ -317,3 +332,217 @@ def test_damaged_journal_has_a_status(records: list[Record]) -> None:
 
     json.dumps(to_json(status), allow_nan=False)
     assert len(sound) <= len(records)
+
+
+SAVING_WORKER = {
+    "worker": 4, "pid": 7, "phase": "saving", "step": 3, "generation": 1,
+    "resident_bytes": None, "silent_s": None,
+}  # fmt: skip
+
+SAVING_ANSWER = {
+    "kind": "status", "now": 1.0, "phase": "saving", "workers": [SAVING_WORKER],
+    "launch": {"workers": [4, 5]}, "progress": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """The journal of a run that lies in the temporary directory, with a launch in it."""
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2, script="/a/train.py")
+    journal.record("launch", workers=[0, 1])
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[StatusSource]:
+    source = StatusSource(tmp_path)
+    yield source
+    source.close()
+
+
+def step(journal: Journal, number: int, **changes: Any) -> None:
+    fields = {"step": number, "epoch": 1, "seconds": 0.5, "samples": 8, "generation": 1}
+    journal.record("step", **(fields | changes))
+
+
+@contextmanager
+def supervised(path: Path, serve: Callable[[Channel], object]) -> Iterator[None]:
+    """This process owns the run, whose agent serves one visitor."""
+    lease = RunDirectory(path).acquire_lease()
+    listener = Listener(path / "agent.sock")
+    lease.name_agent(listener.path)
+    visitors: list[Channel] = []
+
+    def accept() -> None:
+        channel = listener.accept()
+        if channel is not None:
+            visitors.append(channel)
+            serve(channel)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        for visitor in visitors:
+            visitor.close()
+        listener.close()
+        os.close(lease.fileno())
+
+
+def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: Journal) -> None:
+    step(journal, 1)
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10)
+    first = source.look(0.0)
+    step(journal, 2)
+
+    second = source.look(0.0)
+
+    assert (first.step, second.step) == (1, 2)
+    assert second.last_save is not None
+    assert (second.last_save.step, second.script, second.launched) == (1, "/a/train.py", 2)
+
+
+def test_age_of_the_last_save_is_counted_from_the_given_moment(
+    source: StatusSource, journal: Journal
+) -> None:
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, time=1000.0)
+
+    ages = [look.last_save.age_s for look in map(source.look, (1012.5, 900.0)) if look.last_save]
+
+    assert ages == [12.5, 0.0]
+
+
+def test_line_that_makes_no_sense_is_left_out(source: StatusSource, journal: Journal) -> None:
+    step(journal, 1)
+    step(journal, 9, seconds="soon")
+    journal.record("checkpoint_failed", step=1, reason="full", seconds=None)
+
+    found = source.look(0.0)
+
+    assert (found.step, found.events[-1].text) == (1, "started train.py on 2 workers")
+
+
+def test_job_without_a_lease_may_run_elsewhere(source: StatusSource, journal: Journal) -> None:
+    found = source.look(0.0)
+
+    assert found.outcome.startswith("running, or lost: no supervisor runs in ")
+    assert not found.is_over
+
+
+def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
+    source: StatusSource, journal: Journal, tmp_path: Path
+) -> None:
+    lease = RunDirectory(tmp_path).acquire_lease()
+    journal.record("job_ended", exit_code=75, reason="stopped at step 1")
+    owned = source.look(0.0)
+    lease.release()
+
+    left = source.look(0.0)
+
+    assert (owned.outcome, owned.is_over) == ("running", False)
+    assert (left.outcome, left.is_over) == ("ended with exit code 75: stopped at step 1", True)
+
+
+def test_agent_tells_what_the_journal_does_not(
+    source: StatusSource, journal: Journal, tmp_path: Path
+) -> None:
+    with supervised(tmp_path, lambda channel: channel.send(SAVING_ANSWER)):
+        found = source.look(0.0)
+
+    assert (found.outcome, found.phase, found.launched) == ("running", "saving", 2)
+    assert [worker.worker for worker in found.workers] == [4]
+
+
+def test_silent_agent_is_told_and_the_journal_has_to_do(
+    source: StatusSource, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentQuestion.ask, "__defaults__", (0.02,))
+    step(journal, 3)
+
+    with supervised(tmp_path, lambda channel: None):
+        found = source.look(0.0)
+
+    assert found.outcome == "running; its agent does not answer"
+    assert (found.is_over, found.step, found.workers, found.phase) == (False, 3, (), None)
+
+
+def test_run_in_which_no_job_has_started_is_refused(source: StatusSource, tmp_path: Path) -> None:
+    RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
+
+    with pytest.raises(UsageError, match=rf"^no job has started in {tmp_path} yet$"):
+        source.look(0.0)
+
+
+def test_journal_that_goes_between_two_looks_is_refused_in_one_sentence(
+    source: StatusSource, journal: Journal, tmp_path: Path
+) -> None:
+    RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
+    source.look(0.0)
+    (tmp_path / "journal.jsonl").unlink()
+
+    with pytest.raises(UsageError, match="no job has started"):
+        source.look(0.0)
+
+
+SILENT_S = 0.05
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Iterator[AgentQuestion]:
+    question = AgentQuestion(RunDirectory(tmp_path))
+    yield question
+    question.close()
+
+
+def test_agent_is_asked_again_and_again(question: AgentQuestion, tmp_path: Path) -> None:
+    def serve(channel: Channel) -> None:
+        for number in range(3):
+            assert channel.receive() == {"kind": "status"}
+            channel.send({"kind": "status", "number": number})
+
+    with supervised(tmp_path, serve):
+        answers = [question.ask(90.0) for _ in range(3)]
+
+    assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
+    assert not question.is_silent
+
+
+def test_silent_agent_is_asked_once_and_its_late_answer_counts(
+    question: AgentQuestion, tmp_path: Path
+) -> None:
+    may_answer, asked = threading.Event(), []
+
+    def serve(channel: Channel) -> None:
+        may_answer.wait()
+        asked.append(channel.receive())
+        channel.send({"kind": "status", "number": 1})
+
+    with supervised(tmp_path, serve):
+        assert question.ask(SILENT_S) is None
+        assert question.is_silent
+        assert question.ask(SILENT_S) is None
+        may_answer.set()
+        answer = question.ask(90.0)
+
+        assert answer is not None
+        assert not question.is_silent
+        assert asked == [{"kind": "status"}]
+
+
+def test_agent_that_goes_away_has_no_answer(question: AgentQuestion, tmp_path: Path) -> None:
+    def serve(channel: Channel) -> None:
+        (tmp_path / "lease").write_text("{}")  # nobody is found at another try
+        channel.close()
+
+    with supervised(tmp_path, serve):
+        assert question.ask(90.0) is None
+        assert not question.is_silent
+
+
+def test_run_without_an_agent_has_nobody_to_ask(question: AgentQuestion) -> None:
+    assert question.ask() is None
+    assert not question.is_silent
