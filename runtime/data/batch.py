@@ -1,8 +1,7 @@
-"""One batch of a pipeline: its place, its arrays, and the digest of all its bytes.
+"""One batch of a pipeline: its place, its arrays, the digest of all its bytes, and itself as bytes.
 
-A batch as bytes: a description in JSON, then the arrays one after the other.
-
-Each array begins at a multiple of 64 bytes, so TensorFlow can use it where it is.
+The bytes are a description in JSON, then the arrays one after the other.  Each array begins at a
+multiple of 64 bytes, so TensorFlow can use it where it is.
 """
 
 from __future__ import annotations
@@ -97,10 +96,9 @@ def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_arr
     Raises:
         ProgramError: the element is no batch; the message names the array.
     """
-    parts = tuple(map_leaves(convert, part) for part in _split(number, element))
-    samples = _samples_of(number, parts)
-    x, y, weights = parts
-    return Batch(number, (x, y, weights), samples, digest_of(parts))
+    x, y, weights = (map_leaves(convert, part) for part in _split(number, element))
+    parts = (x, y, weights)
+    return Batch(number, parts, _samples_of(number, parts), digest_of(parts))
 
 
 def digest_of(parts: tuple[Nest, ...]) -> int:
@@ -160,8 +158,8 @@ def _shapes(parts: tuple[Nest, ...]) -> str:
 def encode(batch: Batch) -> npt.NDArray[np.uint8]:
     """Return the batch as one array of bytes."""
     pieces: list[Any] = []
-    structure = [_describe(part, pieces) for part in batch.parts]
     head = {"number": batch.number, "samples": batch.samples, "digest": batch.digest}
+    structure = [_describe(part, pieces) for part in batch.parts]
     text = json.dumps(head | {"parts": structure}).encode()
     blocks = [_LENGTH.pack(len(text)) + text, *pieces]
     stops = np.cumsum([_padded(len(block)) for block in blocks])

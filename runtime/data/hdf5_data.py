@@ -81,7 +81,12 @@ class HDF5Data:
         found = self._file.get(name) if isinstance(name, str) else None
         if not isinstance(found, h5py.Dataset):
             known: list[str] = []
-            self._file.visititems(lambda n, item: _note_dataset(known, n, item))
+
+            def note(path: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset):
+                    known.append(path)
+
+            self._file.visititems(note)
             raise ProgramError(
                 f"{self._path} has no dataset {name!r}: it has {', '.join(known) or 'none'}"
             )
@@ -99,14 +104,24 @@ class HDF5Data:
 
     def _rows(self, dataset: Any, ids: SampleIds) -> npt.NDArray[Any]:
         try:
-            return read_rows(dataset, ids)
+            return _read_rows(dataset, ids)
         except OSError as error:
             raise ProgramError(
                 f"dataset {dataset.name!r} of {self._path} cannot be read: {error}"
             ) from error
 
 
-def read_rows(dataset: Any, ids: SampleIds) -> npt.NDArray[Any]:
+def _opened(path: str) -> Any:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise ProgramError(
+            f"{path} cannot be opened as an HDF5 file: {error}; a file that the script has "
+            "written must be closed first"
+        ) from error
+
+
+def _read_rows(dataset: Any, ids: SampleIds) -> npt.NDArray[Any]:
     """Return the rows ``ids`` of an ``h5py.Dataset``, in this order; an id may come twice.
 
     Raises:
@@ -142,18 +157,3 @@ def _reach(dataset: Any) -> int:
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     is_text = dtype.kind != "O" or h5py.check_string_dtype(dtype) is not None
     return dtype.kind in _NUMBERS_AND_TEXTS and dtype.subdtype is None and is_text
-
-
-def _note_dataset(known: list[str], name: str, item: Any) -> None:
-    if isinstance(item, h5py.Dataset):
-        known.append(name)
-
-
-def _opened(path: str) -> Any:
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise ProgramError(
-            f"{path} cannot be opened as an HDF5 file: {error}; a file that the script has "
-            "written must be closed first"
-        ) from error

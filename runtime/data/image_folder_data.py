@@ -1,7 +1,4 @@
-"""Images in folders, one folder for each class, decoded when they are read.
-
-How an image becomes an array.
-"""
+"""Images in folders, one folder for each class, decoded when they are read."""
 
 from __future__ import annotations
 
@@ -20,8 +17,12 @@ from holdfast.runtime.data.array_data import probed_ids
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import SampleIds, Samples
 
-CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+_CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 """Channels of each color mode of Keras."""
+
+_MODES = ("int", "binary", "categorical", None)
+_SUBSETS = ("training", "validation", None)
+_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,7 @@ class ImageForm:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels."""
-        return (*self.image_size, CHANNELS[self.color_mode])
-
-
-_MODES = ("int", "binary", "categorical", None)
-_SUBSETS = ("training", "validation", None)
-_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+        return (*self.image_size, _CHANNELS[self.color_mode])
 
 
 class ImageFolderData:
@@ -126,7 +122,9 @@ class ImageFolderData:
         from holdfast.runtime.data.tf_decoding import decoded_images
 
         paths = [str(self._root / self._files[number]) for number in ids.tolist()]
-        return decoded_images(paths, self._form), self._targets(ids)
+        form = self._form
+        decoding = (form.shape, form.interpolation, form.crop_to_aspect_ratio)
+        return decoded_images(paths, decoding), self._targets(ids)
 
     def _targets(self, ids: SampleIds) -> npt.NDArray[Any] | None:
         labels = self._labels[ids]
@@ -145,7 +143,7 @@ def _form_of(given: dict[str, Any]) -> ImageForm:
         form = ImageForm(**given)
     except TypeError as error:
         raise ProgramError(f"ImageFolderData: {error}") from error
-    _check_one_of("color_mode", form.color_mode, tuple(CHANNELS))
+    _check_one_of("color_mode", form.color_mode, tuple(_CHANNELS))
     return form
 
 

@@ -1,12 +1,12 @@
-"""A source of batches: passes over a pipeline, each opened by its number.
+"""Sources of batches: passes over a pipeline, each opened by its number.
 
-Python generators as sources: they can only be read on.
+A Python generator can only be read on, and so can a dataset with a state of its own.  What came
+before a position is read again then.
 
-A ``keras.utils.PyDataset`` (or ``Sequence``) as a source: its batches are read by number.
-
-Before each call of the user's methods the global generators of Python and NumPy are seeded from the
-run's seed, the pass and the batch.  Afterwards they are as before.  So a batch that draws from them
-is the same in every process, and nothing before it must be read.
+A ``keras.utils.PyDataset`` (or ``Sequence``) is read by number.  Before each call of the user's
+methods the global generators of Python and NumPy are seeded from the run's seed, the pass and the
+batch.  Afterwards they are as before.  So a batch that draws from them is the same in every
+process, and nothing before it must be read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,18 @@ from holdfast.recovery.order import SampleOrder, chain
 from holdfast.runtime.data.batch import as_array, make_batch
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
+
+_GENERATOR = "the generator"
+_MOST_KEPT, _MOST_KEPT_BYTES = 1024, 1 << 28
+"""Batches of a generator that are kept in memory, to know their number; one has more, or no end."""
+
+_LOOKED_AT = 2
+"""Batches from which Keras learns the shapes of a generator."""
+
+_FOR_ITEMS, _FOR_EPOCHS = 11, 12
+_ENDS, _BEGINS = "on_epoch_end", "on_epoch_begin"
+_OF_A_VALIDATION = _ENDS, _BEGINS, _ENDS
+"""What Keras calls for one validation: each evaluation resets its dataset first."""
 
 
 class Source(Protocol):
@@ -187,18 +199,9 @@ def forward(source: Source) -> ForwardSource:
     return made
 
 
-_NAME = "the generator"
-
-_MOST_KEPT, _MOST_KEPT_BYTES = 1024, 1 << 28
-"""Batches of a generator that are kept in memory, to know their number; one has more, or no end."""
-
-_LOOKED_AT = 2
-"""Batches from which Keras learns the shapes of a generator."""
-
-
 def generator_source(generator: Iterator[Any]) -> ForwardSource:
     """Return the source of a generator that is read until no more steps are wanted."""
-    return ForwardSource(_NAME, lambda: generator, as_array, is_endless=True)
+    return ForwardSource(_GENERATOR, lambda: generator, as_array, is_endless=True)
 
 
 def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
@@ -213,7 +216,7 @@ def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
         first.extend(itertools.islice(generator, _LOOKED_AT - len(first)))
         return itertools.islice(itertools.chain(first, generator), steps)
 
-    return ForwardSource(_NAME, begin, as_array, batches=steps)
+    return ForwardSource(_GENERATOR, begin, as_array, batches=steps)
 
 
 def whole_source(generator: Iterator[Any]) -> ListSource | ForwardSource:
@@ -238,7 +241,7 @@ def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator
 class ListSource:
     """The batches of a generator that ends, kept in memory: there is one pass."""
 
-    name = _NAME
+    name = _GENERATOR
     advice = ForwardSource.advice
     is_endless = False
     repeats = False
@@ -259,20 +262,12 @@ class ListSource:
         return as_array(leaf)
 
 
-_FOR_ITEMS, _FOR_EPOCHS = 11, 12
-
-
 class Passes(Enum):
     """What ``fit`` makes passes for; that says when Keras tells a dataset of epochs."""
 
     IN_ORDER = "training, in the order of the batches"
     SHUFFLED = "training, each pass in an order of its own"
     VALIDATION = "validation"
-
-
-_ENDS, _BEGINS = "on_epoch_end", "on_epoch_begin"
-_OF_A_VALIDATION = _ENDS, _BEGINS, _ENDS
-"""What Keras calls for one validation: each evaluation resets its dataset first."""
 
 
 class PyDatasetSource:

@@ -1,14 +1,12 @@
-"""Batches by their position, and a proof that they are what they were.
+"""Batches by their position, which one worker of the world reads and all workers have.
 
 A *position* is a pass over the pipeline, and a batch within it.  The *mark* of a stream is one
-number over the digests of the pass's batches so far.  A worker that reads a pass
-again, after the death of the reader or a relaunch, compares it.
-
-A stream that one worker of the world reads, and all workers have.
+number over the digests of the pass's batches so far.
 
 The lowest rank reads a batch and broadcasts it whole.  So any survivor can compute any of its
 microbatches again.  When the reader dies, the next one opens its own pipeline and reads up to the
-position.  It compares what it sees with what the dead reader has sent.
+position.  It compares the mark of what it sees with that of what the dead reader has sent.  A
+relaunch compares that of its checkpoint.
 """
 
 from __future__ import annotations
@@ -81,14 +79,15 @@ class BatchStream:
         Raises:
             ProgramError: a batch is not what it was, or is no batch at all.
         """
-        if self._next is None or not _is_ahead(self._next, position):
+        here = self._next
+        if here is None or here.passing != position.passing or here.within > position.within:
             first, self._iterator = self.source.open(position.passing, position.within)
-            self._next = Position(position.passing, first)
+            here = self._next = Position(position.passing, first)
         while True:
-            at = self._next
-            batch = self._read_next(at)
-            if batch is None or at == position:
+            batch = self._read_next(here)
+            if batch is None or here == position:
                 return batch
+            here = Position(here.passing, here.within + 1)
 
     def release(self) -> None:
         """Let the open pass and its buffers go; the next read opens it again."""
@@ -118,10 +117,6 @@ def changed(source: Source, position: Position, when: str) -> ProgramError:
         f"{source.name} gave other samples {when}, at or before {position.words}; they were not "
         f"trained on: {source.advice}"
     )
-
-
-def _is_ahead(here: Position, wanted: Position) -> bool:
-    return here.passing == wanted.passing and here.within <= wanted.within
 
 
 class _Kind(IntEnum):
@@ -296,14 +291,10 @@ def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
     kind, length = (int(value) for value in head)
     payload = answer.payload
     if communicator.rank:
-        payload = _aligned(length)
+        # From a multiple of 64 on: TensorFlow copies all others.
+        payload = aligned_vector(-(-length // 4)).view(np.uint8)[:length]
     elif not payload.flags.writeable:
         payload = payload.copy()
     if length:
         communicator.broadcast(payload, 0)
     return _Answer(_Kind(kind), payload)
-
-
-def _aligned(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Return bytes that begin at a multiple of 64: TensorFlow copies all others."""
-    return aligned_vector(-(-length // 4)).view(np.uint8)[:length]

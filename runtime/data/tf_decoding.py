@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -12,13 +12,15 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.lib.io.tf_record import tf_record_random_reader
 
-from holdfast.runtime.data.image_folder_data import ImageForm
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.model_rules import hidden_state
 from holdfast.runtime.model.replica import Nest, map_leaves
 
 _ONE = tf.TensorSpec((), tf.string)
 _MANY = tf.TensorSpec((None,), tf.string)
+
+ImageForm: TypeAlias = tuple[tuple[int, int, int], str, bool]
+"""Height, width and channels; the interpolation; whether an image is cropped to its ratio."""
 
 
 def decoded_images(paths: Sequence[str], form: ImageForm) -> npt.NDArray[np.float32]:
@@ -42,15 +44,12 @@ def _decoder(form: ImageForm) -> Any:
 
 def _image(path: Any, form: ImageForm) -> Any:
     """Decode one image and resize it as ``image_dataset_from_directory`` does."""
-    channels = form.shape[-1]
+    (height, width, channels), interpolation, is_cropped = form
     image = tf.io.decode_image(tf.io.read_file(path), channels, expand_animations=False)
     image.set_shape((None, None, channels))
-    if form.crop_to_aspect_ratio:
-        size = form.image_size
-        resized = keras.preprocessing.image.smart_resize(image, size, form.interpolation)
-    else:
-        resized = tf.image.resize(image, form.image_size, form.interpolation)
-    return tf.cast(tf.ensure_shape(resized, form.shape), tf.float32)
+    resize = keras.preprocessing.image.smart_resize if is_cropped else tf.image.resize
+    resized = resize(image, (height, width), interpolation)
+    return tf.cast(tf.ensure_shape(resized, (height, width, channels)), tf.float32)
 
 
 def _first_bad(paths: Sequence[str], form: ImageForm) -> ProgramError:
@@ -90,7 +89,11 @@ def parser_of(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Nest]:
                 "tf.ensure_shape"
             )
     many = tf.function(_each(parse), [_MANY])
-    return lambda records: _arrays(many(tf.constant(records, tf.string)))
+
+    def parsed(records: list[bytes]) -> Nest:
+        return map_leaves(lambda tensor: tensor.numpy(), many(tf.constant(records, tf.string)))
+
+    return parsed
 
 
 def _each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -104,7 +107,3 @@ def _each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return tf.map_fn(function, entries, fn_output_signature=signature)
 
     return mapped
-
-
-def _arrays(nest: Any) -> Nest:
-    return map_leaves(lambda tensor: tensor.numpy(), nest)

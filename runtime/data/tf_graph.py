@@ -4,24 +4,20 @@ A ``tf.data.Dataset`` carries state from pass to pass: shuffles draw new seeds, 
 generators in mapped functions count on.  A new process could follow only by reading every pass
 again.  So the dataset's graph is taken once, and each pass is made from it anew:
 
-* a shuffle gets the seeds that it would have drawn for this pass (`philox`);
+* a shuffle gets the seeds that it would have drawn for this pass;
 * a random generator, of Keras or TensorFlow, begins at a place that follows from the pass;
 * what stands before a ``cache`` stays as in the first pass, because a cache keeps that one;
 * a function with such state, or one of Python, is mapped by one thread, in order;
 * all results come in order (``deterministic``).
 
-The seeds that ``Dataset.shuffle`` draws for its passes, computed without reading the passes.
+A shuffle that reshuffles draws two 32-bit numbers for each pass, with the generator Philox4x32-10
+(Salmon et al., SC 2011).  TensorFlow's key is the shuffle's first seed, and the upper half of its
+counter is the second one.  So pass 500 has the order that 500 passes of a plain ``fit`` would lead
+to.
 
-A shuffle that reshuffles draws two 32-bit numbers for each pass, with the generator
-Philox4x32-10 (Salmon et al., SC 2011).  TensorFlow's key is the shuffle's first seed, and the
-upper half of its counter is the second one.  So pass 500 has the order that 500 passes of a
-plain ``fit`` would lead to.
-
-The variables that functions of a ``tf.data`` pipeline read, and whether they have changed.
-
-A pass is made from the graph of the dataset, with the values that variables have when ``fit``
-begins.  Plain ``fit`` reads them while the batches are made, some batches ahead.  So a variable
-that changes meanwhile is refused: its batches would depend on chance there, and be others here.
+A pass has the values that variables have when ``fit`` begins.  Plain ``fit`` reads them while the
+batches are made, some batches ahead.  So a variable that changes meanwhile is refused: its batches
+would depend on chance there, and be others here.
 """
 
 from __future__ import annotations
@@ -39,109 +35,10 @@ from holdfast.checkpoint.digest import Digest
 from holdfast.recovery.order import chain
 from holdfast.runtime.errors import ProgramError
 
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
-_WORD = 0xFFFFFFFF
-_DRAWS_PER_BLOCK = 4
-
-
-def pass_seeds(seed: int, seed2: int, number: int) -> tuple[int, int]:
-    """Return both seeds of pass ``number`` (from 0) of a shuffle with these 64-bit seeds."""
-    first = 2 * number
-    block = _block(first // _DRAWS_PER_BLOCK, seed2 % 2**64, seed % 2**64)
-    place = first % _DRAWS_PER_BLOCK
-    return block[place], block[place + 1]
-
-
-def _block(index: int, upper: int, key: int) -> list[int]:
-    """Return the four numbers of one block of the generator."""
-    counter = [index & _WORD, index >> 32, upper & _WORD, upper >> 32]
-    keys = [key & _WORD, key >> 32]
-    for _ in range(_ROUNDS):
-        low, high = _MULTIPLIERS[0] * counter[0], _MULTIPLIERS[1] * counter[2]
-        counter = [
-            (high >> 32) ^ counter[1] ^ keys[0],
-            high & _WORD,
-            (low >> 32) ^ counter[3] ^ keys[1],
-            low & _WORD,
-        ]
-        keys = [(word + step) & _WORD for word, step in zip(keys, _KEY_STEPS, strict=True)]
-    return counter
-
-
-_SMALL = 1 << 12
-"""Variables of more bytes are compared once a pass; reading them for each batch takes long."""
-
-_STATE_OF_GENERATOR = {(2,), (3,)}
-"""Shapes of the states of random generators, which `tf_graph` gives to each pass."""
-
-
-class ReadVariables:
-    """What the variables that ``dataset`` reads are now; none of them may change any more."""
-
-    def __init__(self, dataset: Any) -> None:
-        found = {id(variable.handle): variable for variable in _read_by(dataset)}
-        self._before = [(variable, _digest(variable)) for variable in found.values()]
-        self._small = [at for at in self._before if _bytes_of(at[0]) <= _SMALL]
-
-    def check(self) -> None:
-        """Raise ProgramError if any has changed."""
-        _compare(self._before)
-
-    def watched(self, elements: Iterator[Any]) -> Iterator[Any]:
-        """Return the elements, and compare the small ones before each of them."""
-        if not self._small:
-            return elements
-        return self._watched(elements)
-
-    def _watched(self, elements: Iterator[Any]) -> Iterator[Any]:
-        for element in elements:
-            _compare(self._small)
-            yield element
-
-
-def _compare(before: list[tuple[Any, str]]) -> None:
-    for variable, digest in before:
-        if _digest(variable) != digest:
-            name = variable.name.partition(":")[0]
-            raise ProgramError(
-                f"a function of the tf.data.Dataset reads the variable {name!r}, which has changed "
-                "since fit() began: read it in the model, or give its values as a part of the data"
-            )
-
-
-def _read_by(dataset: Any) -> Iterator[Any]:
-    """Yield the variables that functions of the dataset, and of those it is made of, read."""
-    for function in dataset._functions():
-        captured = {id(tensor) for tensor in function.function.captured_inputs}
-        for variable in function.function.graph.variables:
-            if id(variable.handle) in captured and not _is_state_of_generator(variable):
-                yield variable
-    for source in dataset._inputs():
-        yield from _read_by(source)
-
-
-def _is_state_of_generator(variable: Any) -> bool:
-    is_integer: bool = variable.dtype.is_integer
-    return is_integer and tuple(variable.shape) in _STATE_OF_GENERATOR
-
-
-def _bytes_of(variable: Any) -> int:
-    return int(np.prod(variable.shape)) * int(variable.dtype.size)
-
-
-def _digest(variable: Any) -> str:
-    state = Digest()
-    state.update(np.ascontiguousarray(variable.numpy()).tobytes())
-    return state.hexdigest()
-
-
 _SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "RandomDatasetV2": (0, 1, 2)}
 """Inputs of the two seeds and of the generator that draws seeds for each pass."""
 
 _RESHUFFLE = {"ShuffleDatasetV3": "reshuffle_each_iteration"}
-
 _ONCE_A_PASS = frozenset(
     {"_Retval", "AssertCardinalityDataset", "BatchDatasetV2", "FilterDataset", "MapDataset"}
     | {"OptionsDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset", "ParallelMapDatasetV2"}
@@ -157,6 +54,18 @@ _VARIABLE_WORDS = (2, 3)
 _GENERATOR_TYPES = (np.int32, np.int64, np.uint32, np.uint64)
 _GOLDEN = 0x9E3779B9
 _FIT_IN_31_BITS = 0x7FFFFFFF
+
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
+_DRAWS_PER_BLOCK = 4
+_SMALL = 1 << 12
+"""Variables of more bytes are compared once a pass; reading them for each batch takes long."""
+
+_STATE_OF_GENERATOR = {(2,), (3,)}
+"""Shapes of the states of random generators, which each pass is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +135,8 @@ def pass_graph(graph: Any, seed: int) -> PassGraph:
     made = PassGraph(graph, _source(end.input[0]))
     functions = {function.signature.name: function for function in graph.library.function}
     made.has_python = any("PyFunc" in op for name in functions for op in _ops(name, functions))
-    once = set(_reached(end, nodes, _begins_once))
-    live = set(_reached(end, nodes, _is_not_cache))
+    once = set(_reached(end, nodes, lambda node: node.op in _ONCE_A_PASS))
+    live = set(_reached(end, nodes, lambda node: not node.op.startswith("CacheDataset")))
     for node in list(graph.node):
         _put_in_order(node, functions)
         if node.op in _SEEDS:
@@ -264,14 +173,6 @@ def _reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
                 seen.add(name)
                 waiting.append(nodes[name])
                 yield name
-
-
-def _begins_once(node: Any) -> bool:
-    return node.op in _ONCE_A_PASS
-
-
-def _is_not_cache(node: Any) -> bool:
-    return not node.op.startswith("CacheDataset")
 
 
 def _put_in_order(node: Any, functions: Mapping[str, Any]) -> None:
@@ -369,3 +270,87 @@ def _integer(nodes: Mapping[str, Any], name: str) -> int:
 def _source(name: str) -> str:
     """Return the node of an input such as ``^name`` or ``name:1``."""
     return name.lstrip("^").partition(":")[0]
+
+
+def pass_seeds(seed: int, seed2: int, number: int) -> tuple[int, int]:
+    """Return both seeds of pass ``number`` (from 0) of a shuffle with these 64-bit seeds."""
+    first = 2 * number
+    block = _block(first // _DRAWS_PER_BLOCK, seed2 % 2**64, seed % 2**64)
+    place = first % _DRAWS_PER_BLOCK
+    return block[place], block[place + 1]
+
+
+def _block(index: int, upper: int, key: int) -> list[int]:
+    """Return the four numbers of one block of the generator."""
+    counter = [index & _WORD, index >> 32, upper & _WORD, upper >> 32]
+    keys = [key & _WORD, key >> 32]
+    for _ in range(_ROUNDS):
+        low, high = _MULTIPLIERS[0] * counter[0], _MULTIPLIERS[1] * counter[2]
+        counter = [
+            (high >> 32) ^ counter[1] ^ keys[0],
+            high & _WORD,
+            (low >> 32) ^ counter[3] ^ keys[1],
+            low & _WORD,
+        ]
+        keys = [(word + step) & _WORD for word, step in zip(keys, _KEY_STEPS, strict=True)]
+    return counter
+
+
+class ReadVariables:
+    """What the variables that ``dataset`` reads are now; none of them may change any more."""
+
+    def __init__(self, dataset: Any) -> None:
+        found = {id(variable.handle): variable for variable in _read_by(dataset)}
+        self._before = [(variable, _digest(variable)) for variable in found.values()]
+        self._small = [at for at in self._before if _bytes_of(at[0]) <= _SMALL]
+
+    def check(self) -> None:
+        """Raise ProgramError if any has changed."""
+        _compare(self._before)
+
+    def watched(self, elements: Iterator[Any]) -> Iterator[Any]:
+        """Return the elements, and compare the small ones before each of them."""
+        if not self._small:
+            return elements
+        return self._watched(elements)
+
+    def _watched(self, elements: Iterator[Any]) -> Iterator[Any]:
+        for element in elements:
+            _compare(self._small)
+            yield element
+
+
+def _compare(before: list[tuple[Any, str]]) -> None:
+    for variable, digest in before:
+        if _digest(variable) != digest:
+            name = variable.name.partition(":")[0]
+            raise ProgramError(
+                f"a function of the tf.data.Dataset reads the variable {name!r}, which has changed "
+                "since fit() began: read it in the model, or give its values as a part of the data"
+            )
+
+
+def _read_by(dataset: Any) -> Iterator[Any]:
+    """Yield the variables that functions of the dataset, and of those it is made of, read."""
+    for function in dataset._functions():
+        captured = {id(tensor) for tensor in function.function.captured_inputs}
+        for variable in function.function.graph.variables:
+            if id(variable.handle) in captured and not _is_state_of_generator(variable):
+                yield variable
+    for source in dataset._inputs():
+        yield from _read_by(source)
+
+
+def _is_state_of_generator(variable: Any) -> bool:
+    is_integer: bool = variable.dtype.is_integer
+    return is_integer and tuple(variable.shape) in _STATE_OF_GENERATOR
+
+
+def _bytes_of(variable: Any) -> int:
+    return int(np.prod(variable.shape)) * int(variable.dtype.size)
+
+
+def _digest(variable: Any) -> str:
+    state = Digest()
+    state.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return state.hexdigest()

@@ -1,14 +1,11 @@
-"""A ``tf.data.Dataset`` as a source: any pass of it can be opened, in any process.
+"""The source of what a script gives to ``fit``, and a ``tf.data.Dataset`` as one.
 
-An iterator that is read one element ahead, in a thread.
+Any pass of a dataset can be opened, in any process: it is made anew from the dataset's graph.
 
-A step's graphs run without Python's lock.  So the next batch of a pipeline is fetched meanwhile,
-on a core that is idle otherwise.
-
-An iterator of tf.data is given up in the thread too: it waits for the thread that tunes the
-pipeline, for up to 640 ms.  The step that begins the next pass does not wait for that.
-
-The source of what a script gives to ``fit``: one place that knows all kinds of pipelines.
+A step's graphs run without Python's lock.  So the next batch of a dataset is fetched meanwhile by a
+thread, on a core that is idle otherwise.  An iterator of tf.data is given up in the thread too: it
+waits for the thread that tunes the pipeline, for up to 640 ms.  The step that begins the next pass
+does not wait for that.
 """
 
 from __future__ import annotations
@@ -42,62 +39,14 @@ from holdfast.runtime.data.source import (
 from holdfast.runtime.data.tf_graph import PassGraph, ReadVariables, pass_graph, without_repeat
 from holdfast.runtime.errors import ProgramError
 
+_TOLD = 1024
+"""Batches of a dataset without a known number that are counted before it is told.
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An element, or the error in its place; StopIteration is the end."""
+A single epoch needs no more: its end is seen when it comes.
+"""
 
-    element: Any
-    error: Exception | None = None
-
-
-class ReadAhead(Iterator[Any]):
-    """The elements of an iterator that nobody else reads.
-
-    An error of the iterator is raised by the ``next`` whose element it stands for.
-    """
-
-    def __init__(self, elements: Iterator[Any]) -> None:
-        # Of all queues only this one may be used where objects are collected, in ``__del__``.
-        self._wishes: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        self._error: Exception | None = None
-        arguments = (elements, self._wishes, self._answers)
-        threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
-        self._wishes.put(True)
-
-    def __next__(self) -> Any:
-        """Return the next element, and begin to read the one after it."""
-        if self._error is not None:
-            raise self._error
-        answer = self._answers.get()
-        if answer.error is not None:
-            self._error = answer.error
-            raise answer.error
-        self._wishes.put(True)
-        return answer.element
-
-    def __del__(self) -> None:
-        """Let the reader end, and give the iterator up."""
-        self._wishes.put(False)
-
-
-def _read(
-    elements: Iterator[Any], wishes: SimpleQueue[bool], answers: SimpleQueue[_Answer]
-) -> None:
-    """Answer each wish with one element; the iterator is given up at the end."""
-    while wishes.get():
-        try:
-            answers.put(_Answer(next(elements)))
-        except Exception as error:  # the user's code, or the end
-            answers.put(_Answer(None, _without_this_frame(error)))
-
-
-def _without_this_frame(error: Exception) -> Exception:
-    """Return the error; its traceback would keep the iterator for the thread that gets it."""
-    here = error.__traceback__
-    return error.with_traceback(None if here is None else here.tb_next)
-
+_MOST_COUNTED = 1_000_000
+"""Batches after which a dataset is taken for endless, if several epochs are asked for."""
 
 _LARGE = 1 << 16
 """Constants of more bytes stay outside of the graph, so that it is small."""
@@ -106,6 +55,98 @@ _AHEAD = 2
 """Batches that are read while a step is computed."""
 
 _NAME = "the tf.data.Dataset"
+
+
+def is_pipeline(x: object) -> bool:
+    """Return whether ``x`` gives batches, and not samples."""
+    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset, types.GeneratorType))
+
+
+def source_of(
+    x: Any,
+    seed: int,
+    *,
+    passes: Passes,
+    steps: int | None,
+    tell: Callable[[str], None],
+    is_once: bool = False,
+) -> Source:
+    """Return the source of a pipeline that ``fit`` was given.
+
+    Args:
+        x: a ``tf.data.Dataset``, a ``PyDataset`` or a generator.
+        seed: the run's.
+        passes: what is read from it, for the order and the hooks of a PyDataset.
+        steps: batches to take each time, None for a whole pass.
+        tell: shows one line to the user.
+        is_once: whether one pass is wanted only.
+
+    Raises:
+        ProgramError: it is no pipeline, or it has no batches.
+    """
+    if passes is Passes.VALIDATION and steps is not None:
+        if isinstance(x, types.GeneratorType):
+            return validation_source(x, steps)
+        source = _source_of(x, seed, (passes, steps), tell, is_once=False)
+        return first_batches(source, steps) if source.is_endless else source
+    return _source_of(x, seed, (passes, steps), tell, is_once=is_once)
+
+
+def _source_of(
+    x: Any,
+    seed: int,
+    wanted: tuple[Passes, int | None],
+    tell: Callable[[str], None],
+    *,
+    is_once: bool,
+) -> Source:
+    passes, steps = wanted
+    if isinstance(x, keras.utils.PyDataset):
+        return py_dataset_source(x, seed, passes, steps)
+    if isinstance(x, types.GeneratorType):
+        if steps is not None:
+            return generator_source(x)
+        read = ListSource(x) if passes is Passes.VALIDATION else whole_source(x)
+        if read.batches == 0:
+            raise ProgramError("the generator gave no batch: it has ended already, or is empty")
+        return read
+    if not isinstance(x, tf.data.Dataset):
+        raise ProgramError(
+            f"fit(x=...) is a {type(x).__name__}: give arrays, a tf.data.Dataset, a "
+            "keras.utils.PyDataset or a generator"
+        )
+    source = dataset_source(x, seed, steps)
+    is_known = source.batches is not None or source.is_endless or source.repeats
+    if not is_known and steps is None:
+        return _counted(x, source, seed, tell, is_once=is_once)
+    return source
+
+
+def _counted(
+    dataset: Any, source: Source, seed: int, tell: Callable[[str], None], *, is_once: bool
+) -> Source:
+    """Return the source of a dataset whose batches have to be counted by one pass.
+
+    One that goes on and on is read as it is: its first epoch ends with it, or with a callback.
+    """
+    batches = 0
+    for batches, _ in enumerate(source.open(0, 0)[1], start=1):
+        if batches == (_TOLD if is_once else _MOST_COUNTED):
+            return dataset_source(dataset, seed, batches)
+        if batches == _TOLD:
+            tell(
+                f"{source.name} does not know its number of batches: there are more than {batches},"
+                f" and they are counted up to {_MOST_COUNTED:,} before the training begins; "
+                "steps_per_epoch saves this"
+            )
+    if not batches:
+        raise ProgramError(f"{source.name} gave no batch")
+    tell(
+        f"{source.name} does not know its number of batches: one pass has counted {batches}; "
+        f".apply(tf.data.experimental.assert_cardinality({batches})) saves this pass"
+    )
+    known = dataset.apply(tf.data.experimental.assert_cardinality(batches))
+    return dataset_source(known, seed, batches)
 
 
 class DatasetSource:
@@ -273,106 +314,57 @@ def _function(made: PassGraph, constants: dict[str, Any], feeds: dict[str, Any])
     return wrap_function.wrap_function(begin, signature)
 
 
-_TOLD = 1024
-"""Batches of a dataset without a known number that are counted before it is told.
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An element, or the error in its place; StopIteration is the end."""
 
-A single epoch needs no more: its end is seen when it comes.
-"""
-
-_MOST_COUNTED = 1_000_000
-"""Batches after which a dataset is taken for endless, if several epochs are asked for."""
+    element: Any
+    error: Exception | None = None
 
 
-def is_pipeline(x: object) -> bool:
-    """Return whether ``x`` gives batches, and not samples."""
-    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset, types.GeneratorType))
+class ReadAhead(Iterator[Any]):
+    """The elements of an iterator that nobody else reads.
 
-
-def source_of(
-    x: Any,
-    seed: int,
-    *,
-    passes: Passes,
-    steps: int | None,
-    tell: Callable[[str], None],
-    is_once: bool = False,
-) -> Source:
-    """Return the source of a pipeline that ``fit`` was given.
-
-    Args:
-        x: a ``tf.data.Dataset``, a ``PyDataset`` or a generator.
-        seed: the run's.
-        passes: what is read from it, for the order and the hooks of a PyDataset.
-        steps: batches to take each time, None for a whole pass.
-        tell: shows one line to the user.
-        is_once: whether one pass is wanted only.
-
-    Raises:
-        ProgramError: it is no pipeline, or it has no batches.
+    An error of the iterator is raised by the ``next`` whose element it stands for.
     """
-    if passes is Passes.VALIDATION and steps is not None:
-        if isinstance(x, types.GeneratorType):
-            return validation_source(x, steps)
-        source = _source_of(x, seed, (passes, steps), tell, is_once=False)
-        return first_batches(source, steps) if source.is_endless else source
-    return _source_of(x, seed, (passes, steps), tell, is_once=is_once)
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        # Of all queues only this one may be used where objects are collected, in ``__del__``.
+        self._wishes: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
+        self._error: Exception | None = None
+        arguments = (elements, self._wishes, self._answers)
+        threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
+        self._wishes.put(True)
+
+    def __next__(self) -> Any:
+        """Return the next element, and begin to read the one after it."""
+        if self._error is not None:
+            raise self._error
+        answer = self._answers.get()
+        if answer.error is not None:
+            self._error = answer.error
+            raise answer.error
+        self._wishes.put(True)
+        return answer.element
+
+    def __del__(self) -> None:
+        """Let the reader end, and give the iterator up."""
+        self._wishes.put(False)
 
 
-def _source_of(
-    x: Any,
-    seed: int,
-    wanted: tuple[Passes, int | None],
-    tell: Callable[[str], None],
-    *,
-    is_once: bool,
-) -> Source:
-    passes, steps = wanted
-    if isinstance(x, keras.utils.PyDataset):
-        return py_dataset_source(x, seed, passes, steps)
-    if isinstance(x, types.GeneratorType):
-        if steps is not None:
-            return generator_source(x)
-        return _finite(ListSource(x) if passes is Passes.VALIDATION else whole_source(x))
-    if not isinstance(x, tf.data.Dataset):
-        raise ProgramError(
-            f"fit(x=...) is a {type(x).__name__}: give arrays, a tf.data.Dataset, a "
-            "keras.utils.PyDataset or a generator"
-        )
-    source = dataset_source(x, seed, steps)
-    is_known = source.batches is not None or source.is_endless or source.repeats
-    if not is_known and steps is None:
-        return _counted(x, source, seed, tell, is_once=is_once)
-    return source
+def _read(
+    elements: Iterator[Any], wishes: SimpleQueue[bool], answers: SimpleQueue[_Answer]
+) -> None:
+    """Answer each wish with one element; the iterator is given up at the end."""
+    while wishes.get():
+        try:
+            answers.put(_Answer(next(elements)))
+        except Exception as error:  # the user's code, or the end
+            answers.put(_Answer(None, _without_this_frame(error)))
 
 
-def _finite(source: Source) -> Source:
-    if source.batches == 0:
-        raise ProgramError("the generator gave no batch: it has ended already, or is empty")
-    return source
-
-
-def _counted(
-    dataset: Any, source: Source, seed: int, tell: Callable[[str], None], *, is_once: bool
-) -> Source:
-    """Return the source of a dataset whose batches have to be counted by one pass.
-
-    One that goes on and on is read as it is: its first epoch ends with it, or with a callback.
-    """
-    batches = 0
-    for batches, _ in enumerate(source.open(0, 0)[1], start=1):
-        if batches == (_TOLD if is_once else _MOST_COUNTED):
-            return dataset_source(dataset, seed, batches)
-        if batches == _TOLD:
-            tell(
-                f"{source.name} does not know its number of batches: there are more than {batches},"
-                f" and they are counted up to {_MOST_COUNTED:,} before the training begins; "
-                "steps_per_epoch saves this"
-            )
-    if not batches:
-        raise ProgramError(f"{source.name} gave no batch")
-    tell(
-        f"{source.name} does not know its number of batches: one pass has counted {batches}; "
-        f".apply(tf.data.experimental.assert_cardinality({batches})) saves this pass"
-    )
-    known = dataset.apply(tf.data.experimental.assert_cardinality(batches))
-    return dataset_source(known, seed, batches)
+def _without_this_frame(error: Exception) -> Exception:
+    """Return the error; its traceback would keep the iterator for the thread that gets it."""
+    here = error.__traceback__
+    return error.with_traceback(None if here is None else here.tb_next)

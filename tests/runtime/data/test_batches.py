@@ -1,4 +1,4 @@
-"""Batches as elements, as bytes and as weights."""
+"""Batches as elements and as bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.data.batch import decode, encode, make_batch
-from holdfast.runtime.data.tf_graph import pass_seeds
-from holdfast.runtime.data.views import class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
 
 X = np.arange(6, dtype="float32").reshape(3, 2)
@@ -109,31 +107,6 @@ def test_rows_are_views_of_all_parts() -> None:
     x, y, weights = make_batch(0, ({"a": X, "b": X}, Y)).rows(1, 3)
     assert (x["a"].tolist(), y.tolist(), weights) == (X[1:].tolist(), [1, 2], None)
     assert x["b"].base is not None
-
-
-@pytest.mark.parametrize(
-    "y", [np.array([0, 1, 1]), np.array([[0.0], [1.0], [1.0]]), np.eye(3)[[0, 1, 1]]]
-)
-def test_class_weights_follow_the_class(y: Any) -> None:
-    assert class_weights_of(y, {1: 0.5, 2: 9.0}).tolist() == [1.0, 0.5, 0.5]
-    assert class_weights_of(y, {1.0: 0.5, "1": 9.0}).tolist() == [1.0, 0.5, 0.5]
-    assert no_classes({0: 2.0, "1": 9.0}) == ["1"]
-
-
-@pytest.mark.parametrize("y", [{"a": Y, "b": Y}, None])
-def test_class_weights_need_one_array_of_targets(y: Any) -> None:
-    with pytest.raises(
-        ProgramError, match=r"class_weight=\.\.\.\) needs one array of targets, got"
-    ):
-        class_weights_of(y, {0: 1.0, 1: 2.0})
-
-
-def test_seeds_of_passes_are_those_of_a_reference() -> None:
-    # Philox4x32-10 with counter and key zero: the test vector of the authors' Random123.
-    assert pass_seeds(0, 0, 0) == (0x6627E8D5, 0xE169C58D)
-    assert pass_seeds(0, 0, 1) == (0xBC57AC4C, 0x9B00DBD8)
-    assert pass_seeds(0, 0, 2) != pass_seeds(0, 0, 0)
-    assert pass_seeds(-1, 5, 3) == pass_seeds(2**64 - 1, 5, 3)
 
 
 def test_step_of_the_scripts_own_gets_x_alone_as_the_pipeline_gives_it() -> None:

@@ -1,9 +1,10 @@
-"""Real ``tf.data`` pipelines: each pass can be opened anywhere, and the first one is Keras's."""
+"""Real ``tf.data`` pipelines: each pass can be opened anywhere, and equals that of plain Keras."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from holdfast.runtime.data.batch import make_batch
 from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.data.source import ForwardSource
+from holdfast.runtime.data.tf_graph import pass_seeds
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 
 pytestmark = pytest.mark.tensorflow
 
@@ -298,3 +301,171 @@ def test_weights_that_are_none_are_no_weights(tf: Any) -> None:
     assert digests(found.open(0, 0)[1]) == digests(source(pairs).open(0, 0)[1])
     first = make_batch(0, next(found.open(0, 0)[1]), found.array)
     assert first.parts[2] is None
+
+
+def windows(folder: Path) -> Any:
+    """Windows of a record, cut by Keras's helper."""
+    import keras
+
+    record = np.arange(60, dtype="float32").reshape(30, 2)
+    return keras.utils.timeseries_dataset_from_array(
+        record[:-4], record[4:, 0], sequence_length=4, batch_size=8, shuffle=True, seed=1
+    )
+
+
+def folders(folder: Path) -> Any:
+    """Images in a folder for each class."""
+    import keras
+    import tensorflow as tf
+
+    for number in range(12):
+        place = folder / ("ab"[number % 2])
+        place.mkdir(exist_ok=True)
+        image = tf.io.encode_png(np.full((6, 6, 3), number, np.uint8))
+        tf.io.write_file(str(place / f"{number}.png"), image)
+    return keras.utils.image_dataset_from_directory(
+        folder, image_size=(4, 4), batch_size=5, seed=1, verbose=False
+    )
+
+
+def records(folder: Path) -> Any:
+    """Examples in two TFRecord files, interleaved, shuffled and parsed."""
+    import tensorflow as tf
+
+    for part in range(2):
+        with tf.io.TFRecordWriter(str(folder / f"{part}.tfrecord")) as writer:
+            for number in range(10):
+                values = tf.train.FloatList(value=[part, number])
+                feature = {"x": tf.train.Feature(float_list=values)}
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+    files = tf.data.Dataset.list_files(str(folder / "*.tfrecord"), shuffle=True, seed=2)
+    examples = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE)
+    spec = {"x": tf.io.FixedLenFeature([2], tf.float32)}
+    parsed = examples.shuffle(8).map(lambda text: tf.io.parse_single_example(text, spec)["x"])
+    return parsed.batch(4)
+
+
+def lines(folder: Path) -> Any:
+    """A table in CSV, with texts and numbers."""
+    import tensorflow as tf
+
+    table = "name,age,y\n" + "".join(f"n{i},{i},{i % 2}\n" for i in range(20))
+    (folder / "table.csv").write_text(table, encoding="utf-8")
+    return tf.data.experimental.make_csv_dataset(
+        str(folder / "table.csv"), 6, label_name="y", num_epochs=1, shuffle_seed=3
+    )
+
+
+def whole_digests(elements: Any) -> list[int]:
+    return [make_batch(0, element).digest for element in elements]
+
+
+@pytest.mark.parametrize("make", [windows, folders, records, lines])
+def test_any_pass_can_be_opened_and_the_first_is_that_of_keras(
+    make: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    import keras
+
+    from holdfast.runtime.data.tf_source import DatasetSource
+
+    keras.utils.set_random_seed(SEED)
+    dataset = make(tmp_path)
+    one, other = DatasetSource(dataset, SEED), DatasetSource(dataset, SEED)
+
+    assert not one.has_python
+    passes = [whole_digests(one.open(number, 0)[1]) for number in range(3)]
+    assert [whole_digests(other.open(number, 0)[1]) for number in (2, 0)] == [passes[2], passes[0]]
+    assert passes[0] == whole_digests(iter(dataset))
+    assert passes[0] != passes[1]
+
+
+BATCHES = 4
+
+NAMED = r"reads the variable 'scale', which has changed since fit\(\) began: read it in the model"
+
+
+def scaled(variable: Any) -> Any:
+    """Return a dataset of 4 batches that reads the variable, within an inner dataset."""
+    import tensorflow as tf
+
+    def pair(number: Any) -> Any:
+        value = tf.cast(number, tf.float32) * tf.reduce_sum(variable)
+        return value[None], value[None]
+
+    def inner(number: Any) -> Any:
+        return tf.data.Dataset.from_tensors(number).map(pair)
+
+    numbers = tf.data.Dataset.range(BATCHES * 2).interleave(inner).batch(2).prefetch(1)
+    return numbers.apply(tf.data.experimental.assert_cardinality(BATCHES))
+
+
+def feed(dataset: Any) -> Feed:
+    from holdfast.runtime.data.tf_source import dataset_source
+
+    return Feed(dataset_source(dataset, 7), FeedTerms(BATCHES))
+
+
+def read(found: Feed, step: int) -> float:
+    batch = found.train_batch(step, LocalCommunicator())
+    return float(batch.parts[0].sum())
+
+
+def test_variable_that_never_changes_is_read() -> None:
+    import tensorflow as tf
+
+    found = feed(scaled(tf.Variable(2.0, name="scale")))
+    values = [read(found, step) for step in range(BATCHES + 1)]
+    assert values == [2.0, 10.0, 18.0, 26.0, 2.0]
+
+
+@pytest.mark.parametrize("step", [2, BATCHES])
+def test_small_variable_that_changes_is_named_at_the_next_batch(step: int) -> None:
+    import tensorflow as tf
+
+    scale = tf.Variable(2.0, name="scale")
+    found = feed(scaled(scale))
+    for before in range(step):
+        read(found, before)
+    scale.assign(3.0)
+    with pytest.raises(ProgramError, match=NAMED):
+        read(found, step)
+
+
+def test_large_variable_that_changes_is_named_at_the_next_pass() -> None:
+    import tensorflow as tf
+
+    scale = tf.Variable(tf.ones(5000), name="scale")
+    found = feed(scaled(scale))
+    read(found, 0)
+    scale[17].assign(3.0)
+    for step in range(1, BATCHES):
+        read(found, step)
+    with pytest.raises(ProgramError, match=NAMED):
+        read(found, BATCHES)
+
+
+def test_states_of_random_layers_may_change() -> None:
+    import keras
+    import tensorflow as tf
+
+    noise = keras.layers.GaussianNoise(0.1, seed=3)
+
+    def noisy(number: Any) -> Any:
+        value = noise(tf.cast(number, tf.float32)[None], training=True)
+        return value, value
+
+    found = feed(tf.data.Dataset.range(BATCHES * 2).map(noisy).batch(2))
+    read(found, 0)
+    before = noise.seed_generator.state.numpy().tolist()
+    noise(tf.ones(3), training=True)
+    read(found, 1)
+    assert noise.seed_generator.state.numpy().tolist() != before
+
+
+def test_seeds_of_passes_are_those_of_a_reference() -> None:
+    # Philox4x32-10 with counter and key zero: the test vector of the authors' Random123.
+    assert pass_seeds(0, 0, 0) == (0x6627E8D5, 0xE169C58D)
+    assert pass_seeds(0, 0, 1) == (0xBC57AC4C, 0x9B00DBD8)
+    assert pass_seeds(0, 0, 2) != pass_seeds(0, 0, 0)
+    assert pass_seeds(-1, 5, 3) == pass_seeds(2**64 - 1, 5, 3)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.data.views import SampleRange, WeighedByClass
+from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import ArrayData, SampleIds, Samples
 
@@ -89,3 +89,20 @@ def test_fingerprint_tells_other_class_weights_in_any_order() -> None:
     assert WeighedByClass(data, {1: 2.0, 0: 0.5}).fingerprint() == first
     assert WeighedByClass(data, {0: 2.0, 1: 0.5}).fingerprint() != first
     assert WeighedByClass(ArrayData(X + 1, CLASSES), {0: 0.5, 1: 2.0}).fingerprint() != first
+
+
+@pytest.mark.parametrize(
+    "y", [np.array([0, 1, 1]), np.array([[0.0], [1.0], [1.0]]), np.eye(3)[[0, 1, 1]]]
+)
+def test_class_weights_follow_the_class(y: Any) -> None:
+    assert class_weights_of(y, {1: 0.5, 2: 9.0}).tolist() == [1.0, 0.5, 0.5]
+    assert class_weights_of(y, {1.0: 0.5, "1": 9.0}).tolist() == [1.0, 0.5, 0.5]
+    assert no_classes({0: 2.0, "1": 9.0}) == ["1"]
+
+
+@pytest.mark.parametrize("y", [{"a": CLASSES, "b": CLASSES}, None])
+def test_class_weights_need_one_array_of_targets(y: Any) -> None:
+    with pytest.raises(
+        ProgramError, match=r"class_weight=\.\.\.\) needs one array of targets, got"
+    ):
+        class_weights_of(y, {0: 1.0, 1: 2.0})
