@@ -4,14 +4,11 @@ One field is one option, so a new option is a field here and a line where it is 
 built once (`sources`), and checked here without touching a file.  It travels as it is to the
 supervisor, into the launch message and to each worker.
 
-The learning rate of a large batch: scaled with it, and reached gradually.
-
-Theory.  An update over K times the samples should move as far as K updates did: the rate is
-multiplied by K (Goyal et al. 2017), or by the root of K where the noise of the gradient
-decides (Hoffer et al. 2017).  At the start of a training the weights change fast, and such
-a rate diverges.  So the factor grows from 1 in equal parts, over the first five epochs.
-
-Checks of single options; each raises ValueError with the rest of a sentence.
+One option is a theory: the learning rate of a large batch.  An update over K times the samples
+should move as far as K updates did, so the rate is multiplied by K (Goyal et al. 2017), or by the
+root of K where the noise of the gradient decides (Hoffer et al. 2017).  At the start of a training
+the weights change fast, and such a rate diverges.  So `RateScale` lets the factor grow from 1 in
+equal parts, over the first five epochs.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,79 +43,32 @@ from holdfast.runtime.options.option import (
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.system.own_process import usable_cores
 
-WARM_UP_EPOCHS = 5
 RULES = ("linear", "sqrt")
+"""How the learning rate grows with the batch: as it does, or as its root."""
+
+_WARM_UP_EPOCHS = 5
+_BOTH = (RUN, IMPORT)
+_THE_SCRIPTS = "what the script says"
+_DEFAULT_SEED = 0
+_PRELOADED = ("tensorflow", "keras")
 
 
-@dataclass(frozen=True, slots=True)
-class RateScale:
-    """What multiplies the rate that the script has chosen, at each update of a training."""
+def _seconds(demand: str, *, or_none: bool = True) -> Callable[[float], None]:
+    """Return a check of a time, whose refusal says what is demanded; 0 may be no time at all."""
 
-    rule: str
-    batch_factor: int
-    warm_up_steps: int
+    def check(seconds: float) -> None:
+        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not or_none):
+            raise ValueError(f"must be {demand}, got {seconds}")
 
-    @property
-    def factor(self) -> float:
-        """The factor after the warm-up."""
-        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
-
-    @property
-    def growth(self) -> float:
-        """What an update of the warm-up adds to the factor."""
-        return (self.factor - 1.0) / self.warm_up_steps
-
-    def at(self, update: int) -> float:
-        """Return the factor of an update, counted from 0."""
-        return min(self.factor, 1.0 + self.growth * update)
-
-    def __str__(self) -> str:
-        """Return the scale in words."""
-        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"
+    return check
 
 
-@dataclass(frozen=True, slots=True)
-class RateScaling:
-    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
-
-    rule: str
-    batch_factor: int
-
-    @staticmethod
-    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
-        """Return the wish, None if there is none, or nothing to scale."""
-        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
-
-    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
-        """Return the scale of a training; a short one warms up until its end."""
-        warm_up_steps = steps_per_epoch * min(epochs, WARM_UP_EPOCHS)
-        return RateScale(self.rule, self.batch_factor, warm_up_steps)
+_check_timeout = _seconds("a positive number of seconds", or_none=False)
+_check_wait = _seconds("a time of 0 s or more")
+_check_pause = _seconds("a number of seconds, or 0 or never for none")
 
 
-def scale_of(scaling: RateScaling | None, steps_per_epoch: int, epochs: int) -> RateScale | None:
-    """Return the scale of a training, None without a wish for one."""
-    return None if scaling is None else scaling.over(steps_per_epoch, epochs)
-
-
-def check_timeout(seconds: float) -> None:
-    """Refuse what is no positive number of seconds."""
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError(f"must be a positive number of seconds, got {seconds}")
-
-
-def check_wait(seconds: float) -> None:
-    """Refuse what is no time to wait."""
-    if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"must be a time of 0 s or more, got {seconds}")
-
-
-def check_scrubs(seconds: float) -> None:
-    """Refuse what is no time between readings."""
-    if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
-
-
-def check_schedule(text: str) -> None:
+def _check_schedule(text: str) -> None:
     """Refuse a text that is no schedule of checkpoints."""
     try:
         parse_schedule(text)
@@ -126,7 +76,7 @@ def check_schedule(text: str) -> None:
         raise ValueError(str(error)) from error
 
 
-def check_drain(text: str) -> None:
+def _check_drain(text: str) -> None:
     """Refuse a text that is neither a number of saves nor a time."""
     with contextlib.suppress(RecoveryError):
         if isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
@@ -134,7 +84,7 @@ def check_drain(text: str) -> None:
     raise ValueError(f"must be a number of saves (4), at least 1, or a time (10min), got {text!r}")
 
 
-def check_memory(text: str) -> None:
+def _check_memory(text: str) -> None:
     """Refuse a text that is no number of bytes."""
     with contextlib.suppress(ValueError):
         if Space.parse(text).share is None:
@@ -142,29 +92,23 @@ def check_memory(text: str) -> None:
     raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
 
 
-def check_space(text: str) -> None:
+def _check_space(text: str) -> None:
     """Refuse a text that is no space for checkpoints."""
     Space.parse(text)
 
 
-def check_rule(rule: str) -> None:
+def _check_rule(rule: str) -> None:
     """Refuse an unknown rule for learning rates."""
     if rule not in RULES:
         raise ValueError(f"must be {' or '.join(RULES)}, got {rule!r}")
 
 
-def check_faults(texts: tuple[str, ...]) -> None:
+def _check_faults(texts: tuple[str, ...]) -> None:
     """Refuse addresses of faults that do not parse."""
     try:
         FaultPlan(tuple(parse_fault(text) for text in texts))
     except RecoveryError as error:
         raise ValueError(str(error)) from error
-
-
-_BOTH = (RUN, IMPORT)
-_THE_SCRIPTS = "what the script says"
-_DEFAULT_SEED = 0
-_PRELOADED = ("tensorflow", "keras")
 
 
 def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002
@@ -254,7 +198,7 @@ class JobOptions:
         None,
         metavar="WHEN",
         default_text=_THE_SCRIPTS,
-        check=check_schedule,
+        check=_check_schedule,
     )
     keep_space: str | None = option(
         "--keep-space",
@@ -262,7 +206,7 @@ class JobOptions:
         None,
         metavar="SPACE",
         default_text="as much as the steps that the script keeps take",
-        check=check_space,
+        check=_check_space,
     )
     snapshot_memory: str | None = option(
         "--snapshot-memory",
@@ -270,7 +214,7 @@ class JobOptions:
         None,
         metavar="BYTES",
         default_text="two snapshots, as far as the host and its control groups have room",
-        check=check_memory,
+        check=_check_memory,
     )
     verify_every: int | None = _number(
         "--verify-every",
@@ -295,7 +239,7 @@ class JobOptions:
         3600.0,
         read=read_seconds,
         metavar="SECONDS",
-        check=check_scrubs,
+        check=_check_pause,
     )
     local_dir: Path | None = _path(
         "--local-dir",
@@ -307,7 +251,7 @@ class JobOptions:
         'Saves (4) or time ("10min") from one checkpoint of the run directory to the next.',
         "10min",
         metavar="WHEN",
-        check=check_drain,
+        check=_check_drain,
     )
     repair_from: Path | None = _path(
         "--repair-from",
@@ -325,7 +269,7 @@ class JobOptions:
         10.0,
         read=read_seconds,
         metavar="SECONDS",
-        check=check_timeout,
+        check=_check_timeout,
     )
     stall_timeout_s: float | None = option(
         "--stall-timeout",
@@ -334,7 +278,7 @@ class JobOptions:
         read=read_seconds,
         metavar="SECONDS|never",
         default_text="50 times the longest piece of work so far, 600 at least",
-        check=check_scrubs,
+        check=_check_pause,
     )
     grace_s: float | None = option(
         "--grace",
@@ -343,7 +287,7 @@ class JobOptions:
         read=read_seconds,
         metavar="SECONDS",
         default_text="as long as it takes",
-        check=check_timeout,
+        check=_check_timeout,
     )
     deadline_s: float | None = option(
         "--deadline",
@@ -352,7 +296,7 @@ class JobOptions:
         read=read_duration,
         metavar="TIME",
         default_text="the time limit of the batch job",
-        check=check_timeout,
+        check=_check_timeout,
     )
     requeue: bool = _switch(
         "--requeue",
@@ -366,7 +310,7 @@ class JobOptions:
         0.0,
         read=read_duration,
         metavar="TIME",
-        check=check_wait,
+        check=_check_wait,
     )
     max_restarts: int = _number(
         "--max-restarts",
@@ -397,7 +341,7 @@ class JobOptions:
         "How the learning rate grows with --scale-batch, over five epochs: linear or sqrt.",
         None,
         metavar="linear|sqrt",
-        check=check_rule,
+        check=_check_rule,
         default_text="it does not",
     )
     accept_batch_mixing: bool = _switch(
@@ -424,7 +368,7 @@ class JobOptions:
         read=read_words(";"),
         metavar="FAULT",
         is_repeated=True,
-        check=check_faults,
+        check=_check_faults,
     )
     trains: bool = without_flag("Only `holdfast import` sets it.", default=True, read=read_switch)
 
@@ -517,3 +461,48 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class RateScaling:
+    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
+
+    rule: str
+    batch_factor: int
+
+    @staticmethod
+    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
+        """Return the wish, None if there is none, or nothing to scale."""
+        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
+
+    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
+        """Return the scale of a training; a short one warms up until its end."""
+        warm_up_steps = steps_per_epoch * min(epochs, _WARM_UP_EPOCHS)
+        return RateScale(self.rule, self.batch_factor, warm_up_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RateScale:
+    """What multiplies the rate that the script has chosen, at each update of a training."""
+
+    rule: str
+    batch_factor: int
+    warm_up_steps: int
+
+    @property
+    def factor(self) -> float:
+        """The factor after the warm-up."""
+        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
+
+    @property
+    def growth(self) -> float:
+        """What an update of the warm-up adds to the factor."""
+        return (self.factor - 1.0) / self.warm_up_steps
+
+    def at(self, update: int) -> float:
+        """Return the factor of an update, counted from 0."""
+        return min(self.factor, 1.0 + self.growth * update)
+
+    def __str__(self) -> str:
+        """Return the scale in words."""
+        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"

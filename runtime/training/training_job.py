@@ -19,7 +19,7 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.options.job_options import RateScale, RateScaling, scale_of
+from holdfast.runtime.options.job_options import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
@@ -339,6 +339,7 @@ def describe_job(
         validated=request.validated,
         pass_steps=_pass_steps(request.data, order),
     )
+    scaling = request.scaling
     return TrainingJob(
         request.data,
         request.validation,
@@ -351,7 +352,7 @@ def describe_job(
         _initial_of(request, config, stage),
         stage,
         request.verbose,
-        scale_of(request.scaling, work_plan.steps_per_epoch, work_plan.epochs),
+        None if scaling is None else scaling.over(work_plan.steps_per_epoch, work_plan.epochs),
         request.takes_nan,
     )
 

@@ -1,20 +1,23 @@
+"""What a job may ask for, how it is named, and how its learning rate grows."""
+
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.weights import import_weights
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
-from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.job_options import OPTIONS, RULES, JobOptions, RateScale, RateScaling
 from holdfast.runtime.options.option import IMPORT, RUN
-from holdfast.runtime.options.worker_config import WorkerConfig
 
 OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
@@ -51,6 +54,22 @@ def options(tmp_path: Path) -> JobOptions:
             {"heartbeat_timeout_s": float("inf")},
             "--heartbeat-timeout must be a positive .* got inf",
         ),
+        ({"shards": 0}, "--shards must be at least 1, got 0"),
+        ({"shards": 100_000}, "--shards must be at most 1024, got 100000"),
+        ({"snapshot_memory": "20%"}, "--snapshot-memory must be a number of bytes, such as 8GiB"),
+        (
+            {"drain_every": "epoch"},
+            r"--drain-every must be a number of saves \(4\), at least 1, or a time",
+        ),
+        ({"drain_every": "0"}, "--drain-every must be a number of saves .* got '0'"),
+        ({"drain_every": "often"}, "--drain-every must be a number of saves .* got 'often'"),
+        ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
+        ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
+        ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
+        ({"deadline_s": -1.0}, "--deadline must be a positive number of seconds, got -1.0"),
+        ({"stall_timeout_s": -1.0}, "--stall-timeout must be a number of seconds, or 0 or never"),
+        ({"wait_lease_s": -1.0}, "--wait-lease must be a time of 0 s or more, got -1.0"),
+        ({"initial_step": -1}, "--step must be at least 0, got -1"),
         ({"faults": ("kill worker=1",)}, "--inject: .*step must be given"),
         ({"faults": ("kill worker=1 step=2",) * 2}, "--inject: .*strike at one address"),
     ],
@@ -58,7 +77,7 @@ def options(tmp_path: Path) -> JobOptions:
 def test_request_that_makes_no_sense_is_refused_with_its_value(
     options: JobOptions, change: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError, match=f"^{complaint}"):
         dataclasses.replace(options, **change)
 
 
@@ -161,48 +180,10 @@ def test_time_that_no_float_holds_is_refused() -> None:
         OPTIONS["heartbeat_timeout_s"].read(10**400)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"options": [1]},
-        {"options": "text"},
-        {"generation": "1"},
-        {"generation": -1},
-        {"generation": 2**70},
-        {"worker": None},
-        {"workers": ["0"]},
-        {"workers": [0, 0]},
-        {"workers": [[0]]},
-        {"workers": 1},
-        {"key_file": "path"},
-    ],
-)
-def test_launch_message_that_is_none_is_refused(
-    options: JobOptions, change: dict[str, Any]
-) -> None:
-    fields = _config(options).to_json() | change
-
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        WorkerConfig.from_json(fields)
-
-
 @pytest.mark.parametrize("name", ["script", "workers", "heartbeat_timeout_s", "faults"])
 def test_option_with_a_default_may_not_be_open_in_a_message(options: JobOptions, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is not set"):
         JobOptions.from_json(options.to_json() | {name: None})
-
-
-def _config(options: JobOptions) -> WorkerConfig:
-    return WorkerConfig(
-        options=options,
-        worker=WorkerId(0),
-        generation=1,
-        workers=(WorkerId(0), WorkerId(1)),
-        run_id="r",
-        microbatches=2,
-        seed=0,
-        threads=1,
-    )
 
 
 def test_differences_are_named_with_both_values() -> None:
@@ -216,34 +197,6 @@ def test_differences_are_named_with_both_values() -> None:
         "--shrink yes, not no",
         "--preload tensorflow,keras, not left out",
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"shards": 0}, "--shards must be at least 1, got 0"),
-        ({"shards": 100_000}, "--shards must be at most 1024, got 100000"),
-        ({"snapshot_memory": "20%"}, "--snapshot-memory must be a number of bytes, such as 8GiB"),
-        (
-            {"drain_every": "epoch"},
-            r"--drain-every must be a number of saves \(4\), at least 1, or a time",
-        ),
-        ({"drain_every": "0"}, "--drain-every must be a number of saves .* got '0'"),
-        ({"drain_every": "often"}, "--drain-every must be a number of saves .* got 'often'"),
-        ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
-        ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
-        ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
-        ({"deadline_s": -1.0}, "--deadline must be a positive number of seconds, got -1.0"),
-        ({"stall_timeout_s": -1.0}, "--stall-timeout must be a number of seconds, or 0 or never"),
-        ({"wait_lease_s": -1.0}, "--wait-lease must be a time of 0 s or more, got -1.0"),
-        ({"initial_step": -1}, "--step must be at least 0, got -1"),
-    ],
-)
-def test_bound_of_an_option_is_kept(
-    options: JobOptions, change: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(UsageError, match=f"^{complaint}"):
-        dataclasses.replace(options, **change)
 
 
 @pytest.mark.parametrize("inside", ["", "local"])
@@ -267,3 +220,46 @@ def test_modules_that_the_user_has_named_are_those_beside_the_default(options: J
     assert options.named_modules == ()
     named = dataclasses.replace(options, preload=("keras", "sklearn", "torch"))
     assert named.named_modules == ("sklearn", "torch")
+
+
+_SCALES = st.builds(
+    RateScaling.over,
+    st.builds(RateScaling, st.sampled_from(RULES), st.integers(1, 64)),
+    st.integers(1, 9),
+    st.integers(1, 99),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "update", "factor"),
+    [
+        ("linear", 0, 1.0),
+        ("linear", 25, 4.5),
+        ("linear", 50, 8.0),
+        ("linear", 5000, 8.0),
+        ("sqrt", 50, math.sqrt(8)),
+    ],
+)
+def test_factor_grows_over_five_epochs(rule: str, update: int, factor: float) -> None:
+    scale = RateScaling(rule, 8).over(steps_per_epoch=10, epochs=90)
+
+    assert scale.at(update) == pytest.approx(factor)
+
+
+@given(_SCALES, st.integers(0, 1000))
+def test_factor_never_falls_and_never_exceeds_the_rule(scale: RateScale, update: int) -> None:
+    assert 1.0 <= scale.at(update) <= scale.at(update + 1) <= scale.factor
+    assert scale.at(scale.warm_up_steps) == pytest.approx(scale.factor)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [(None, 8), ("linear", 1)])
+def test_nothing_is_scaled_without_a_rule_or_a_larger_batch(rule: str | None, factor: int) -> None:
+    assert RateScaling.of(rule, factor) is None
+
+
+def test_short_training_warms_up_until_its_end() -> None:
+    scale = RateScaling("linear", 4).over(steps_per_epoch=10, epochs=2)
+
+    assert scale.at(19) < 4.0
+    assert scale.at(20) == pytest.approx(4.0)
+    assert str(scale) == "linear x4 over 20 steps"

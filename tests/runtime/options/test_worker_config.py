@@ -68,6 +68,14 @@ def test_history_of_an_older_holdfast_has_rejected_nothing() -> None:
         ({"threads": 1.0}, TypeError, "are not all whole numbers"),
         ({"more": 1}, TypeError, "more"),
         ({"history": {"luck": 1}}, TypeError, "luck"),
+        ({"options": [1]}, TypeError, r"options are \[1\]"),
+        ({"options": "text"}, TypeError, "options are 'text'"),
+        ({"generation": "1"}, TypeError, "are not all whole numbers"),
+        ({"worker": None}, TypeError, "are not all whole numbers"),
+        ({"workers": ["0"]}, TypeError, "are not all whole numbers"),
+        ({"workers": [[0]]}, TypeError, "are not all whole numbers"),
+        ({"workers": 1}, TypeError, "int"),
+        ({"key_file": "path"}, TypeError, "mapping"),
     ],
 )
 def test_configuration_that_makes_no_sense_is_refused_with_the_reason(
