@@ -11,10 +11,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
-from typing import NoReturn
 
 from holdfast.recovery.fault import FaultKind, FaultPlan, Site, Visit
 from holdfast.recovery.world import WorkerId
+
+_MUTEX_BYTES = 64
+"""More than a pthread_mutex_t has on any Linux."""
 
 
 class InjectedFault(Exception):
@@ -55,33 +57,21 @@ class FaultInjector:
             self._strike(kind)
 
 
-_MUTEX_BYTES = 64
-"""More than a pthread_mutex_t has on any Linux."""
-
-
 def _strike(kind: FaultKind) -> None:
-    _STRIKES[kind]()
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _exit() -> NoReturn:
-    os._exit(1)
-
-
-def _raise() -> NoReturn:
-    raise InjectedFault("the fault plan asked for this exception")
-
-
-def _segfault() -> None:
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    ctypes.string_at(0)
+    match kind:
+        case FaultKind.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case FaultKind.STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case FaultKind.EXIT:
+            os._exit(1)
+        case FaultKind.RAISE:
+            raise InjectedFault("the fault plan asked for this exception")
+        case FaultKind.SEGFAULT:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            ctypes.string_at(0)
+        case FaultKind.GIL:
+            _hold_gil()
 
 
 def _hold_gil() -> None:
@@ -93,13 +83,3 @@ def _hold_gil() -> None:
     mutex = ctypes.create_string_buffer(_MUTEX_BYTES)  # all zero: PTHREAD_MUTEX_INITIALIZER
     for _ in range(2):
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
-
-
-_STRIKES: dict[FaultKind, Callable[[], None]] = {
-    FaultKind.KILL: _kill,
-    FaultKind.STOP: _stop,
-    FaultKind.EXIT: _exit,
-    FaultKind.RAISE: _raise,
-    FaultKind.SEGFAULT: _segfault,
-    FaultKind.GIL: _hold_gil,
-}

@@ -75,22 +75,16 @@ class LoopRecords:
             self._tell_epoch()
         world = self._membership.world
         workers = list(world.workers)
-        self._context.tell_agent(
-            {
-                "kind": "world",
-                "generation": world.generation,
-                "workers": workers,
-                "step": cursor.step,
-            }
-        )
-        self._write("world", workers=workers, capacity=world.capacity, step=cursor.step)
+        told = {"generation": world.generation, "workers": workers, "step": cursor.step}
+        self._context.tell_agent({"kind": "world", **told})
+        self.note("world", workers=workers, capacity=world.capacity, step=cursor.step)
 
     def stepped(self, cursor: Cursor, epoch: int, samples: int) -> None:
         """Record an applied update, and the recovery that it ended."""
         now = time.monotonic()
         if self._pending is not None:
             recovery, self._pending = self._pending, None
-            self._write("recovery", **recovery.fields(cursor.step, now))
+            self.note("recovery", **recovery.fields(cursor.step, now))
         seconds = round(now - self._began, 6)
         witnessed = round(witnessed_s() - self._witnessed, 6)
         self.longest_step_s = max(self.longest_step_s, witnessed)
@@ -142,7 +136,10 @@ class LoopRecords:
 
     def note(self, event: str, **fields: object) -> None:
         """Record an event that all workers know."""
-        self._write(event, **fields)
+        if self._membership.is_first:
+            self.flush()
+            generation = self._membership.world.generation
+            self._context.journal.record(event, **({"generation": generation} | fields))
 
     def flush(self) -> None:
         """Write the records of commits that were not written yet."""
@@ -178,12 +175,6 @@ class LoopRecords:
         """Return for how long commits are collected before they are written."""
         part = (now - self._made) * _PART_OF_LAUNCH
         return min(max(_TOGETHER_S, part), _LONGEST_TOGETHER_S)
-
-    def _write(self, event: str, **fields: object) -> None:
-        if self._membership.is_first:
-            self.flush()
-            generation = self._membership.world.generation
-            self._context.journal.record(event, **({"generation": generation} | fields))
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:

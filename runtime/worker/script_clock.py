@@ -3,18 +3,10 @@
 Many scripts name a folder by the time, and some by the pid.  Each worker would have a folder of
 its own, and each launch another one, without the files of the launch before.  So the first
 process of a run that reads a clock for a name writes the reading into the run's record, and
-all others get it (`script_record`).  Only what the script's own lines read for a name is
-the run's (`name_uses`); clocks of libraries, differences of times and waits are real.
-
+all others get it (`script_record`).  Clocks of libraries, differences of times and waits are real.
 While a training is under way all readings are real: hooks have their own agreement.
 
-Whether it is the script that calls a function of Python, and not a library, nor a training.
-
-Whether a line of a script reads clock or pid for a name, or to measure and to act.
-
-``datetime.now()`` in the name of a folder must be the same on all workers and in all launches.
-``time.time()`` that is subtracted from another one must be real, and so must the pid that gets a
-signal.  The text of the script tells which is which:
+The text of the script's own line tells what it reads for:
 
 * what becomes a part of a text or of a path is a name, unless it is only shown;
 * what is added, subtracted or compared as a number measures;
@@ -52,7 +44,125 @@ _ON_BEHALF = frozenset(
 )
 """Modules of Python that change files for their callers."""
 
+_plain_time, _plain_localtime, _plain_getpid = time.time, time.localtime, os.getpid
+_TEXTS = frozenset({"str", "repr", "format", "join", "strftime", "isoformat", "ctime", "asctime"})
+_FIELDS = frozenset({"year", "month", "day", "hour", "minute", "second", "microsecond"})
+_NUMBERS = frozenset({"int", "round", "float", "abs", "localtime", "gmtime", "fromtimestamp"})
+_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "error", "notify"})
+_ACTING = frozenset(
+    {"append", "sleep", "utime", "kill", "killpg", "Process", "system", "run", "call", "Popen"}
+    | {"check_call", "check_output"}
+)
+_SEEDING = ("seed", "rng", "random", "generator", "key")
+_PROCESS_TEXTS = ("/proc", "kill", "-p ")
+
+_DEEPEST = 4
+"""Variables that hold others are followed so far."""
+
+_FOUND: dict[tuple[int, int, str], tuple[CodeType, bool]] = {}
+"""Of each call, with its code, whose number is no other one's as long as it is held."""
+
+_MOST_READINGS = 100
+"""A line that has read the clock so often makes no names."""
+
 _trainings = 0
+
+
+def share_clock(clock: ScriptClock) -> None:
+    """Let the script of this process read clock and pid through ``clock``."""
+    for name in ("time", "time_ns"):
+        exchange(time, name, _reading(clock, getattr(time, name)))
+    for name in ("localtime", "gmtime", "ctime", "asctime", "strftime"):
+        exchange(time, name, _converting(clock, getattr(time, name), int(name == "strftime")))
+    _exchange_methods(clock)
+    exchange(os, "getpid", lambda: clock.read_pid(_plain_getpid()))
+
+
+def _reading(clock: ScriptClock, plain: Callable[[], Any]) -> Callable[[], Any]:
+    def read() -> Any:
+        real = plain()
+        found = clock.read(plain.__name__, real)
+        return real if found is None else found
+
+    return read
+
+
+def _converting(clock: ScriptClock, plain: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Return a function that converts a time, which it reads itself without one at ``place``."""
+    converts_seconds = plain.__name__ in ("localtime", "gmtime", "ctime")
+
+    def convert(*arguments: Any) -> Any:
+        if len(arguments) != place or any(found is None for found in arguments):
+            return plain(*arguments)
+        found = clock.read(plain.__name__, _plain_time())
+        if found is None:
+            return plain(*arguments)
+        return plain(*arguments, found if converts_seconds else _plain_localtime(found))
+
+    return convert
+
+
+def _exchange_methods(clock: ScriptClock) -> None:
+    """Exchange the class methods of ``datetime`` that read the clock.
+
+    The class is written in C and cannot be changed by assignment.  Another class in its place would
+    not be that of the dates that libraries know and of those that are pickled.  So its own
+    dictionary is changed, and the interpreter is told.
+    """
+    kind = datetimes.datetime
+    methods = gc.get_referents(kind.__dict__)[0]
+    plain = {name: methods[name] for name in ("now", "utcnow")}
+
+    def now(cls: Any, tz: datetimes.tzinfo | None = None) -> Any:
+        found = clock.read("now", _plain_time())
+        return (
+            plain["now"].__get__(None, cls)(tz) if found is None else cls.fromtimestamp(found, tz)
+        )
+
+    def utcnow(cls: Any) -> Any:
+        found = clock.read("utcnow", _plain_time())
+        if found is None:
+            return plain["utcnow"].__get__(None, cls)()
+        return cls.fromtimestamp(found, datetimes.timezone.utc).replace(tzinfo=None)
+
+    methods |= {"now": classmethod(now), "utcnow": classmethod(utcnow)}
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+class ScriptClock:
+    """Clock and pid of one process that runs a script.
+
+    Args:
+        record: that of the run.
+        script: knows the lines of the script.
+    """
+
+    def __init__(self, record: ScriptRecord, script: CallingScript) -> None:
+        self._record = record
+        self._script = script
+        self._readings: Counter[str] = Counter()
+
+    def read(self, function: str, real: float) -> float | None:
+        """Return the run's reading of the clock, None if the caller's caller gets the real one."""
+        frame = sys._getframe(2)
+        if not self._script.owns(frame) or not self._script.is_here():
+            return None
+        if not is_for_a_name(frame.f_code, frame.f_lineno, frame.f_lasti, function):
+            return None
+        place = f"{function} in {self._script.line_behind(frame)}"
+        self._readings[place] += 1
+        number = self._readings[place]
+        return None if number > _MOST_READINGS else self._record.first(f"{place} {number}", real)
+
+    def read_pid(self, real: int) -> int:
+        """Return the run's pid for a name, else the real one."""
+        frame = sys._getframe(2)
+        if not self._script.owns(frame) or not self._script.is_own_process():
+            return real
+        if not is_for_a_name(frame.f_code, frame.f_lineno, frame.f_lasti, "getpid"):
+            return real
+        found: int = self._record.first("pid", real)
+        return found
 
 
 class CallingScript:
@@ -96,9 +206,6 @@ class CallingScript:
         return file == self._script or Frame(file, "", "").is_users
 
 
-_plain_getpid = os.getpid
-
-
 def is_in_training() -> bool:
     """Return whether a training of this process is under way."""
     return _trainings > 0
@@ -115,30 +222,6 @@ def during_training() -> Iterator[None]:
         _trainings -= 1
 
 
-_TEXTS = frozenset({"str", "repr", "format", "join", "strftime", "isoformat", "ctime", "asctime"})
-_FIELDS = frozenset({"year", "month", "day", "hour", "minute", "second", "microsecond"})
-_NUMBERS = frozenset({"int", "round", "float", "abs", "localtime", "gmtime", "fromtimestamp"})
-_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "error", "notify"})
-_ACTING = frozenset(
-    {"append", "sleep", "utime", "kill", "killpg", "Process", "system", "run", "call", "Popen"}
-    | {"check_call", "check_output"}
-)
-_SEEDING = ("seed", "rng", "random", "generator", "key")
-_PROCESS_TEXTS = ("/proc", "kill", "-p ")
-_DEEPEST = 4
-"""Variables that hold others are followed so far."""
-
-
-class _Use(IntEnum):
-    """What a value is used for; of several uses the largest counts."""
-
-    NOTHING = auto()
-    ARGUMENT = auto()
-    MEASURE = auto()
-    NAME = auto()
-    ACT = auto()
-
-
 def is_for_a_name(code: CodeType, line: int, instruction: int, function: str) -> bool:
     """Return whether the call of ``function`` that a frame stands at is made for a name.
 
@@ -148,10 +231,6 @@ def is_for_a_name(code: CodeType, line: int, instruction: int, function: str) ->
     if place not in _FOUND:
         _FOUND[place] = code, _is_for_a_name(code, line, instruction, function)
     return _FOUND[place][1]
-
-
-_FOUND: dict[tuple[int, int, str], tuple[CodeType, bool]] = {}
-"""Of each call, with its code, whose number is no other one's as long as it is held."""
 
 
 def _is_for_a_name(code: CodeType, line: int, instruction: int, function: str) -> bool:
@@ -259,6 +338,16 @@ class _Source:
         return max((self.use_of(value, depth + 1) for value in values), default=_Use.NOTHING)
 
 
+class _Use(IntEnum):
+    """What a value is used for; of several uses the largest counts."""
+
+    NOTHING = auto()
+    ARGUMENT = auto()
+    MEASURE = auto()
+    NAME = auto()
+    ACT = auto()
+
+
 def _use_of_argument(function: str, *, is_text: bool, is_direct: bool) -> _Use:
     if (
         function in _ACTING
@@ -279,113 +368,3 @@ def _last_name(node: ast.AST) -> str:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""
-
-
-_MOST_READINGS = 100
-"""A line that has read the clock so often makes no names."""
-
-
-class ScriptClock:
-    """Clock and pid of one process that runs a script.
-
-    Args:
-        record: that of the run.
-        script: knows the lines of the script.
-    """
-
-    def __init__(self, record: ScriptRecord, script: CallingScript) -> None:
-        self._record = record
-        self._script = script
-        self._readings: Counter[str] = Counter()
-
-    def read(self, function: str, real: float) -> float | None:
-        """Return the run's reading of the clock, None if the caller's caller gets the real one."""
-        frame = sys._getframe(2)
-        if not self._script.owns(frame) or not self._script.is_here():
-            return None
-        if not is_for_a_name(frame.f_code, frame.f_lineno, frame.f_lasti, function):
-            return None
-        place = f"{function} in {self._script.line_behind(frame)}"
-        self._readings[place] += 1
-        number = self._readings[place]
-        return None if number > _MOST_READINGS else self._record.first(f"{place} {number}", real)
-
-    def read_pid(self, real: int) -> int:
-        """Return the run's pid for a name, else the real one."""
-        frame = sys._getframe(2)
-        if not self._script.owns(frame) or not self._script.is_own_process():
-            return real
-        if not is_for_a_name(frame.f_code, frame.f_lineno, frame.f_lasti, "getpid"):
-            return real
-        found: int = self._record.first("pid", real)
-        return found
-
-
-def share_clock(clock: ScriptClock) -> None:
-    """Let the script of this process read clock and pid through ``clock``."""
-    for name in ("time", "time_ns"):
-        exchange(time, name, _reading(clock, getattr(time, name)))
-    for name in ("localtime", "gmtime", "ctime", "asctime", "strftime"):
-        exchange(time, name, _converting(clock, getattr(time, name), int(name == "strftime")))
-    _exchange_methods(clock)
-
-    plain = os.getpid
-
-    def getpid() -> int:
-        return clock.read_pid(plain())
-
-    exchange(os, "getpid", getpid)
-
-
-def _reading(clock: ScriptClock, plain: Callable[[], Any]) -> Callable[[], Any]:
-    def read() -> Any:
-        real = plain()
-        found = clock.read(plain.__name__, real)
-        return real if found is None else found
-
-    return read
-
-
-def _converting(clock: ScriptClock, plain: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Return a function that converts a time, which it reads itself without one at ``place``."""
-    converts_seconds = plain.__name__ in ("localtime", "gmtime", "ctime")
-
-    def convert(*arguments: Any) -> Any:
-        if len(arguments) != place or any(found is None for found in arguments):
-            return plain(*arguments)
-        found = clock.read(plain.__name__, _plain_time())
-        if found is None:
-            return plain(*arguments)
-        return plain(*arguments, found if converts_seconds else _plain_localtime(found))
-
-    return convert
-
-
-_plain_time, _plain_localtime = time.time, time.localtime
-
-
-def _exchange_methods(clock: ScriptClock) -> None:
-    """Exchange the class methods of ``datetime`` that read the clock.
-
-    The class is written in C and cannot be changed by assignment.  Another class in its place would
-    not be that of the dates that libraries know and of those that are pickled.  So its own
-    dictionary is changed, and the interpreter is told.
-    """
-    kind = datetimes.datetime
-    methods = gc.get_referents(kind.__dict__)[0]
-    plain = {name: methods[name] for name in ("now", "utcnow")}
-
-    def now(cls: Any, tz: datetimes.tzinfo | None = None) -> Any:
-        found = clock.read("now", _plain_time())
-        return (
-            plain["now"].__get__(None, cls)(tz) if found is None else cls.fromtimestamp(found, tz)
-        )
-
-    def utcnow(cls: Any) -> Any:
-        found = clock.read("utcnow", _plain_time())
-        if found is None:
-            return plain["utcnow"].__get__(None, cls)()
-        return cls.fromtimestamp(found, datetimes.timezone.utc).replace(tzinfo=None)
-
-    methods |= {"now": classmethod(now), "utcnow": classmethod(utcnow)}
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))

@@ -7,17 +7,13 @@ worker alone runs moves no other line's numbers.
 Generators that a library makes for the script are alike, too.  Its names and tokens stay its
 own, and so does all that holdfast draws: two workers must not write one temporary file.
 
-Functions of Python that a script calls, exchanged in their modules.
+A script may hand the functions of Python that are exchanged for this on as it hands on Python's
+own: to another process, which knows them by module and name, or to a class, which makes no methods
+of functions that are written in C.
 
-A script may hand them on as it hands on Python's own: to another process, which knows them by
-module and name, or to a class, which makes no methods of functions that are written in C.
-
-The states of the global generators of random numbers, as a JSON object.
-
-They are those of Python, of NumPy and of Keras, and the counts of what lines of the script have
-drawn without a seed.  A training may draw from them, in its
-callbacks.  If it is complete and a relaunch passes it over, nothing is drawn again.  So the
-checkpoint of its end holds what it has left behind.
+A training may draw, too, in its callbacks.  If it is complete and a relaunch passes it over,
+nothing is drawn again.  So the checkpoint of its end holds the states of the global generators: of
+Python, of NumPy and of Keras, and how often each line of the script has drawn.
 """
 
 from __future__ import annotations
@@ -40,24 +36,6 @@ from typing import Any
 
 import numpy as np
 
-
-class _Exchanged(functools.partial[Any]):
-    """A call in the place of a function; pickled by the function's name, as that one was."""
-
-    def __reduce__(self) -> Any:
-        return self.__name__  # type: ignore[attr-defined]
-
-    def __get__(self, instance: object, owner: type | None = None) -> _Exchanged:
-        return self
-
-
-def exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Let calls of a module's function call ``function``, without another frame in between."""
-    made = functools.update_wrapper(_Exchanged(function), getattr(module, name))
-    made.__module__ = module.__name__  # posix.getpid stays as it was
-    setattr(module, name, made)
-
-
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _NAME_LENGTH = 8
 _SEED_BYTES = 32
@@ -66,15 +44,29 @@ _NUMPY_SEEDS = 1 << 32
 _HOLDFAST = f"{Path(__file__).parents[2]}/"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
+_KERAS_STATE = "keras.src.backend.common.global_state"
+_KERAS_SEEDS = "keras.src.random.seed_generator"
+_KERAS_NAME = "global_seed_generator"
+
+_draws: ScriptDraws | None = None
 
 
-class _Owner(Enum):
-    """Whose code a frame runs."""
+def seed_script(seed: int, draw_seed: str, script: Path) -> None:
+    """Give a script its random numbers; ``draw_seed`` is that of generators without a seed."""
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    draw_alike(draw_seed, script)
 
-    SCRIPT = auto()
-    HOLDFAST = auto()
-    PYTHON = auto()
-    LIBRARY = auto()
+
+def draw_alike(seed: str, script: Path) -> ScriptDraws:
+    """Let the script of this process draw from ``seed`` wherever it gives none itself."""
+    global _draws  # noqa: PLW0603  (one process runs one script)
+    _draws = draws = ScriptDraws(seed, script)
+    _exchange_bytes(draws)
+    _exchange_seeds(draws)
+    _exchange_names(draws)
+    os.register_at_fork(before=draws.forks, after_in_child=draws.was_forked)
+    return draws
 
 
 class ScriptDraws:
@@ -150,30 +142,13 @@ class ScriptDraws:
         return _Owner.PYTHON if file.startswith(("<", _STANDARD)) else _Owner.SCRIPT
 
 
-def seed_script(seed: int, draw_seed: str, script: Path) -> None:
-    """Give a script its random numbers; ``draw_seed`` is that of generators without a seed."""
-    random.seed(seed)
-    np.random.seed(seed % _NUMPY_SEEDS)
-    draw_alike(draw_seed, script)
+class _Owner(Enum):
+    """Whose code a frame runs."""
 
-
-def draw_alike(seed: str, script: Path) -> ScriptDraws:
-    """Let the script of this process draw from ``seed`` wherever it gives none itself."""
-    global _draws  # noqa: PLW0603  (one process runs one script)
-    _draws = draws = ScriptDraws(seed, script)
-    _exchange_bytes(draws)
-    _exchange_seeds(draws)
-    _exchange_names(draws)
-    os.register_at_fork(before=draws.forks, after_in_child=draws.was_forked)
-    return draws
-
-
-_draws: ScriptDraws | None = None
-
-
-def script_draws() -> ScriptDraws | None:
-    """Return the draws of this process, None if its script draws as in plain Python."""
-    return _draws
+    SCRIPT = auto()
+    HOLDFAST = auto()
+    PYTHON = auto()
+    LIBRARY = auto()
 
 
 def _exchange_bytes(draws: ScriptDraws) -> None:
@@ -239,9 +214,21 @@ def _exchange_names(draws: ScriptDraws) -> None:
     names.__next__ = name
 
 
-_KERAS_STATE = "keras.src.backend.common.global_state"
-_KERAS_SEEDS = "keras.src.random.seed_generator"
-_KERAS_NAME = "global_seed_generator"
+def exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
+    """Let calls of a module's function call ``function``, without another frame in between."""
+    made = functools.update_wrapper(_Exchanged(function), getattr(module, name))
+    made.__module__ = module.__name__  # posix.getpid stays as it was
+    setattr(module, name, made)
+
+
+class _Exchanged(functools.partial[Any]):
+    """A call in the place of a function; pickled by the function's name, as that one was."""
+
+    def __reduce__(self) -> Any:
+        return self.__name__  # type: ignore[attr-defined]
+
+    def __get__(self, instance: object, owner: type | None = None) -> _Exchanged:
+        return self
 
 
 def random_states() -> dict[str, Any]:
@@ -256,9 +243,8 @@ def random_states() -> dict[str, Any]:
     generator = _keras_generator()
     if generator is not None:
         states["keras"] = [int(word) for word in np.asarray(generator.state)]
-    draws = script_draws()
-    if draws is not None and draws.counts:
-        states["script"] = draws.counts
+    if _draws is not None and _draws.counts:
+        states["script"] = _draws.counts
     return states
 
 
@@ -272,9 +258,8 @@ def go_on_from(states: Mapping[str, Any]) -> None:
         np.random.set_state(("MT19937", np.array(key, np.uint32), position, has_gauss, gauss))
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
-    draws = script_draws()
-    if draws is not None:
-        draws.go_on_from(states.get("script", {}))
+    if _draws is not None:
+        _draws.go_on_from(states.get("script", {}))
 
 
 def _keras_generator() -> Any:

@@ -87,39 +87,6 @@ def standalone() -> WorkerContext:
     return WorkerContext(config, communicator, journal, page, injector, tell)
 
 
-def _tell(report: Mapping[str, object], *, is_quiet: bool = False) -> None:
-    """Say each epoch and the end of the training, as ``holdfast run`` does, unless ``is_quiet``.
-
-    Trouble with the run's checkpoints is said to the quiet as well; all else is in the journal.
-    """
-    if report.get("is_trouble"):
-        _write(sys.stderr, f"holdfast: {report['text']}")
-    if is_quiet:
-        return
-    if report["kind"] == "complete" and report["is_first"]:
-        text = f"holdfast: completed step {report['step']}, state sha256 {report['sha256']}"
-        _write(sys.stderr, text)
-    elif report["kind"] == "epoch" and report.get("verbose", LIVE) != SILENT:
-        epoch = EndedEpoch.of(report)
-        if epoch is not None:
-            _write(sys.stdout, epoch.line)
-
-
-def _write(stream: TextIO | None, line: str) -> None:
-    with contextlib.suppress(OSError):  # a stream that takes nothing ends no job
-        if stream is not None:
-            stream.write(f"{line}\n")
-
-
-def _options(workers: int) -> JobOptions:
-    """Return the options of the script that runs here."""
-    here = Path.cwd()
-    table = read_config_file(here / CONFIG_FILE).get(RUN, {})
-    refuse_unknown(CONFIG_FILE, RUN, table, keys_of(RUN))
-    sources = Sources({"workers": workers}, os.environ, table, here)
-    return build_options(Path(sys.argv[0]), tuple(sys.argv[1:]), sources).options
-
-
 def _join() -> Communicator:
     """Initialise MPI, and leave by agreement when the script ends."""
     from holdfast.runtime.exchange.mpi_communicator import join_world
@@ -189,39 +156,6 @@ def _agreed_config(communicator: Communicator) -> WorkerConfig:
     return config
 
 
-def _hold(lease: Lease) -> None:
-    """Keep other jobs out of the run directory for as long as this process lives."""
-    global _lease  # noqa: PLW0603  (one process is one worker)
-    _lease = lease
-
-
-def _end_lease() -> None:
-    """Say in the lease that the job has ended, which all of its workers have agreed on."""
-    if _lease is not None:
-        _lease.end()
-
-
-def _acquire(directory: RunDirectory, wait_s: float) -> Lease:
-    """Take the lease of the run directory; wait for it if that was asked for.
-
-    Raises:
-        RunDirectoryBusy: another job still has it.
-    """
-    bound = Bound(wait_s)
-    watch = Stillness()
-    has_said = False
-    while True:
-        try:
-            return directory.acquire_lease(takes_orders=False, watch=watch)
-        except RunDirectoryBusy as error:
-            if bound.has_passed:
-                raise
-            if not has_said:
-                _write(sys.stderr, f"holdfast: waiting for {wait_s:.0f} s at most: {error}")
-                has_said = True
-        time.sleep(_LEASE_LOOK_S)
-
-
 def _first_config(size: int) -> WorkerConfig:
     """Return what rank 0 runs on: the run's record, created if need be, and a new generation."""
     options = _options(size)
@@ -250,3 +184,69 @@ def _first_config(size: int) -> WorkerConfig:
     if size > 1:
         directory.share_lease(lease)  # it must outlive this rank if others do
     return config
+
+
+def _options(workers: int) -> JobOptions:
+    """Return the options of the script that runs here."""
+    here = Path.cwd()
+    table = read_config_file(here / CONFIG_FILE).get(RUN, {})
+    refuse_unknown(CONFIG_FILE, RUN, table, keys_of(RUN))
+    sources = Sources({"workers": workers}, os.environ, table, here)
+    return build_options(Path(sys.argv[0]), tuple(sys.argv[1:]), sources).options
+
+
+def _acquire(directory: RunDirectory, wait_s: float) -> Lease:
+    """Take the lease of the run directory; wait for it if that was asked for.
+
+    Raises:
+        RunDirectoryBusy: another job still has it.
+    """
+    bound = Bound(wait_s)
+    watch = Stillness()
+    has_said = False
+    while True:
+        try:
+            return directory.acquire_lease(takes_orders=False, watch=watch)
+        except RunDirectoryBusy as error:
+            if bound.has_passed:
+                raise
+            if not has_said:
+                _write(sys.stderr, f"holdfast: waiting for {wait_s:.0f} s at most: {error}")
+                has_said = True
+        time.sleep(_LEASE_LOOK_S)
+
+
+def _hold(lease: Lease) -> None:
+    """Keep other jobs out of the run directory for as long as this process lives."""
+    global _lease  # noqa: PLW0603  (one process is one worker)
+    _lease = lease
+
+
+def _end_lease() -> None:
+    """Say in the lease that the job has ended, which all of its workers have agreed on."""
+    if _lease is not None:
+        _lease.end()
+
+
+def _tell(report: Mapping[str, object], *, is_quiet: bool = False) -> None:
+    """Say each epoch and the end of the training, as ``holdfast run`` does, unless ``is_quiet``.
+
+    Trouble with the run's checkpoints is said to the quiet as well; all else is in the journal.
+    """
+    if report.get("is_trouble"):
+        _write(sys.stderr, f"holdfast: {report['text']}")
+    if is_quiet:
+        return
+    if report["kind"] == "complete" and report["is_first"]:
+        text = f"holdfast: completed step {report['step']}, state sha256 {report['sha256']}"
+        _write(sys.stderr, text)
+    elif report["kind"] == "epoch" and report.get("verbose", LIVE) != SILENT:
+        epoch = EndedEpoch.of(report)
+        if epoch is not None:
+            _write(sys.stdout, epoch.line)
+
+
+def _write(stream: TextIO | None, line: str) -> None:
+    with contextlib.suppress(OSError):  # a stream that takes nothing ends no job
+        if stream is not None:
+            stream.write(f"{line}\n")

@@ -1,10 +1,9 @@
-"""Modules of the user that have the name of a module that warm processes have imported already.
+"""The user's own modules: which of them the script gets, and the digest of script and modules.
 
-A ``statistics.py`` beside the script is imported in place of Python's own, as ``python train.py``
-does, where the user's files ask for it.  Everything else goes on with the module that it knows:
-libraries import more while they run, and would break on the user's file.
-
-The digest of a script: its text, that of the modules of its own, and its arguments.
+Warm processes may have imported another module of the same name already.  A ``statistics.py``
+beside the script is imported in place of Python's own, as ``python train.py`` does, where the
+user's files ask for it.  Everything else goes on with the module that it knows: libraries import
+more while they run, and would break on the user's file.
 """
 
 from __future__ import annotations
@@ -32,6 +31,20 @@ _OURS = frozenset(
 )
 """Without these there is no training."""
 
+_LARGEST_TEXT = 16 << 20
+"""A larger file counts by its name alone: a module may be a library in itself."""
+
+
+def prefer_users_modules(folder: Path) -> None:
+    """Let the files in ``folder`` import the modules there, and all others what they know."""
+    beside: list[str] = []
+    with contextlib.suppress(OSError):
+        beside = [file.stem for file in folder.iterdir() if _is_module(file)]
+    loaded = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
+    names = hidden(beside, loaded, str(folder))
+    if names:
+        builtins.__import__ = _Importer(str(folder), names)
+
 
 def hidden(beside: Sequence[str], loaded: Mapping[str, str | None], folder: str) -> list[str]:
     """Return the names of modules ``beside`` a script that are loaded from another place.
@@ -46,17 +59,6 @@ def hidden(beside: Sequence[str], loaded: Mapping[str, str | None], folder: str)
         and name not in fixed
         and not (loaded[name] or "").startswith(f"{folder}/")
     )
-
-
-def prefer_users_modules(folder: Path) -> None:
-    """Let the files in ``folder`` import the modules there, and all others what they know."""
-    beside: list[str] = []
-    with contextlib.suppress(OSError):
-        beside = [file.stem for file in folder.iterdir() if _is_module(file)]
-    loaded = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
-    names = hidden(beside, loaded, str(folder))
-    if names:
-        builtins.__import__ = _Importer(str(folder), names)
 
 
 def _is_module(file: Path) -> bool:
@@ -107,17 +109,17 @@ class _Importer:
         return {name: sys.modules.pop(name) for name in found}
 
 
-_LARGEST = 16 << 20
-
-
 def script_digest(script: Path, argv: Sequence[str]) -> str:
-    """Return the digest; modules that are imported later have no part in it."""
+    """Return the digest of a script's text, its arguments and its own modules.
+
+    Modules that are imported later have no part in it.
+    """
     digest = Digest()
     digest.update(repr(tuple(argv)).encode())
     for file in sorted({str(script.resolve()), *_own_files()}):
         try:
             path = Path(file)
-            text = path.read_bytes() if path.stat().st_size <= _LARGEST else b""
+            text = path.read_bytes() if path.stat().st_size <= _LARGEST_TEXT else b""
         except OSError:
             continue
         digest.update(path.name.encode() + b"\0" + text)

@@ -3,13 +3,11 @@
 Theory of leaving.  A worker may end quietly only after all survivors have agreed that they
 are done.  Otherwise the first to go looks like a failure to the rest.  So a script that
 ended well, or a job that was stopped, leaves by agreement and exits with 0.  Any other end
-is a death, and the worker tells its agent first.  ``MPI_Finalize`` is never called: after
-failures it may hang.
+is a death, and the worker tells its agent first.
 
-The end of a script is that of a Python process, although its worker ends by ``os._exit``.
-
-Finalisers of MPI may hang, and our own threads may still be writing.  So a worker never ends as
-Python does.  But a script leaves work for the end, and Python does it in this order:
+A worker ends by ``os._exit``: after failures the finalisers of MPI may hang, and our own threads
+may still be writing.  But a script leaves work for the end of its process.  It is done as Python
+does it, in this order:
 
 1. calls that libraries have given to ``threading``: executors finish, joblib's processes end;
 2. all threads that are no daemons are joined;
@@ -33,7 +31,7 @@ import sys
 import threading
 import traceback
 from _io import _BufferedIOBase, _TextIOBase
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -64,165 +62,28 @@ from holdfast.runtime.worker.injector import InjectedFault
 from holdfast.runtime.worker.users_modules import prefer_users_modules
 
 TOLD_AFTER_S = 60
+
 CUT_AFTER_S = 3
 """So much time has the end of a script that the job has ended: all others may be waiting."""
+
 _LOOK_S = 1
-
-
-class EndWatch:
-    """Counts the seconds of a script's end, and tells once what it waits for.
-
-    With a ``cut`` the end has a bound.  Then it is called, and ends the process.
-    """
-
-    def __init__(
-        self, tell: Callable[[str], None], cut: Callable[[], NoReturn] | None = None
-    ) -> None:
-        self._tell = tell
-        self._cut = cut
-        self._is_over = threading.Event()
-        self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="holdfast-end", daemon=True)
-
-    def __enter__(self) -> None:
-        """Begin to count."""
-        self._thread.start()
-
-    def __exit__(self, *_error: object) -> None:
-        """Count no more; if the end is being cut, wait for that."""
-        self._is_over.set()
-        with self._ending:
-            pass
-
-    def _run(self) -> None:
-        seconds = 0  # of looks: no time counts in which this process stood still
-        while not self._is_over.wait(_LOOK_S):
-            seconds += _LOOK_S
-            if self._cut is not None and seconds >= CUT_AFTER_S:
-                with self._ending:
-                    if not self._is_over.is_set():
-                        self._cut()
-            if seconds == TOLD_AFTER_S:
-                self._tell(
-                    f"the script has come to its end, but {what_is_awaited()}: the job waits for "
-                    "it, as Python does; end it in the script, or stop the job (Ctrl-C)"
-                )
-
-
-def end_as_python() -> None:
-    """Do what Python does at the end of a process; call it in the main thread, once."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]  # Python itself calls it
-    except BaseException:  # of the user's code; Python prints it too, and goes on
-        traceback.print_exc()
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    _write_files_out()
-
-
-def tell_hook(error: BaseException) -> None:
-    """Call the hook for errors that nobody has caught, if the script has set one of its own."""
-    if sys.excepthook is sys.__excepthook__:
-        return
-    try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:
-        traceback.print_exc()
-
-
-def flush_output() -> None:
-    """Write out what the script has printed, as far as its streams still take it."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(Exception):  # the script may have put anything there
-            if stream is not None:
-                stream.flush()
-
-
-def what_is_awaited() -> str:
-    """Say in words what keeps the script from its end, and where that is."""
-    frames = sys._current_frames()
-    main = threading.main_thread()
-    own = {thread.ident: thread for thread in threading.enumerate()}
-    threads = [own[ident] for ident in frames if ident in own]
-    awaited = [thread for thread in threads if thread is not main and not thread.daemon]
-    places = {thread.name: _place(frames[thread.ident or 0]) for thread in awaited}
-    awaited.sort(key=lambda thread: not places[thread.name].is_users)
-    if awaited:
-        what = f"its thread {awaited[0].name!r} is still in {places[awaited[0].name].short}"
-        what += f", and {len(awaited) - 1} more" if len(awaited) > 1 else ""
-    elif processes := _processes():
-        what = f"its process {processes[0]!r} still runs"
-    else:
-        what = f"a call of its end is still in {_place(frames[main.ident or 0]).short}"
-    return what
-
-
-def _place(frame: FrameType) -> Frame:
-    """Return the innermost call of the user's, else the innermost one."""
-    calls = [
-        Frame(call.f_code.co_filename, str(call.f_lineno), call.f_code.co_name)
-        for call in _outwards(frame)
-    ]
-    return next((call for call in calls if call.is_users), calls[0])
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _processes() -> list[str]:
-    """Return the names of the processes that the script has begun and Python would join."""
-    module = sys.modules.get("multiprocessing.process")
-    children = list(getattr(module, "_children", ()))
-    return sorted(child.name for child in children if not child.daemon)
-
-
-def _write_files_out() -> None:
-    """Write out the files that the script has left open, which Python would close.
-
-    Some kinds, such as those of gzip, are only whole when they are closed.
-    """
-    ours = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
-    kinds = (_TextIOBase, _BufferedIOBase)
-    found = [stream for stream in gc.get_objects() if isinstance(stream, kinds)]
-    for stream in sorted(found, key=lambda stream: not isinstance(stream, _TextIOBase)):
-        with contextlib.suppress(Exception):  # closed, or nobody reads what it writes
-            if stream in ours or not stream.writable():
-                continue
-            stream.flush()
-            if type(stream).__module__ not in ("_io", "io", "tempfile"):
-                stream.close()
-
-
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
+
 _IN_TRAINING = frozenset(
-    {
-        Phase.RESTORING,
-        Phase.COMPILING,
-        Phase.TRAINING,
-        Phase.SAVING,
-        Phase.REPAIRING,
-        Phase.FAILED,
-    }
+    {Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING}
+    | {Phase.FAILED}
 )
 """A script that ends in one of these has left its training."""
+
 _ENDS_OF_SCRIPTS = (ExitCode.PROGRAM_FAILED, ExitCode.USAGE)
 """Errors with other codes are the job's: nobody has to wait for what the script leaves to do."""
-
-
-def _nothing(_: WorkerConfig) -> None:
-    """Prepare nothing."""
 
 
 def main(
     config: WorkerConfig,
     control_fd: int,
     heartbeat_fd: int,
-    prepare: Callable[[WorkerConfig], None] = _nothing,
+    prepare: Callable[[WorkerConfig], None] = lambda _: None,
 ) -> NoReturn:
     """Run the worker that ``config`` describes, in a fresh process of the pool.
 
@@ -242,45 +103,6 @@ def main(
     page.phase = Phase.STARTING
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
     _leave(context, report)
-
-
-def _end_script(context: WorkerContext, error: BaseException | None) -> None:
-    """Do what the script has left for its end; what the job has ended has little time for it.
-
-    An order to stop halts a worker here as anywhere else (`halt`).
-    """
-    end = _end_of_script(error)
-    is_jobs_end = end is not None and exit_code_of(end) not in _ENDS_OF_SCRIPTS
-
-    def cut() -> NoReturn:
-        assert end is not None
-        script = str(context.config.options.script.resolve())
-        _leave(context, _end_report(end, script, context.page), was_cut=True)
-
-    with EndWatch(context.notify, cut if is_jobs_end else None):
-        end_as_python()
-
-
-def _leave(
-    context: WorkerContext, report: dict[str, object] | None, *, was_cut: bool = False
-) -> NoReturn:
-    """End this process: with its error, or together with all others."""
-    for finish in context.at_end:
-        finish()
-    context.journal.close()
-    if report is not None:
-        context.tell_agent(report)
-        _exit(report)
-    context.page.phase = Phase.LEAVING
-    # MPI waits with a core each, and the first worker may still write for long.
-    assert context.ask_agent is not None
-    context.ask_agent({"kind": "at_end"})
-    context.communicator.leave()
-    if failure() is None and not was_cut:
-        for finish in context.after_leaving:
-            finish()
-    context.tell_agent({"kind": "leaving"})
-    _end(ExitCode.DONE)
 
 
 def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerContext:
@@ -316,7 +138,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 def run_script(
     config: WorkerConfig,
     page: HeartbeatPage,
-    prepare: Callable[[WorkerConfig], None] = _nothing,
+    prepare: Callable[[WorkerConfig], None] = lambda _: None,
     finish: Callable[[BaseException | None], None] = lambda _: None,
 ) -> dict[str, object] | None:
     """Run the user's script as ``__main__``; return a report of its error, None without one.
@@ -335,7 +157,7 @@ def run_script(
     except BaseException as raised:  # the script may raise anything at all
         error = raised
         if not isinstance(raised, (SystemExit, JobError, Ending, InjectedFault)):
-            tell_hook(raised)
+            _tell_hook(raised)
     finish(error)
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
@@ -351,6 +173,16 @@ def _run(script: str) -> None:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _tell_hook(error: BaseException) -> None:
+    """Call the hook for errors that nobody has caught, if the script has set one of its own."""
+    if sys.excepthook is sys.__excepthook__:
+        return
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:
+        traceback.print_exc()
 
 
 def _end_of_script(error: BaseException | None) -> BaseException | None:
@@ -415,11 +247,8 @@ def _import_report(error: ImportError, script: str) -> dict[str, object]:
 
 def _modules_of(error: ImportError) -> set[str]:
     """Return the top-level names of the failed module and of all modules that imported it."""
-    names = {error.name or ""}
-    frame = error.__traceback__
-    while frame is not None:
-        names.add(str(frame.tb_frame.f_globals.get("__name__")))
-        frame = frame.tb_next
+    frames = traceback.walk_tb(error.__traceback__)
+    names = {error.name or "", *(str(frame.f_globals.get("__name__")) for frame, _ in frames)}
     return {name.partition(".")[0] for name in names}
 
 
@@ -449,12 +278,160 @@ def _place_of(error: BaseException, script: str) -> dict[str, object]:
     return {"traceback": shortened(trace), "where": users[-1].short if users else ""}
 
 
-def _exit(report: dict[str, object]) -> NoReturn:
-    code = report["exit_code"]
-    _end(code if isinstance(code, int) and code else ExitCode.PROGRAM_FAILED)
+def _end_script(context: WorkerContext, error: BaseException | None) -> None:
+    """Do what the script has left for its end; what the job has ended has little time for it.
+
+    An order to stop halts a worker here as anywhere else (`halt`).
+    """
+    end = _end_of_script(error)
+    is_jobs_end = end is not None and exit_code_of(end) not in _ENDS_OF_SCRIPTS
+
+    def cut() -> NoReturn:
+        assert end is not None
+        script = str(context.config.options.script.resolve())
+        _leave(context, _end_report(end, script, context.page), was_cut=True)
+
+    with EndWatch(context.notify, cut if is_jobs_end else None):
+        end_as_python()
+
+
+class EndWatch:
+    """Counts the seconds of a script's end, and tells once what it waits for.
+
+    With a ``cut`` the end has a bound.  Then it is called, and ends the process.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], cut: Callable[[], NoReturn] | None = None
+    ) -> None:
+        self._tell = tell
+        self._cut = cut
+        self._is_over = threading.Event()
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="holdfast-end", daemon=True)
+
+    def __enter__(self) -> None:
+        """Begin to count."""
+        self._thread.start()
+
+    def __exit__(self, *_error: object) -> None:
+        """Count no more; if the end is being cut, wait for that."""
+        self._is_over.set()
+        with self._ending:
+            pass
+
+    def _run(self) -> None:
+        seconds = 0  # of looks: no time counts in which this process stood still
+        while not self._is_over.wait(_LOOK_S):
+            seconds += _LOOK_S
+            if self._cut is not None and seconds >= CUT_AFTER_S:
+                with self._ending:
+                    if not self._is_over.is_set():
+                        self._cut()
+            if seconds == TOLD_AFTER_S:
+                self._tell(
+                    f"the script has come to its end, but {_what_is_awaited()}: the job waits for "
+                    "it, as Python does; end it in the script, or stop the job (Ctrl-C)"
+                )
+
+
+def _what_is_awaited() -> str:
+    """Say in words what keeps the script from its end, and where that is."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    own = {thread.ident: thread for thread in threading.enumerate()}
+    threads = [own[ident] for ident in frames if ident in own]
+    awaited = [thread for thread in threads if thread is not main and not thread.daemon]
+    places = {thread.name: _place(frames[thread.ident or 0]) for thread in awaited}
+    awaited.sort(key=lambda thread: not places[thread.name].is_users)
+    if awaited:
+        what = f"its thread {awaited[0].name!r} is still in {places[awaited[0].name].short}"
+        what += f", and {len(awaited) - 1} more" if len(awaited) > 1 else ""
+    elif processes := _processes():
+        what = f"its process {processes[0]!r} still runs"
+    else:
+        what = f"a call of its end is still in {_place(frames[main.ident or 0]).short}"
+    return what
+
+
+def _place(frame: FrameType) -> Frame:
+    """Return the innermost call of the user's, else the innermost one."""
+    calls = [
+        Frame(call.f_code.co_filename, str(line), call.f_code.co_name)
+        for call, line in traceback.walk_stack(frame)
+    ]
+    return next((call for call in calls if call.is_users), calls[0])
+
+
+def _processes() -> list[str]:
+    """Return the names of the processes that the script has begun and Python would join."""
+    module = sys.modules.get("multiprocessing.process")
+    children = list(getattr(module, "_children", ()))
+    return sorted(child.name for child in children if not child.daemon)
+
+
+def end_as_python() -> None:
+    """Do what Python does at the end of a process; call it in the main thread, once."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # Python itself calls it
+    except BaseException:  # of the user's code; Python prints it too, and goes on
+        traceback.print_exc()
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    _write_files_out()
+
+
+def _write_files_out() -> None:
+    """Write out the files that the script has left open, which Python would close.
+
+    Some kinds, such as those of gzip, are only whole when they are closed.
+    """
+    ours = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
+    kinds = (_TextIOBase, _BufferedIOBase)
+    found = [stream for stream in gc.get_objects() if isinstance(stream, kinds)]
+    for stream in sorted(found, key=lambda stream: not isinstance(stream, _TextIOBase)):
+        with contextlib.suppress(Exception):  # closed, or nobody reads what it writes
+            if stream in ours or not stream.writable():
+                continue
+            stream.flush()
+            if type(stream).__module__ not in ("_io", "io", "tempfile"):
+                stream.close()
+
+
+def _leave(
+    context: WorkerContext, report: dict[str, object] | None, *, was_cut: bool = False
+) -> NoReturn:
+    """End this process: with its error, or together with all others."""
+    for finish in context.at_end:
+        finish()
+    context.journal.close()
+    if report is not None:
+        context.tell_agent(report)
+        code = report["exit_code"]
+        _end(code if isinstance(code, int) and code else ExitCode.PROGRAM_FAILED)
+    context.page.phase = Phase.LEAVING
+    # MPI waits with a core each, and the first worker may still write for long.
+    assert context.ask_agent is not None
+    context.ask_agent({"kind": "at_end"})
+    context.communicator.leave()
+    if failure() is None and not was_cut:
+        for finish in context.after_leaving:
+            finish()
+    context.tell_agent({"kind": "leaving"})
+    _end(ExitCode.DONE)
 
 
 def _end(code: int) -> NoReturn:
     """Leave without finalisers: MPI's may hang, and threads may still be writing."""
     flush_output()
     os._exit(int(code))
+
+
+def flush_output() -> None:
+    """Write out what the script has printed, as far as its streams still take it."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):  # the script may have put anything there
+            if stream is not None:
+                stream.flush()

@@ -1,14 +1,25 @@
-"""What a script draws without a seed is alike in all processes of a run, and in no others."""
+"""What a script draws without a seed: alike in a run, taken up by its next launch, handed on."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import pickle
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from holdfast.runtime.fit.directories import SharedDirectories
+from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.worker.script_clock import CallingScript
+from holdfast.runtime.worker.script_draws import exchange, go_on_from, random_states
 
 HARNESS = """
 import runpy, sys
@@ -19,7 +30,6 @@ script = Path(sys.argv[2])
 draw_alike(sys.argv[1], script)
 runpy.run_path(str(script), run_name="__main__")
 """
-
 DRAWS = {
     "generator": "float(np.random.default_rng().random())",
     "seed sequence": "str(np.random.SeedSequence().entropy)",
@@ -36,14 +46,12 @@ DRAWS = {
 }
 OWN = {"uuid of a library": "library.name()", "name of a library": "library.temporary()"}
 """What a library draws for itself, which must differ between workers."""
-
 LIBRARY = """
 import tempfile, uuid, numpy as np
 def generator(): return float(np.random.default_rng().random())
 def name(): return uuid.uuid4().hex
 def temporary(): return next(tempfile._get_candidate_names())
 """
-
 HEAD = """
 import json, os, random, secrets, sys, tempfile, uuid
 import numpy as np
@@ -129,3 +137,85 @@ print(json.dumps([draw(), states]))
     first, states = drawn(script, text.format(trains=True, states=""))
 
     assert drawn(script, text.format(trains=False, states=states)) == [first, states]
+
+
+def draw() -> list[float]:
+    """Draw from each generator, normal numbers too: they come in pairs, and one is kept."""
+    return [random.random(), random.gauss(0, 1), np.random.normal(), float(np.random.randint(99))]
+
+
+def test_numbers_are_drawn_again() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    draw()
+    states = json.dumps(random_states())
+
+    first = [draw(), draw()]
+    go_on_from(json.loads(states))
+
+    assert [draw(), draw()] == first
+
+
+@pytest.mark.tensorflow
+def test_numbers_of_keras_are_drawn_again_by_another_process_too() -> None:
+    import keras
+
+    keras.utils.set_random_seed(5)
+    keras.random.normal((2,))
+    states = json.loads(json.dumps(random_states()))
+    first = [float(value) for value in keras.random.normal((2,))]
+    after = draw()
+    keras.utils.set_random_seed(5)  # as in a new process, nobody has drawn yet
+
+    go_on_from(states)
+
+    assert [float(value) for value in keras.random.normal((2,))] == first
+    assert draw() == after
+
+
+def test_generator_that_the_script_has_put_in_place_is_left_alone() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        states = random_states()
+        before = np.random.get_state(legacy=False)
+        go_on_from(states)
+        after = np.random.get_state(legacy=False)
+    finally:
+        np.random.set_bit_generator(own)
+
+    assert "numpy" not in states
+    assert after == before
+
+
+def test_exchanged_functions_are_pickled_by_name_and_are_no_methods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module, name in ((time, "time"), (os, "getpid")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+        exchange(module, name, lambda: 7)
+
+    class Timer:
+        """Keeps functions as a script's class may do."""
+
+        clock = time.time
+        pid = os.getpid
+
+    assert (Timer().clock(), Timer().pid(), os.getpid.__name__) == (7, 7, "getpid")
+    for function in (os.getpid, time.time):
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert copy.deepcopy(function) is function
+
+
+def test_directories_of_a_script_are_made_by_other_processes_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("mkdir", "remove", "unlink"):
+        monkeypatch.setattr(os, name, getattr(os, name))
+    for module, name in (("shutil", "rmtree"), ("tempfile", "mkdtemp")):
+        monkeypatch.setattr(f"{module}.{name}", getattr(__import__(module), name))
+    record = ScriptRecord(tmp_path / "script.jsonl")
+    SharedDirectories(record, CallingScript(Path(__file__)), tmp_path / "run", 0.0).share()
+
+    assert pickle.loads(pickle.dumps(os.remove)) is os.remove
+    assert b"posix" not in pickle.dumps(os.mkdir)

@@ -1,24 +1,81 @@
-"""How a worker reports the end of its script."""
+"""A worker's life: how it leaves, how it reports the end of its script, and what it does then."""
 
 from __future__ import annotations
 
+import gzip
+import os
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-from configs import worker_config
+from configs import without_faults, worker_config
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.worker import run_script
+from holdfast.runtime.worker import worker as worker_module
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.worker import main, run_script
 
 TRAINED = (Phase.STARTING, Phase.CONCLUDING)
 TRAINING = (Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
+LEAVES_WORK = """
+import atexit, concurrent.futures, gzip, multiprocessing, os, tempfile, threading, weakref
+from pathlib import Path
+
+def say(*words):
+    os.write(1, f"{' '.join(words)}\\n".encode())  # whole lines
+
+def fail():
+    raise ValueError("no such thing")
+
+def thread():
+    first.wait()
+    say("thread")
+
+if __name__ == "__main__":
+    multiprocessing.Process(target=Path("by process").touch).start()
+    first = threading.Event()
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+    atexit.register(say, "atexit, the first one")
+    atexit.register(fail)
+    atexit.register(atexit.register, say, "registered late")
+    atexit.register(thread)
+    atexit.unregister(thread)
+    threading._register_atexit(first.set)
+    threading._register_atexit(say, "of threading")
+    executor.submit(first.wait)
+    executor.submit(say, "submitted")
+    threading.Thread(target=thread).start()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    folder = tempfile.TemporaryDirectory(dir=".", prefix="removed-")
+    weakref.finalize(first, say, "finalized")
+    text = open("open.txt", "w")
+    text.write("never closed")
+    packed = gzip.open("open.gz", "wt")
+    packed.write("never closed")
+    say("the script ends")
+"""
+"""The first event is set by a call of threading, so that nothing runs before the end."""
+WORKER = """
+import os, sys
+from holdfast.runtime.worker.worker import EndWatch, end_as_python, flush_output
+from holdfast.runtime.worker.worker import _run
+_run(sys.argv[1])
+with EndWatch(print):
+    end_as_python()
+flush_output()
+os._exit(0)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +85,131 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(contexts, "_planned_steps", 390)
     monkeypatch.setattr(contexts, "_failure", None)
+
+
+class Exited(BaseException):
+    """The exit code with which the worker's process would have ended."""
+
+
+def _exit(code: int) -> NoReturn:
+    raise Exited(code)
+
+
+class Still:
+    """A pulse that does not beat."""
+
+    def __init__(self, page: HeartbeatPage, interval_s: float, look: object) -> None: ...
+
+    def start(self) -> None: ...
+
+
+class Worker:
+    """A worker in this process, alone in its world, and what happens at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._script = folder / "train.py"
+        self._folder = folder
+        self.events: list[str] = []
+        ours, theirs = socket.socketpair()
+        self._agent, self._theirs = Channel(ours), theirs.detach()
+        self.page = HeartbeatPage.create()
+        self._others: list[Any] = []
+
+    def run(self, script: str) -> int:
+        """Run a worker to its end; return its exit code."""
+        self._script.write_text(script)
+        config = worker_config(script=self._script, run_dir=self._folder)
+        with pytest.raises(Exited) as exited:
+            main(config, self._theirs, os.dup(self.page.fd))
+        for other in self._others:
+            other.close()  # as the end of a process does
+        code: int = exited.value.args[0]
+        return code
+
+    def join(self, config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerContext:
+        """Stand in for joining a world of MPI."""
+        journal, events = journal_of(config), self.events
+        self._others += [agent, page]
+
+        class Leaving(LocalCommunicator):
+            def leave(self) -> None:
+                events.append(f"left while {page.phase.label}")
+
+        def ask(question: dict[str, object]) -> dict[str, Any]:
+            events.append(f"asked {question['kind']}")
+            return {}
+
+        finish = [lambda: events.append("finished")]
+        faults = without_faults(config)
+        return WorkerContext(
+            config, Leaving(), journal, page, faults, agent.send, ask_agent=ask, at_end=finish
+        )
+
+    def told(self) -> dict[str, Any]:
+        """Return the next message to the agent."""
+        return self._agent.receive() or {}
+
+    def close(self) -> None:
+        self._agent.close()
+        self.page.close()
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    found = Worker(tmp_path)
+    monkeypatch.setattr(contexts, "_current", None)
+    monkeypatch.setattr(worker_module, "_join", found.join)
+    monkeypatch.setattr(worker_module, "listen", lambda page, agent: None)
+    monkeypatch.setattr(worker_module, "Pulse", Still)
+    monkeypatch.setattr(os, "_exit", _exit)
+    yield found
+    found.close()
+
+
+def test_worker_whose_script_ended_well_leaves_with_the_others_and_says_so(worker: Worker) -> None:
+    assert worker.run("") == 0
+
+    assert worker.events == ["finished", "asked at_end", "left while leaving"]
+    assert worker.told() == {"kind": "leaving"}
+
+
+def test_worker_whose_script_failed_tells_why_and_waits_for_nobody(worker: Worker) -> None:
+    assert worker.run("raise ValueError('no such column')") == 1
+
+    told = worker.told()
+    assert (told["kind"], told["type"], told["message"]) == (
+        "error", "ValueError", "no such column",
+    )  # fmt: skip
+    assert worker.events == ["finished"]
+    assert worker.page.phase is Phase.STARTING
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("UsageError", 2), ("WorldLost", 70), ("StoppedEarly", 75)]
+)
+def test_worker_ends_with_the_exit_code_of_its_error(worker: Worker, error: str, code: int) -> None:
+    text = f"from holdfast.runtime import errors\nraise errors.{error}('why')"
+
+    assert worker.run(text) == code
+    assert worker.told()["exit_code"] == code
+
+
+def test_worker_that_was_asked_to_stop_leaves_with_the_others(worker: Worker) -> None:
+    text = "from holdfast.runtime import errors\nraise errors.StopRequested('asked')"
+
+    assert worker.run(text) == 0
+    assert worker.events[-1] == "left while leaving"
+
+
+def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
+    text = (
+        "from holdfast.runtime.worker import context\n"
+        "context.current(None).tell_agent({'kind': 'notice', 'text': 'here'})\n"
+    )
+
+    worker.run(text)
+
+    assert worker.told() == {"kind": "notice", "text": "here"}
 
 
 def page_in(phase: Phase = Phase.STARTING) -> HeartbeatPage:
@@ -92,6 +274,8 @@ CAUGHT = (
     "except {what}:\n"
     "    {then}\n"
 )
+
+
 ENDS = ("pass", "import sys; sys.exit(0)", "import sys; sys.exit(3)", "raise OSError('later')")
 
 
@@ -310,3 +494,96 @@ def test_report_tells_whether_the_script_was_in_its_training(
     report = end_of(tmp_path, "raise KeyError('loss')", phase)
 
     assert report["is_in_training"] == is_in_training
+
+
+def _end(folder: Path, *command: str) -> tuple[list[str], list[str], dict[str, bytes]]:
+    folder.mkdir()
+    run = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return run.stdout.splitlines(), run.stderr.splitlines()[-1:], files
+
+
+def test_script_ends_as_in_python(tmp_path: Path) -> None:
+    """Some lines come from several threads and processes, in any order."""
+    script = tmp_path / "script.py"
+    script.write_text(LEAVES_WORK)
+
+    said, complaint, files = _end(tmp_path / "worker", "-c", WORKER, str(script))
+    pythons = _end(tmp_path / "python", str(script))
+
+    assert sorted(said) == sorted(pythons[0])
+    assert said[:2] == pythons[0][:2] == ["the script ends", "of threading"]
+    assert said.index("finalized") > said.index("submitted")
+    assert said[-1] == pythons[0][-1] == "atexit, the first one"
+    assert complaint == pythons[1]
+    assert gzip.decompress(files.pop("open.gz")) == b"never closed"  # Python may leave it torn
+    pythons[2].pop("open.gz")
+    assert files == pythons[2] == {"open.txt": b"never closed", "by process": b""}
+
+
+TOLD = """
+import os, sys, threading
+from holdfast.runtime.worker import worker
+worker.TOLD_AFTER_S, worker.CUT_AFTER_S = 1, 2
+def tell(text):
+    print(text, flush=True)
+    told.set()
+def cut():
+    print("cut", flush=True)
+    os._exit(0)
+told, never = threading.Event(), threading.Event()
+exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"))
+with worker.EndWatch(tell, cut if "cut" in sys.argv else None):
+    worker.end_as_python()
+print("over", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        (
+            "threading.Thread(target=never.wait, daemon=True).start()\n"
+            "def poll():\n    told.wait()\n"
+            "threading.Thread(target=poll, name='poller').start()\n",
+            "its thread 'poller' is still in poll (script.py:3)",
+        ),
+        (
+            "import atexit\n@atexit.register\ndef upload():\n    told.wait()\n",
+            "a call of its end is still in upload (script.py:4)",
+        ),
+        (
+            "import multiprocessing\nleft, right = multiprocessing.Pipe()\n"
+            "def tell(text):\n    print(text, flush=True)\n    left.send(1)\n"
+            "multiprocessing.Process(target=right.recv, name='feeder').start()\n",
+            "its process 'feeder' still runs",
+        ),
+    ],
+    ids=["thread", "atexit", "process"],
+)
+def test_end_that_lasts_is_told_with_what_it_waits_for(
+    tmp_path: Path, script: str, what: str
+) -> None:
+    place = tmp_path / "script.py"
+    place.write_text(script)
+
+    said, _, _ = _end(tmp_path / "in", "-c", TOLD, str(place))
+
+    assert said == [
+        f"the script has come to its end, but {what}: the job waits for it, as Python does; "
+        "end it in the script, or stop the job (Ctrl-C)",
+        "over",
+    ]
+
+
+def test_end_that_the_job_has_decided_is_cut(tmp_path: Path) -> None:
+    place = tmp_path / "script.py"
+    place.write_text("threading.Thread(target=never.wait).start()\n")
+
+    said, _, _ = _end(tmp_path / "in", "-c", TOLD, str(place), "cut")
+
+    assert said[1:] == ["cut"]
