@@ -1,10 +1,4 @@
-"""A directory whose disk may hang, while a job that has not begun asks it for the first time.
-
-A call into a file system whose server is gone lasts for ever, and no exception ends it.  So
-a thread waits beside the calls: it says that the directory does not answer, and later ends
-the process.  Nothing is lost, because nothing was started.
-
-The files of a run directory, opened so that no other user can substitute another file.
+"""The files of a run directory: opened so that nobody can substitute them, on disks that may fail.
 
 Other users may be allowed to write into the directory of a run.  They could replace the
 lease by a link to a file of the user's, and holdfast would write into that file.  So each
@@ -20,19 +14,18 @@ A file that is *written* must have one name only: a hard link would change the f
 it was made of.  Reading allows more names, since backups are made of hard links
 (``cp -al``, ``rsync --link-dest``).
 
-A call on a file of a run that has failed: for good, or only just now.
-
-"Just now" says nothing against the run: the same request may succeed when the file system answers
-again.  A job that may not begin then ends with the exit code of one that can be run again.
-
-Calls into a file system that may hang, made in order by a thread of their own.
+A call fails for good, or only just now (`refusal`).  "Just now" says nothing against the run: the
+same request may succeed when the file system answers again.  A job that may not begin then ends
+with the exit code of one that can be run again.
 
 A server that is gone lets a call hang for ever, and no signal ends it.  So a thread makes the
-calls, and the caller waits for each of them, but not for long.  From the first call that takes too
-long, nobody waits for any.  That ends when the thread has caught up and a number of calls in a row
-were quick: a disk may be slow for days.  Calls queue meanwhile, up to a limit.
+calls of a job in order (`BoundedCalls`), and the caller waits for each of them, but not for long.
+From the first call that takes too long, nobody waits for any.  That ends when the thread has caught
+up and a number of calls in a row were quick: a disk may be slow for days.  Calls queue meanwhile,
+up to a limit.  As long as the file system answers, a call is over when ``run`` returns.
 
-As long as the file system answers, a call is over when ``run`` returns.
+A job that has not begun has nothing to lose.  So a thread waits beside its first calls
+(`answering`): it says that the directory does not answer, and later ends the process.
 """
 
 from __future__ import annotations
@@ -59,10 +52,13 @@ _MODE = 0o644
 # Without O_NONBLOCK, opening a pipe would wait for a process at its other end.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVE = "find out who made it and remove it, or choose another run directory"
+
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 """What a file system answers that has no hard links, such as FAT."""
+
 _WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """What one answers that cannot sync a directory; the first save tells of it."""
+
 _HERE = -100  # AT_FDCWD of linux/fcntl.h
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -71,6 +67,23 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
+
+_REMEMBERS_S = 60.0
+"""How long a client of NFS remembers at most that there is no such name (``acdirmax``)."""
+
+_NAP_S = 0.2
+
+WAITS_S = 1.0
+"""How long a caller waits for a call, where it says nothing else."""
+
+_MOST_QUEUED = 10_000
+_QUICK_IN_A_ROW = 20
+
+_QUICK = 0.1
+"""A call is quick that takes this part of the time that a caller would wait."""
+
+TELLS_AFTER_S = 10.0
+GIVES_UP_AFTER_S = 300.0
 
 
 class ForeignFile(OSError):
@@ -105,93 +118,6 @@ def open_existing(path: Path) -> int:
         OSError: it cannot be opened.
     """
     return _open(path, os.O_RDWR, is_written=True)
-
-
-def close(descriptor: int) -> None:
-    """Close a file and ignore an error: it is of delayed writes, and too late to act on."""
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
-
-
-def create_durably(path: Path, content: bytes) -> None:
-    """Make a file that holds ``content``, and sync it; an existing name is an error."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def give_name(draft: Path, path: Path) -> None:
-    """Give a file its name, and fail with ``FileExistsError`` if anything has it already.
-
-    It is like O_EXCL, but the name appears only when the content is complete.  Without hard
-    links it is a rename, and only one process at a time may call this: where there is no
-    rename that spares what is there, only a listing tells.
-    """
-    with _unless_done(draft, path):
-        _link_or_rename(draft, path)
-
-
-def _link_or_rename(draft: Path, path: Path) -> None:
-    try:
-        os.link(draft, path)
-    except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        if not renameat2((_HERE, str(draft)), (_HERE, str(path))):
-            if is_listed(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-            draft.rename(path)
-
-
-def is_listed(path: Path) -> bool:
-    """Return whether the directory of ``path`` lists that name.
-
-    A client of a server may remember for seconds that there is no such name.  It does not
-    remember listings.  Raises ``OSError`` if the directory cannot be listed.
-    """
-    return path.name in os.listdir(path.parent)
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename a file or directory."""
-    with _unless_done(source, target):
-        source.rename(target)
-
-
-@contextlib.contextmanager
-def _unless_done(source: Path, target: Path) -> Iterator[None]:
-    """Ignore the failure of a call that has given ``source`` the name ``target``.
-
-    A client of a server asks again when an answer is lost, and is told that there is such a
-    name already, or no such source.
-    """
-    before = source.lstat()
-    try:
-        yield
-    except OSError:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(target.lstat(), before):
-                return
-        raise
-
-
-def sync_names(path: Path) -> None:
-    """Make the names in a directory durable, where the file system can."""
-    try:
-        sync(path)
-    except OSError as error:
-        if error.errno not in _WITHOUT_SYNC:
-            raise
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or the names in a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -268,9 +194,116 @@ def _refuse_shared(path: Path, found: os.stat_result) -> None:
         )
 
 
-REMEMBERS_S = 60.0
-"""How long a client of NFS remembers at most that there is no such name (``acdirmax``)."""
-_NAP_S = 0.2
+def close(descriptor: int) -> None:
+    """Close a file and ignore an error: it is of delayed writes, and too late to act on."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def create_durably(path: Path, content: bytes) -> None:
+    """Make a file that holds ``content``, and sync it; an existing name is an error."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def give_name(draft: Path, path: Path) -> None:
+    """Give a file its name, and fail with ``FileExistsError`` if anything has it already.
+
+    It is like O_EXCL, but the name appears only when the content is complete.  Without hard
+    links it is a rename, and only one process at a time may call this: where there is no
+    rename that spares what is there, only a listing tells.
+    """
+    with _unless_done(draft, path):
+        try:
+            os.link(draft, path)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+            if not renameat2((_HERE, str(draft)), (_HERE, str(path))):
+                if _is_listed(path):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+                draft.rename(path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or directory."""
+    with _unless_done(source, target):
+        source.rename(target)
+
+
+@contextlib.contextmanager
+def _unless_done(source: Path, target: Path) -> Iterator[None]:
+    """Ignore the failure of a call that has given ``source`` the name ``target``.
+
+    A client of a server asks again when an answer is lost, and is told that there is such a
+    name already, or no such source.
+    """
+    before = source.lstat()
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(target.lstat(), before):
+                return
+        raise
+
+
+def sync_names(path: Path) -> None:
+    """Make the names in a directory durable, where the file system can."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in _WITHOUT_SYNC:
+            raise
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is such a name; raises ``OSError`` if that cannot be told just now."""
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno in TRANSIENT:
+            raise
+        return False
+    return True
+
+
+def read_late(path: Path, limit_bytes: int) -> bytes:
+    """Return the contents of a file, of one that is listed and not yet found after a wait.
+
+    Raises what ``read_at_most`` raises, and ``OSError`` of ESTALE if the wait was in vain.
+    """
+    bound = Bound(_REMEMBERS_S)
+    while True:
+        try:
+            return read_at_most(path, limit_bytes)
+        except FileNotFoundError as error:
+            if not _is_listed(path):
+                raise
+            if bound.has_passed:
+                reason = "it is listed, and yet not found"
+                raise OSError(errno.ESTALE, reason, str(path)) from error
+        time.sleep(_NAP_S)
+
+
+def _is_listed(path: Path) -> bool:
+    """Return whether the directory of ``path`` lists that name.
+
+    A client of a server may remember for seconds that there is no such name.  It does not
+    remember listings.  Raises ``OSError`` if the directory cannot be listed.
+    """
+    return path.name in os.listdir(path.parent)
 
 
 def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:
@@ -292,49 +325,13 @@ def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:
     )
 
 
-def read_late(path: Path, limit_bytes: int) -> bytes:
-    """Return the contents of a file, of one that is listed and not yet found after a wait.
-
-    Raises what ``read_at_most`` raises, and ``OSError`` of ESTALE if the wait was in vain.
-    """
-    bound = Bound(REMEMBERS_S)
-    while True:
-        try:
-            return read_at_most(path, limit_bytes)
-        except FileNotFoundError as error:
-            if not is_listed(path):
-                raise
-            if bound.has_passed:
-                reason = "it is listed, and yet not found"
-                raise OSError(errno.ESTALE, reason, str(path)) from error
-        time.sleep(_NAP_S)
-
-
-def is_there(path: Path) -> bool:
-    """Return whether there is such a name; raises ``OSError`` if that cannot be told just now."""
-    try:
-        path.lstat()
-    except OSError as error:
-        if error.errno in TRANSIENT:
-            raise
-        return False
-    return True
-
-
-WAITS_S = 1.0
-_MOST_QUEUED = 10_000
-_QUICK_IN_A_ROW = 20
-_QUICK = 0.1
-"""A call is quick that takes this part of the time that a caller would wait."""
-
-
 class BoundedCalls:
     """Runs calls that raise nothing; starts its daemon thread with the first of them."""
 
     def __init__(
         self, name: str, waits_s: float | None = None, most_queued: int = _MOST_QUEUED
     ) -> None:
-        """Let a caller wait ``waits_s`` for a call, ``WAITS_S`` by default."""
+        """Let a caller wait ``waits_s`` for a call, ``WAITS_S`` if that is None."""
         self._name = name
         self._waits_s = WAITS_S if waits_s is None else waits_s
         self._most_queued = most_queued
@@ -395,10 +392,6 @@ class BoundedCalls:
                 if not self._queue and self._quick_in_a_row >= _QUICK_IN_A_ROW:
                     self._is_behind = False
                 self._changed.notify_all()
-
-
-TELLS_AFTER_S = 10.0
-GIVES_UP_AFTER_S = 300.0
 
 
 @contextlib.contextmanager

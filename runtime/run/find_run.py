@@ -1,18 +1,15 @@
-"""A path that is no run: one sentence for all commands, with the runs that are near it.
+"""Which run a path means: a run or none, one with another key, or a copy of a run.
 
+A path that is no run is refused in one sentence for all commands, with the runs that are near it.
 The directory that a run has below ``--local-dir`` holds checkpoints and no job's files.  So it
 is as good as a copy for commands that read checkpoints, and no place to ask for a job.
-
-The key of a run, as commands and processes find it; every fault is an error for the user.
 
 A run keeps the key that it was begun with: its ``RUN.json`` holds the key's id.  So a
 job with another key, or without one, is refused before anything starts.  This check guards
 against mistakes.  An attacker may change ``RUN.json``, but cannot sign a step by that.
 
-Copies of a run directory, which have its run's id: which one is meant, and whose files are.
-
-A job makes its directory again when it is moved away.  The lease names the directory that it
-was made in, so the moved one tells where the run is.
+A copy of a run directory has its run's id.  A job makes its directory again when it is moved away.
+The lease names the directory that it was made in, so the moved one tells where the run is.
 
 A local directory has the name of its run's id.  Two copies must not share one: each job
 would restore the other's steps, and remove them.  So the first one that saves there writes down
@@ -44,146 +41,10 @@ from holdfast.runtime.run.files import (
 from holdfast.runtime.run.lease import directory_in
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 
-
-def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
-    """Return the description of the key in the user's file, None if no file is named.
-
-    Raises:
-        UsageError: the key cannot be used, or lies in the run directory, where an attacker
-            could replace it.
-    """
-    if path is None:
-        return None
-    if path.resolve().is_relative_to(run_dir.resolve()):
-        raise UsageError(
-            f"key file {path} lies in the run directory {run_dir}, where any user who can "
-            "change checkpoints could replace it; move it elsewhere"
-        )
-    try:
-        return KeyFile.of(path)
-    except KeyUnusable as error:
-        raise _refusal(error) from error
-
-
-def key_in(key_file: KeyFile | None) -> SigningKey | None:
-    """Return the key that ``find_key`` has found.
-
-    Raises:
-        UsageError: the key is no longer there.
-    """
-    try:
-        return None if key_file is None else key_file.read()
-    except KeyUnusable as error:
-        raise _refusal(error) from error
-
-
-def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path) -> None:
-    """Refuse to resume a run with another key than it was begun with, or without it.
-
-    Raises:
-        UsageError: ``wanted``, the id in ``RUN.json``, is not that of the key.
-    """
-    found = None if key_file is None else key_file.key_id
-    if found == wanted:
-        return
-    if key_file is None:
-        raise UsageError(
-            f"the run in {run_dir} was begun with key {wanted}; give it with --key-file or "
-            "HOLDFAST_KEY_FILE, or begin a new run with --fresh"
-        )
-    if wanted is not None:
-        raise UsageError(
-            f"the run in {run_dir} was begun with key {wanted}, {key_file.path} holds key {found}; "
-            "give the key file that it was begun with, or begin a new run with --fresh"
-        )
-    raise UsageError(
-        f"RUN.json in {run_dir} names no key, so the run was begun without --key-file, or the file "
-        f"was changed; run `holdfast verify --key-file {key_file.path}`, and leave --key-file out "
-        "only if no other user can write there"
-    )
-
-
-def _refusal(error: KeyUnusable) -> UsageError:
-    """Return the error of a key that cannot be used, or cannot be read just now."""
-    cause = error.__cause__
-    if isinstance(cause, OSError):
-        return refusal(Path(cause.filename or "the key file"), cause, str(error))
-    return UsageError(str(error))
-
-
-HOME_NAME = "run-directory"
-_LARGEST_BYTES = 1 << 15
-
-
-def moved_to(directory: RunDirectory) -> Path | None:
-    """Return where the run is, if a directory was moved or copied from there.
-
-    None if that cannot be told, or if the disk of that place does not answer within a second.
-    """
-    found: list[Path] = []
-
-    def look() -> None:
-        with contextlib.suppress(OSError, ValueError, UsageError):
-            place, run = directory_in(directory.lease_owner()), directory.load_record()
-            if place is None or run is None:
-                return
-            if _is_copy(place, directory.path, run.run_id):
-                found.append(place)
-
-    calls = BoundedCalls("holdfast-copies")
-    calls.run(look)
-    calls.close(0.0)
-    return found[0] if found else None
-
-
-def claim(local: Path, run_dir: Path) -> None:
-    """Write down that ``local`` belongs to ``run_dir``, unless it says so already.
-
-    Raises ``OSError`` if it cannot be written.
-    """
-    if home_of(local) == run_dir:
-        return
-    path, draft = local / HOME_NAME, local / f".{HOME_NAME}"
-    draft.unlink(missing_ok=True)
-    create_durably(draft, json.dumps({"run_dir": str(run_dir)}).encode() + b"\n")
-    move(draft, path)
-    sync_names(local)
-
-
-def another_home(local_dir: Path, other: Path, run_dir: Path) -> str:
-    """Return in words why a run directory cannot have a local directory."""
-    return (
-        f"--local-dir {local_dir} holds the checkpoints of {other}, and {run_dir} is a copy of "
-        "that run; give another --local-dir"
-    )
-
-
-def other_home(local: Path, run_dir: Path, run_id: str) -> Path | None:
-    """Return the other directory of the run that ``local`` belongs to, None if there is none."""
-    home = home_of(local)
-    if home is None or home == run_dir:
-        return None
-    with contextlib.suppress(OSError, UsageError):
-        return home if _is_copy(home, run_dir, run_id) else None
-    return None
-
-
-def _is_copy(place: Path, run_dir: Path, run_id: str) -> bool:
-    """Return whether another directory, ``place``, holds the run as well."""
-    if place.samefile(run_dir):
-        return False
-    record = RunDirectory(place).load_record()
-    return record is not None and record.run_id == run_id
-
-
-def home_of(local: Path) -> Path | None:
-    """Return the path that ``local`` names, None without one that can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Path(json.loads(read_at_most(local / HOME_NAME, _LARGEST_BYTES))["run_dir"])
-    return None
-
-
+_HOME_NAME = "run-directory"
+_LARGEST_HOME_BYTES = 1 << 15
 _MOST_NAMED = 3
+
 _MOST_ENTRIES = 1000
 """Of a folder that is looked through: a sentence must not take long."""
 
@@ -255,7 +116,7 @@ def _local_directory(path: Path) -> str | None:
     directory = RunDirectory(path)
     if found is None or _is_owned(directory) or not _has(path, directory.checkpoints_path):
         return None
-    home = home_of(path)
+    home = _home_of(path)
     wanted = "the run directory of that run" if home is None else f"its run directory, {home}"
     return (
         f"{path} is the local directory of run {found[1]}: its checkpoints here are seen by "
@@ -300,3 +161,137 @@ def _is_begun(folder: Path) -> bool:
     run = RunDirectory(folder)
     is_local = folder.name.startswith(LOCAL_PREFIX) and os.path.lexists(run.checkpoints_path)
     return is_local or os.path.lexists(run.record_path)
+
+
+def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
+    """Return the description of the key in the user's file, None if no file is named.
+
+    Raises:
+        UsageError: the key cannot be used, or lies in the run directory, where an attacker
+            could replace it.
+    """
+    if path is None:
+        return None
+    if path.resolve().is_relative_to(run_dir.resolve()):
+        raise UsageError(
+            f"key file {path} lies in the run directory {run_dir}, where any user who can "
+            "change checkpoints could replace it; move it elsewhere"
+        )
+    try:
+        return KeyFile.of(path)
+    except KeyUnusable as error:
+        raise _refusal(error) from error
+
+
+def key_in(key_file: KeyFile | None) -> SigningKey | None:
+    """Return the key that ``find_key`` has found.
+
+    Raises:
+        UsageError: the key is no longer there.
+    """
+    try:
+        return None if key_file is None else key_file.read()
+    except KeyUnusable as error:
+        raise _refusal(error) from error
+
+
+def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path) -> None:
+    """Refuse to resume a run with another key than it was begun with, or without it.
+
+    Raises:
+        UsageError: ``wanted``, the id in ``RUN.json``, is not that of the key.
+    """
+    found = None if key_file is None else key_file.key_id
+    if found == wanted:
+        return
+    if key_file is None:
+        raise UsageError(
+            f"the run in {run_dir} was begun with key {wanted}; give it with --key-file or "
+            "HOLDFAST_KEY_FILE, or begin a new run with --fresh"
+        )
+    if wanted is not None:
+        raise UsageError(
+            f"the run in {run_dir} was begun with key {wanted}, {key_file.path} holds key {found}; "
+            "give the key file that it was begun with, or begin a new run with --fresh"
+        )
+    raise UsageError(
+        f"RUN.json in {run_dir} names no key, so the run was begun without --key-file, or the file "
+        f"was changed; run `holdfast verify --key-file {key_file.path}`, and leave --key-file out "
+        "only if no other user can write there"
+    )
+
+
+def _refusal(error: KeyUnusable) -> UsageError:
+    """Return the error of a key that cannot be used, or cannot be read just now."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return refusal(Path(cause.filename or "the key file"), cause, str(error))
+    return UsageError(str(error))
+
+
+def moved_to(directory: RunDirectory) -> Path | None:
+    """Return where the run is, if a directory was moved or copied from there.
+
+    None if that cannot be told, or if the disk of that place does not answer within a second.
+    """
+    found: list[Path] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError, ValueError, UsageError):
+            place, run = directory_in(directory.lease_owner()), directory.load_record()
+            if place is None or run is None:
+                return
+            if _is_copy(place, directory.path, run.run_id):
+                found.append(place)
+
+    calls = BoundedCalls("holdfast-copies")
+    calls.run(look)
+    calls.close(0.0)
+    return found[0] if found else None
+
+
+def claim(local: Path, run_dir: Path) -> None:
+    """Write down that ``local`` belongs to ``run_dir``, unless it says so already.
+
+    Raises ``OSError`` if it cannot be written.
+    """
+    if _home_of(local) == run_dir:
+        return
+    path, draft = local / _HOME_NAME, local / f".{_HOME_NAME}"
+    draft.unlink(missing_ok=True)
+    create_durably(draft, json.dumps({"run_dir": str(run_dir)}).encode() + b"\n")
+    move(draft, path)
+    sync_names(local)
+
+
+def other_home(local: Path, run_dir: Path, run_id: str) -> Path | None:
+    """Return the other directory of the run that ``local`` belongs to, None if there is none."""
+    home = _home_of(local)
+    if home is None or home == run_dir:
+        return None
+    with contextlib.suppress(OSError, UsageError):
+        return home if _is_copy(home, run_dir, run_id) else None
+    return None
+
+
+def another_home(local_dir: Path, other: Path, run_dir: Path) -> str:
+    """Return in words why a run directory cannot have a local directory."""
+    return (
+        f"--local-dir {local_dir} holds the checkpoints of {other}, and {run_dir} is a copy of "
+        "that run; give another --local-dir"
+    )
+
+
+def _home_of(local: Path) -> Path | None:
+    """Return the path that ``local`` names, None without one that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Path(json.loads(read_at_most(local / _HOME_NAME, _LARGEST_HOME_BYTES))["run_dir"])
+    return None
+
+
+def _is_copy(place: Path, run_dir: Path, run_id: str) -> bool:
+    """Return whether another directory, ``place``, holds the run as well."""
+    if place.samefile(run_dir):
+        return False
+    record = RunDirectory(place).load_record()
+    return record is not None and record.run_id == run_id

@@ -15,24 +15,23 @@ each has one answer:
   ``journal_removed``.  A network file system may show that as a descriptor that fails.
   Another run may have begun there meanwhile: its journal gets no line of this one;
 * another user puts a link or another file in its place: that is refused, like a file that
-  cannot be opened (`own_file`);
+  cannot be opened (`files`);
 * the file system hangs: a thread of its own writes, and nobody waits for it for more than
-  a second (`bounded_calls`);
+  a second (`files.BoundedCalls`);
 * two threads of a process write at once: that one thread writes the lines of both.
 
-Nothing is fsynced: the journal is a history, and no job is restored from it.
+Nothing is fsynced: the journal is a history, and no job is restored from it.  It tells two things
+to a job that begins.
 
-The generations that a run has used, so that none is used again.
+The *generation* that comes next.  Generations name worlds and saves, and none is used again.  The
+journal tells the newest one, but it may be lost, or its disk full.  So the store is asked as well:
+names of unfinished saves hold the generation that made them, and so does the manifest of the newest
+step.
 
-Generations name worlds and saves.  The journal tells the newest one, but it may be lost, or
-its disk full.  So the store is asked as well: names of unfinished saves hold the generation
-that made them, and so does the manifest of the newest step.
-
-The number of times that a run has lost all of its workers, told from its journal.
-
-A death that leaves survivors does not send the run back to a checkpoint, so it does not
-count here.  Each launch that was lost and followed by another one counts.  So does each job
-without a record of its end: its host or its supervisor died.
+The *history of failures*: how often the run has lost all of its workers.  A death that leaves
+survivors does not send the run back to a checkpoint, so it does not count.  Each launch that was
+lost and followed by another one counts.  So does each job without a record of its end: its host or
+its supervisor died.
 """
 
 from __future__ import annotations
@@ -81,11 +80,19 @@ EVENTS = frozenset({
 
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
-
 _LOG = logging.getLogger(__name__)
-
-
 _OF_STEPS = frozenset({"step", "checkpoint", "drained", "completed", "stopped"})
+_LARGEST_MANIFEST_BYTES = 256 << 20
+
+_HISTORY_WITHIN_S = 10.0
+"""The journal of a year is read in a few seconds."""
+
+_TELLING = (
+    *("job_started", "job_ended", "journal_removed", "relaunch"),
+    *("rejected", "checkpoint", "drained", "mended"),
+)
+# Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
+_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
 
 class Journal:
@@ -228,6 +235,43 @@ class Journal:
             )
 
 
+def _has_name(fd: int, path: Path | None = None) -> bool:
+    """Return whether an open file still has a name, and that of ``path`` if one is given.
+
+    A file that fails (NFS) counts as gone.  A name that cannot be looked at counts as its own.
+    """
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return False
+    if path is None or not found.st_nlink:
+        return found.st_nlink > 0
+    try:
+        return os.path.samestat(found, path.lstat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _ends_with_newline(fd: int) -> bool:
+    """Return whether an open file is empty or ends with a newline."""
+    size = os.fstat(fd).st_size
+    return not size or os.pread(fd, 1, size - 1) == b"\n"
+
+
+def _plain(value: object) -> object:
+    """Turn values that JSON lacks (NumPy scalars, paths, sets) into values that it has."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)
+
+
+_ENCODER = json.JSONEncoder(default=_plain)
+
+
 class JournalReader:
     """Reads a journal from its beginning or near its end, and then what is appended to it."""
 
@@ -267,6 +311,15 @@ class JournalReader:
                 yield line
 
 
+def parse_line(line: bytes) -> Record | None:
+    """Return the record in a journal's line, None if the line is torn or no record."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # covers JSONDecodeError and UnicodeDecodeError
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
 def read_journal(path: Path) -> list[Record]:
     """Return all records of a journal.
 
@@ -300,69 +353,6 @@ def has_step(path: Path) -> bool:
         return False
 
 
-def last_generation(path: Path) -> int:
-    """Return the largest generation near the end of a journal, 0 if there is none.
-
-    Generations only grow, and every launch and world records its own, so the
-    last part of the file is enough.
-    """
-    reader = JournalReader(path, tail_bytes=TAIL_BYTES)
-    try:
-        found = [record.get("generation", 0) for record in reader.read()]
-    except FileNotFoundError:
-        return 0
-    return max((number for number in found if isinstance(number, int)), default=0)
-
-
-def parse_line(line: bytes) -> Record | None:
-    """Return the record in a journal's line, None if the line is torn or no record."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # covers JSONDecodeError and UnicodeDecodeError
-        return None
-    return record if isinstance(record, dict) and "event" in record else None
-
-
-def _has_name(fd: int, path: Path | None = None) -> bool:
-    """Return whether an open file still has a name, and that of ``path`` if one is given.
-
-    A file that fails (NFS) counts as gone.  A name that cannot be looked at counts as its own.
-    """
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return False
-    if path is None or not found.st_nlink:
-        return found.st_nlink > 0
-    try:
-        return os.path.samestat(found, path.lstat())
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-
-
-def _ends_with_newline(fd: int) -> bool:
-    """Return whether an open file is empty or ends with a newline."""
-    size = os.fstat(fd).st_size
-    return not size or os.pread(fd, 1, size - 1) == b"\n"
-
-
-def _plain(value: object) -> object:
-    """Turn values that JSON lacks (NumPy scalars, paths, sets) into values that it has."""
-    if hasattr(value, "item"):
-        return value.item()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
-
-
-_ENCODER = json.JSONEncoder(default=_plain)
-
-
-_LARGEST_MANIFEST_BYTES = 256 << 20
-
-
 def next_generation(directory: RunDirectory) -> int:
     """Return a generation that the run has not used.
 
@@ -379,6 +369,20 @@ def next_generation(directory: RunDirectory) -> int:
         sentence = f"{path} cannot be read: {error.strerror or error}; give this user access to it"
         raise refusal(path, error, sentence) from error
     return max(journalled, *_saved(directory), 0) + 1
+
+
+def last_generation(path: Path) -> int:
+    """Return the largest generation near the end of a journal, 0 if there is none.
+
+    Generations only grow, and every launch and world records its own, so the
+    last part of the file is enough.
+    """
+    reader = JournalReader(path, tail_bytes=TAIL_BYTES)
+    try:
+        found = [record.get("generation", 0) for record in reader.read()]
+    except FileNotFoundError:
+        return 0
+    return max((number for number in found if isinstance(number, int)), default=0)
 
 
 def _saved(directory: RunDirectory) -> Iterator[int]:
@@ -405,17 +409,6 @@ def _generation_of(directory: RunDirectory, step: int) -> int:
     return 0
 
 
-_WAITS_S = 10.0
-"""The journal of a year is read in a few seconds."""
-
-_TELLING = (
-    *("job_started", "job_ended", "journal_removed", "relaunch"),
-    *("rejected", "checkpoint", "drained", "mended"),
-)
-# Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
-_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
-
-
 class HistoryReader:
     """Reads a run's history, and later only what its journal has got since.
 
@@ -423,7 +416,7 @@ class HistoryReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._calls = BoundedCalls("holdfast-history", _WAITS_S)
+        self._calls = BoundedCalls("holdfast-history", _HISTORY_WITHIN_S)
         self._reader = JournalReader(path)
         self._seconds = 0.0
         self._failures = 0
@@ -489,9 +482,10 @@ class HistoryReader:
 
         Monotonic times are compared only within one job, which lived within one boot.
         """
-        if self._began is None:
+        last = _time_of(parse_line(self._before))  # None if the line is torn
+        if self._began is None or last is None:
             return 0.0
-        return max(0.0, _moment(self._before, self._began) - self._began)
+        return max(0.0, last - self._began)
 
 
 def _telling(line: bytes) -> Record | None:
@@ -502,12 +496,6 @@ def _telling(line: bytes) -> Record | None:
     if record is None or record["event"] not in _TELLING:
         return None
     return None if _time_of(record) is None else record
-
-
-def _moment(line: bytes, default: float) -> float:
-    """Return the time at which a line was written; ``default`` if it is torn."""
-    now = _time_of(parse_line(line))
-    return default if now is None else now
 
 
 def _time_of(record: Record | None) -> float | None:

@@ -1,14 +1,4 @@
-"""The lease of a run directory: a file that names its owner, locked where there are locks.
-
-Its token is a secret that each owner writes when it takes the lease.  A job that finds
-another token than its own has been replaced.
-
-Where the file system has no locks, the record begins with the word ``renewed``.  Each process that
-holds the lease writes another value there again and again.  It has a fixed place and width, so
-processes that renew and a supervisor that writes names do not undo each other's work.  A job that
-wants the directory watches for a change (`lease_file`).
-
-The file ``lease`` of a run directory, and how a job takes it.
+"""The lease of a run directory: a file that names its owner, and how a job takes it.
 
 With locks: ``flock``.  It belongs to the open file description, so each process that has inherited
 the descriptor holds it.  The kernel frees it when the last of them is gone.
@@ -19,6 +9,13 @@ has said its end, or that has not renewed it for a minute by the taker's own clo
 the file away, looks at what it has moved, and makes a new one.  Only one process can move a
 file, and only one can make it.  So of many takers one gets it, and a taker that dies in
 between leaves a free directory behind.
+
+Where there are no locks the content begins with the word ``renewed``.  Each process that
+holds the lease writes another value there again and again.  It has a fixed place and width, so
+processes that renew and a supervisor that writes names do not undo each other's work.
+
+The token in it is a secret that each owner writes when it takes the lease.  A job that finds
+another token than its own has been replaced.
 """
 
 from __future__ import annotations
@@ -51,14 +48,41 @@ from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Stillness
 
 LARGEST_LEASE_BYTES = 1 << 14
-
 RENEWED_EVERY_S = 10.0
-
 _TOKEN_BYTES = 8
 _RENEWED = "renewed"
 _DIRECTORY = "directory"
 _HEAD = f'{{"{_RENEWED}": "'.encode()
 _GONE = -1
+
+LASTS_S = 60.0
+"""A lease that was not renewed for so long is a dead owner's: six renewals were missed, and no
+client of a file server keeps what it knows of a file for longer (``acregmax`` of nfs(5))."""
+
+_WAIT_S = 1.5 * LASTS_S
+"""What a user is told to wait: the looks at a slow file server take their time, too."""
+
+_TRIES = 100
+_ASIDE = ".lease."
+_PUT_BACK_LOOK_S = 0.01
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+_AWAY = (
+    "if that host has died, the file server keeps its lock until it notices: for minutes (NFSv4, "
+    "Lustre), which --wait-lease 10min waits for, or until the host is back (NFSv3)"
+)
+_WATCHED = (
+    "its file system has no locks, so a dead owner shows only by {0:.0f} s without a sign of life, "
+    "of which {1:.0f} s are left: --wait-lease {2:.0f} watches for that; if you know that it is "
+    "dead, remove {3}"
+)
+_UNSEEN = (
+    "its lease was taken with a lock, and this host has no locks on this file system, so it "
+    "cannot tell whether that job lives; if you know that it is dead, remove {}"
+)
+_UNLOCKABLE = (
+    "lease {} cannot be locked: {}; mount its file system with locks that all hosts see (Lustre: "
+    "flock, NFS: a lock manager), or choose another --run-dir"
+)
 
 
 class Lease:
@@ -90,7 +114,7 @@ class Lease:
     def is_renewed(self) -> bool:
         """Whether it lies where no locks are, so that it is the owner's only while renewed."""
         with contextlib.suppress(OSError):
-            return must_be_renewed(self._owner())
+            return _must_be_renewed(self._owner())
         return False
 
     def begin(self, token: str, *, takes_orders: bool, is_renewed: bool) -> None:
@@ -98,7 +122,7 @@ class Lease:
 
         Nothing stays of the last owner.  Raises ``OSError`` if the file cannot be written.
         """
-        owner: dict[str, object] = {_RENEWED: new_secret()} if is_renewed else {}
+        owner: dict[str, object] = {_RENEWED: _new_secret()} if is_renewed else {}
         owner |= {"host": os.uname().nodename, "pid": os.getpid(), "token": token}
         owner |= {_DIRECTORY: str(Path(f"/proc/self/fd/{self._descriptor}").readlink().parent)}
         self._write(owner if takes_orders else {**owner, "takes_orders": False})
@@ -167,11 +191,11 @@ class Lease:
 
         Without locks another job has made another file, and this one has no name any more.
         """
-        content = os.pread(descriptor, LARGEST_LEASE_BYTES, 0)
-        self._token = self._token or _token_in_bytes(content)
+        content = _read(descriptor)
+        self._token = self._token or token_in(_owner_in(content) or {})
         if not content.startswith(_HEAD):
             return False
-        os.pwrite(descriptor, new_secret().encode(), len(_HEAD))
+        os.pwrite(descriptor, _new_secret().encode(), len(_HEAD))
         os.fsync(descriptor)
         return True
 
@@ -184,77 +208,15 @@ class Lease:
                 self._write({**owner, "ended": True})
 
     def _owner(self) -> dict[str, object]:
-        try:
-            return owner_in(os.pread(self._descriptor, LARGEST_LEASE_BYTES, 0))
-        except ValueError:
-            return {}
+        return _owner_in(_read(self._descriptor)) or {}
 
     def _write(self, owner: dict[str, object]) -> None:
         # Written first and cut afterwards: on a full disk the old content stays.
         content = json.dumps(owner).encode() + b"\n"
         os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
         os.ftruncate(self._descriptor, len(content))
-        if must_be_renewed(owner):  # no lock makes a client of a file server send it
+        if _must_be_renewed(owner):  # no lock makes a client of a file server send it
             os.fsync(self._descriptor)
-
-
-def owner_in(content: bytes) -> dict[str, Any]:
-    """Return what a lease says of its owner; raises ``ValueError`` if it says nothing."""
-    try:
-        owner = json.loads(content)
-    except RecursionError as error:
-        raise ValueError("a lease holds a deep tree, not an object") from error
-    if not isinstance(owner, dict):
-        raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
-    return owner
-
-
-def token_in(owner: Mapping[str, object]) -> str:
-    """Return the token in what a lease says of its owner, "" without one."""
-    token = owner.get("token")
-    return token if isinstance(token, str) else ""
-
-
-def new_secret() -> str:
-    """Return the token of a job that takes a directory, or another value of a lease."""
-    return secrets.token_hex(_TOKEN_BYTES)
-
-
-def must_be_renewed(owner: Mapping[str, object]) -> bool:
-    """Return whether an owner renews its lease, because it lies where no locks are."""
-    return _RENEWED in owner
-
-
-def has_ended(owner: Mapping[str, object]) -> bool:
-    """Return whether the owner of a lease has said that its job is over."""
-    return owner.get("ended") is True
-
-
-def directory_in(owner: Mapping[str, object]) -> Path | None:
-    """Return the directory in which a lease was made, None if it does not say."""
-    directory = owner.get(_DIRECTORY)
-    return Path(directory) if isinstance(directory, str) else None
-
-
-def _token_in_bytes(content: bytes) -> str:
-    try:
-        return token_in(owner_in(content))
-    except ValueError:
-        return ""
-
-
-LASTS_S = 60.0
-"""A lease that was not renewed for so long is a dead owner's: six renewals were missed, and no
-client of a file server keeps what it knows of a file for longer (``acregmax`` of nfs(5))."""
-
-_WAIT_S = 1.5 * LASTS_S
-"""What a user is told to wait: the looks at a slow file server take their time, too."""
-
-_TRIES = 100
-_ASIDE = ".lease."
-_PUT_BACK_LOOK_S = 0.01
-
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +313,7 @@ class LeaseFile:
         if owner is not None:
             if has_ended(owner) or (taking.token and token_in(owner) == taking.token):
                 return seen
-            if not must_be_renewed(owner):
+            if not _must_be_renewed(owner):
                 if has_locks:
                     return seen
                 raise self._busy(owner, _UNSEEN.format(self.path))
@@ -404,7 +366,7 @@ class LeaseFile:
         return open_existing(self.path)
 
     def _begun(self, lease: Lease, taking: Taking, *, has_locks: bool) -> Lease:
-        token = taking.token or new_secret()
+        token = taking.token or _new_secret()
         lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
         if not has_locks:
             self._read_back(token)
@@ -448,32 +410,15 @@ class LeaseFile:
         return RunDirectoryBusy(f"{text}; {more}" if more else text)
 
 
-_AWAY = (
-    "if that host has died, the file server keeps its lock until it notices: for minutes (NFSv4, "
-    "Lustre), which --wait-lease 10min waits for, or until the host is back (NFSv3)"
-)
-_WATCHED = (
-    "its file system has no locks, so a dead owner shows only by {0:.0f} s without a sign of life, "
-    "of which {1:.0f} s are left: --wait-lease {2:.0f} watches for that; if you know that it is "
-    "dead, remove {3}"
-)
-_UNSEEN = (
-    "its lease was taken with a lock, and this host has no locks on this file system, so it "
-    "cannot tell whether that job lives; if you know that it is dead, remove {}"
-)
-_UNLOCKABLE = (
-    "lease {} cannot be locked: {}; mount its file system with locks that all hosts see (Lustre: "
-    "flock, NFS: a lock manager), or choose another --run-dir"
-)
-
-
-def _read(descriptor: int) -> bytes:
-    return os.pread(descriptor, LARGEST_LEASE_BYTES, 0)
-
-
-def _name(error: OSError) -> str:
-    name = errno.errorcode.get(error.errno or 0, "no errno")
-    return f"{error.strerror or error} ({name})"
+def owner_in(content: bytes) -> dict[str, Any]:
+    """Return what a lease says of its owner; raises ``ValueError`` if it says nothing."""
+    try:
+        owner = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("a lease holds a deep tree, not an object") from error
+    if not isinstance(owner, dict):
+        raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
+    return owner
 
 
 def _owner_in(content: bytes) -> dict[str, Any] | None:
@@ -482,3 +427,39 @@ def _owner_in(content: bytes) -> dict[str, Any] | None:
         return owner_in(content)
     except ValueError:
         return None
+
+
+def _read(descriptor: int) -> bytes:
+    return os.pread(descriptor, LARGEST_LEASE_BYTES, 0)
+
+
+def token_in(owner: Mapping[str, object]) -> str:
+    """Return the token in what a lease says of its owner, "" without one."""
+    token = owner.get("token")
+    return token if isinstance(token, str) else ""
+
+
+def directory_in(owner: Mapping[str, object]) -> Path | None:
+    """Return the directory in which a lease was made, None if it does not say."""
+    directory = owner.get(_DIRECTORY)
+    return Path(directory) if isinstance(directory, str) else None
+
+
+def _must_be_renewed(owner: Mapping[str, object]) -> bool:
+    """Return whether an owner renews its lease, because it lies where no locks are."""
+    return _RENEWED in owner
+
+
+def has_ended(owner: Mapping[str, object]) -> bool:
+    """Return whether the owner of a lease has said that its job is over."""
+    return owner.get("ended") is True
+
+
+def _new_secret() -> str:
+    """Return the token of a job that takes a directory, or another value of a lease."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+def _name(error: OSError) -> str:
+    name = errno.errorcode.get(error.errno or 0, "no errno")
+    return f"{error.strerror or error} ({name})"

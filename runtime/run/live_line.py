@@ -1,11 +1,10 @@
-"""The words of the live line, as many as fit into a terminal.
+"""The live line of a run: its words, as many as fit into a terminal, and what they are made of.
 
-Each part has a rank.  A narrow terminal loses the parts of the highest ranks first.  Colours
-are not decided here: a part has a style, and who draws it knows what that means.
+A `Picture` is the run as the agent's reports tell it, and a relaunch goes on with it.  `Pace` is
+the speed of its training over the last seconds.
 
-The speed of a training: steps per second over the last seconds.
-
-A run in progress as one picture, from what the agent says; a relaunch goes on with it.
+Each part of the line has a rank.  A narrow terminal loses the parts of the highest ranks first.
+Colours are not decided here: a part has a style, and who draws it knows what that means.
 """
 
 from __future__ import annotations
@@ -20,8 +19,96 @@ from typing import Any
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.progress import StepReport
 
-MEMORY_S = 10.0
+_MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
+
+STARTING, TRAINING = "starting", "training"
+"""Phases of a worker, as its heartbeat page calls them."""
+
+GAP = "  "
+_BAR_CELLS = 20
+
+
+def live_line(picture: Picture, now: float, columns: int) -> tuple[Part, ...]:
+    """Return the parts of the line at the monotonic second ``now`` that fit into ``columns``."""
+    return fitting(tuple(_parts(picture, now)), columns)
+
+
+def fitting(parts: Sequence[Part], columns: int) -> tuple[Part, ...]:
+    """Return the parts that fit, in their order; one word always stays, and may be cut."""
+    kept = list(parts)
+    while len(kept) > 1 and _width(kept) > columns:
+        kept.remove(max(kept, key=lambda part: part.rank))
+    if kept and _width(kept) > columns:
+        return (Part(kept[0].text[: max(0, columns)], kept[0].rank, kept[0].style),)
+    return tuple(kept)
+
+
+def _width(parts: Sequence[Part]) -> int:
+    return sum(progress.columns(part.text) for part in parts) + len(GAP) * max(0, len(parts) - 1)
+
+
+def _parts(picture: Picture, now: float) -> Iterator[Part]:
+    report = picture.report
+    if report is None:
+        yield Part(picture.phase or STARTING, 0, "phase")
+        yield _workers(picture)
+        return
+    if report.stage > 1:
+        yield Part(f"fit {report.stage}", 8, "quiet")
+    yield Part(f"epoch {report.epoch}/{report.epochs}", 0, "epoch")
+    yield Part(" " * _BAR_CELLS, 10, "bar", done=_share(report))
+    of = f"/{report.steps_per_epoch}" if report.steps_per_epoch else ""
+    yield Part(f"{report.step_of_epoch}{of}", 2)
+    if picture.phase not in (None, TRAINING):
+        yield Part(progress.phase(str(picture.phase)), 1, "phase")
+    if picture.pace.per_s:
+        yield Part(progress.rate(picture.pace.per_s), 4)
+    if picture.left_s is not None:
+        yield Part(f"{progress.duration(picture.left_s)} left", 6)
+    for rank, text in zip(_metric_ranks(), progress.metrics(report.metrics), strict=False):
+        yield Part(text, rank, "metric")
+    yield _workers(picture)
+    next_save = next_save_of(report, now)
+    if next_save is not None:
+        yield Part(f"save {next_save}", 9, "quiet")
+
+
+def _metric_ranks() -> Iterator[int]:
+    """Yield the rank of each metric: first the loss, two more, then those that go first."""
+    yield from (3, 7, 8)
+    yield from itertools.count(11)
+
+
+def _workers(picture: Picture) -> Part:
+    """Return the workers that live; fewer than were launched are worth a second look."""
+    if picture.living == picture.wanted:
+        return Part(progress.count(picture.wanted, "worker"), 9, "quiet")
+    style = "quiet" if picture.phase == STARTING else "loss"
+    return Part(f"{picture.living} of {progress.count(picture.wanted, 'worker')}", 5, style)
+
+
+def _share(report: StepReport) -> float:
+    if not report.steps_per_epoch:
+        return 0.0
+    return min(1.0, report.step_of_epoch / report.steps_per_epoch)
+
+
+def next_save_of(report: StepReport, now: float) -> str | None:
+    """Return when the next checkpoint comes, in words; a moment counts before a step."""
+    if report.next_save_at is not None:
+        return f"in {progress.duration(report.next_save_at - now)}"
+    return None if report.next_save_step is None else f"at step {report.next_save_step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the line; ``done`` is the share of a bar that is full, None for words."""
+
+    text: str
+    rank: int
+    style: str = "plain"
+    done: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +130,12 @@ class Pace:
         if step == self._step or passed_s <= 0:
             return self
         measured = (step - self._step) / passed_s
-        share = 1.0 if not self.per_s else 1 - math.exp(-passed_s / MEMORY_S)
+        share = 1.0 if not self.per_s else 1 - math.exp(-passed_s / _MEMORY_S)
         return Pace(self.per_s + share * (measured - self.per_s), step, now)
 
     def seconds_for(self, steps: int) -> float | None:
         """Return the seconds that so many steps take, None while that is unknown."""
         return steps / self.per_s if self.per_s else None
-
-
-STARTING, TRAINING = "starting", "training"
-"""Phases of a worker, as its heartbeat page calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,93 +187,3 @@ class Picture:
         if self.report is None or self.report.steps <= self.report.step:
             return None
         return self.pace.seconds_for(self.report.steps - self.report.step)
-
-    def next_save(self, now: float) -> str | None:
-        """Return when the next checkpoint comes, in words; a moment counts before a step."""
-        return None if self.report is None else next_save_of(self.report, now)
-
-
-def next_save_of(report: StepReport, now: float) -> str | None:
-    """Return when the next checkpoint comes, in words, None if it is unknown."""
-    if report.next_save_at is not None:
-        return f"in {progress.duration(report.next_save_at - now)}"
-    return None if report.next_save_step is None else f"at step {report.next_save_step}"
-
-
-GAP = "  "
-_BAR_CELLS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of the line; ``done`` is the share of a bar that is full, None for words."""
-
-    text: str
-    rank: int
-    style: str = "plain"
-    done: float | None = None
-
-
-def live_line(picture: Picture, now: float, columns: int) -> tuple[Part, ...]:
-    """Return the parts of the line at the monotonic second ``now`` that fit into ``columns``."""
-    return fitting(tuple(_parts(picture, now)), columns)
-
-
-def fitting(parts: Sequence[Part], columns: int) -> tuple[Part, ...]:
-    """Return the parts that fit, in their order; one word always stays, and may be cut."""
-    kept = list(parts)
-    while len(kept) > 1 and _width(kept) > columns:
-        kept.remove(max(kept, key=lambda part: part.rank))
-    if kept and _width(kept) > columns:
-        return (Part(kept[0].text[: max(0, columns)], kept[0].rank, kept[0].style),)
-    return tuple(kept)
-
-
-def _width(parts: Sequence[Part]) -> int:
-    return sum(progress.columns(part.text) for part in parts) + len(GAP) * max(0, len(parts) - 1)
-
-
-def _parts(picture: Picture, now: float) -> Iterator[Part]:
-    report = picture.report
-    if report is None:
-        yield Part(picture.phase or STARTING, 0, "phase")
-        yield _workers(picture)
-        return
-    if report.stage > 1:
-        yield Part(f"fit {report.stage}", 8, "quiet")
-    yield Part(f"epoch {report.epoch}/{report.epochs}", 0, "epoch")
-    yield Part(" " * _BAR_CELLS, 10, "bar", done=_share(report))
-    of = f"/{report.steps_per_epoch}" if report.steps_per_epoch else ""
-    yield Part(f"{report.step_of_epoch}{of}", 2)
-    if picture.phase not in (None, TRAINING):
-        yield Part(progress.phase(str(picture.phase)), 1, "phase")
-    if picture.pace.per_s:
-        yield Part(progress.rate(picture.pace.per_s), 4)
-    if picture.left_s is not None:
-        yield Part(f"{progress.duration(picture.left_s)} left", 6)
-    for rank, text in zip(_metric_ranks(), progress.metrics(report.metrics), strict=False):
-        yield Part(text, rank, "metric")
-    yield _workers(picture)
-    next_save = picture.next_save(now)
-    if next_save is not None:
-        yield Part(f"save {next_save}", 9, "quiet")
-
-
-def _metric_ranks() -> Iterator[int]:
-    """Yield the rank of each metric: first the loss, two more, then those that go first."""
-    yield from (3, 7, 8)
-    yield from itertools.count(11)
-
-
-def _workers(picture: Picture) -> Part:
-    """Return the workers that live; fewer than were launched are worth a second look."""
-    if picture.living == picture.wanted:
-        return Part(progress.count(picture.wanted, "worker"), 9, "quiet")
-    style = "quiet" if picture.phase == STARTING else "loss"
-    return Part(f"{picture.living} of {progress.count(picture.wanted, 'worker')}", 5, style)
-
-
-def _share(report: StepReport) -> float:
-    if not report.steps_per_epoch:
-        return 0.0
-    return min(1.0, report.step_of_epoch / report.steps_per_epoch)

@@ -1,16 +1,9 @@
-"""The workers of a host as their agent sees them: for the supervisor, and for ``holdfast status``.
+"""How far a training is: what a worker tells of it, what its agent says, and how people read it.
 
-The agent reads its heartbeat pages and says what stands there.  So the answer is there while
-workers compute, and while no supervisor lives.
-
-Numbers, durations and memory as people read them.
-
-A worker's word on its progress: step, epoch, metrics so far, and the next save.
-
-The first worker writes it into its heartbeat page a few times a second, and its agent
-reads it there.  Nobody waits for anybody, and no message is queued.
-
-The end of an epoch: the message that tells it, and the line that people read.
+The first worker writes a `StepReport` into its heartbeat page a few times a second, and its agent
+reads it there.  Nobody waits for anybody, and no message is queued.  So the answer of the agent
+is there while workers compute, and while no supervisor lives.  Only the end of an epoch is a
+message, because none may be lost (`EndedEpoch`).
 """
 
 from __future__ import annotations
@@ -28,78 +21,24 @@ from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage
 from holdfast.runtime.system.processes import resident_bytes
 
 CONCLUDING = "concluding"
+
 AFTER_TRAINING = (CONCLUDING, "leaving")
 """Phases of a worker whose trainings are complete, and whose script may still go on."""
 
 _PHASES = {CONCLUDING: "script after training"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
-
-def number(value: float) -> str:
-    """Return a metric with four decimals; a small one with four digits, as Keras shows it."""
-    if not math.isfinite(value) or value == 0 or 1e-3 < abs(value) < 1e7:
-        return f"{value:.4f}"
-    return f"{value:.4e}"
-
-
-def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Return each metric as ``name: value``, the loss first; a name stays in its line."""
-    names = sorted(values, key=lambda name: name != "loss")
-    return [f"{prefix}{_printable(name)}: {number(values[name])}" for name in names]
-
-
-def phase(label: str) -> str:
-    """Return the phase of a worker as people read it."""
-    return _PHASES.get(label, label)
-
-
-def columns(text: str) -> int:
-    """Return the columns that ``text`` takes on a terminal (UAX 11: some letters take two)."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def rate(per_s: float) -> str:
-    """Return steps per second; of slow steps the seconds that one takes."""
-    if per_s < 1:
-        return f"{1 / per_s:.1f} s/step"
-    return f"{per_s:.1f} steps/s" if per_s < 100 else f"{per_s:.0f} steps/s"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as ``12 s``, ``3:05`` or ``2:10:00``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def memory(size_bytes: float) -> str:
-    """Return bytes with a unit, as ``311 MiB``."""
-    exponent = 0
-    while size_bytes >= 1024 and exponent < len(_UNITS) - 1:
-        size_bytes, exponent = size_bytes / 1024, exponent + 1
-    decimals = 1 if exponent > 2 else 0
-    return f"{size_bytes:.{decimals}f} {_UNITS[exponent]}"
-
-
-def count(many: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{many} {noun}" if many == 1 else f"{many} {plural or noun + 's'}"
-
-
-def _printable(name: str) -> str:
-    """Return a name that a script has chosen without what would move the cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in name)
-
-
 SILENT, LIVE, LINES = range(3)
 """The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
 
-
 UNKNOWN = 0
 """Steps of a training that goes on until its data end, or until a callback ends it."""
+
+_IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
+"""A worker leaves when its script has come to its end."""
+
+_DEFAULTS = {"stage": 1, "verbose": LIVE}
+"""What an older holdfast did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +129,6 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "next_save_step": lambda value: value is None or _is_count(value),
     "next_save_at": lambda value: value is None or _is_moment(value),
 }
-
-_DEFAULTS = {"stage": 1, "verbose": LIVE}
-"""What an older holdfast did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +244,6 @@ def slowest_phase(workers: Iterable[Watched]) -> str | None:
     return min(phases, key=_IN_ORDER.index).label if phases else None
 
 
-_IN_ORDER = (
-    *(phase for phase in Phase if phase is not Phase.LEAVING),
-    Phase.LEAVING,
-)
-"""A worker leaves when its script has come to its end."""
-
-
 def describe(watched: Watched, silent_s: float | None, standing_s: float | None = None) -> Message:
     """Return the fields of a ``WorkerReport``; it reads the worker's memory from /proc."""
     page = watched.page
@@ -329,3 +258,62 @@ def describe(watched: Watched, silent_s: float | None, standing_s: float | None 
         "standing_s": None if standing_s is None else round(standing_s, 3),
         "where": "" if standing_s is None else watched.place,
     }
+
+
+def number(value: float) -> str:
+    """Return a metric with four decimals; a small one with four digits, as Keras shows it."""
+    if not math.isfinite(value) or value == 0 or 1e-3 < abs(value) < 1e7:
+        return f"{value:.4f}"
+    return f"{value:.4e}"
+
+
+def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
+    """Return each metric as ``name: value``, the loss first; a name stays in its line."""
+    names = sorted(values, key=lambda name: name != "loss")
+    return [f"{prefix}{_printable(name)}: {number(values[name])}" for name in names]
+
+
+def _printable(name: str) -> str:
+    """Return a name that a script has chosen without what would move the cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in name)
+
+
+def phase(label: str) -> str:
+    """Return the phase of a worker as people read it."""
+    return _PHASES.get(label, label)
+
+
+def columns(text: str) -> int:
+    """Return the columns that ``text`` takes on a terminal (UAX 11: some letters take two)."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def rate(per_s: float) -> str:
+    """Return steps per second; of slow steps the seconds that one takes."""
+    if per_s < 1:
+        return f"{1 / per_s:.1f} s/step"
+    return f"{per_s:.1f} steps/s" if per_s < 100 else f"{per_s:.0f} steps/s"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as ``12 s``, ``3:05`` or ``2:10:00``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def memory(size_bytes: float) -> str:
+    """Return bytes with a unit, as ``311 MiB``."""
+    exponent = 0
+    while size_bytes >= 1024 and exponent < len(_UNITS) - 1:
+        size_bytes, exponent = size_bytes / 1024, exponent + 1
+    decimals = 1 if exponent > 2 else 0
+    return f"{size_bytes:.{decimals}f} {_UNITS[exponent]}"
+
+
+def count(many: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{many} {noun}" if many == 1 else f"{many} {plural or noun + 's'}"

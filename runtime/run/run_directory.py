@@ -1,4 +1,4 @@
-"""The run directory: all files that a job leaves on disk, and their names.
+"""The run directory: all files that a job leaves on disk, their names, and whose they are.
 
 ::
 
@@ -10,21 +10,20 @@
       previous-1/     the run that ``--fresh`` has set aside
 
 Invariant: a directory with a ``RUN.json`` holds one run, and every process that changes
-anything in it holds the lease (`lease_file`).  A process that inherited its descriptor holds
+anything in it holds the lease (`lease`).  A process that inherited its descriptor holds
 it too.  So after the death of a supervisor the directory stays owned as long as the agent
 lives.  A crash needs no clean-up.
-
-The proof that a run directory is still this job's, before anything in it is renamed or removed.
 
 A lease keeps other jobs out while nothing happens to the directory.  A user may move or
 remove it, or its lease, while the job lives, and start another job there.  A server may
 have dropped the lock of a host that it took for dead.  Then two jobs would take each
 other's checkpoints for their own, and remove the newest ones.
 
-So the record of the run and that of the lease are read back each time.  The run's id tells
-another run.  The token, which each owner writes into the lease when it takes it, tells
-another job of the same run.  What is not there proves nothing: the supervisor of the job
-makes it again.  What cannot be read is no proof either, and nothing is changed.
+So `Ownership` reads the record of the run and that of the lease back each time, before anything is
+renamed or removed.  The run's id tells another run.  The token, which each owner writes into the
+lease when it takes it, tells another job of the same run.  What is not there proves nothing: the
+supervisor of the job makes it again.  What cannot be read is no proof either, and nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ import json
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,21 @@ FORMAT = 1
 CHAOS_DRAWS = "HOLDFAST_CHAOS_DRAWS"
 """The variable by which ``holdfast chaos`` lets a run and its twin draw alike."""
 
-LARGEST_RECORD_BYTES = 1 << 20
+_LARGEST_RECORD_BYTES = 1 << 20
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "run_id": str,
+    "format": int,
+    "created": (int, float),
+    "microbatches": int,
+    "seed": int,
+    "threads": int,
+    "numerics": dict,
+    "key_id": (str, type(None)),
+    "script_sha256": (str, type(None)),
+    "argv": (list, type(None)),
+    "draw_seed": (str, type(None)),
+}
+_ADVICE = "stop one of the two jobs, and move its run directory elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +151,12 @@ class RunRecord:
         return RunRecord(**{name: fields[name] for name in _FIELD_TYPES if name in fields})
 
 
-_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "run_id": str,
-    "format": int,
-    "created": (int, float),
-    "microbatches": int,
-    "seed": int,
-    "threads": int,
-    "numerics": dict,
-    "key_id": (str, type(None)),
-    "script_sha256": (str, type(None)),
-    "argv": (list, type(None)),
-    "draw_seed": (str, type(None)),
-}
+def _check_field(fields: dict[str, object], name: str, expected: type | tuple[type, ...]) -> None:
+    value = fields.get(name)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ValueError(f"its {name} is {value!r}")
+    if name in ("microbatches", "threads") and isinstance(value, int) and value < 1:
+        raise ValueError(f"its {name} is {value}, less than 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,22 +307,13 @@ class RunDirectory:
         Raises:
             UsageError: there is one already, or it cannot be written.
         """
-        # The name is secret, so no other user can have put a file there.
-        draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
-            create_durably(draft, record.encode())
-            give_name(draft, self.record_path)
-            sync_names(self.path)
+            self._write_record(record, give_name)
         except FileExistsError as error:
             raise UsageError(
                 f"run directory {self.path} already holds a run; "
                 "run without --fresh to resume it, or choose another --run-dir"
             ) from error
-        except OSError as error:
-            raise self._unusable(error) from error
-        finally:
-            with contextlib.suppress(OSError):  # the record is there, or its error is on its way
-                draft.unlink()
 
     def replace_record(self, record: RunRecord) -> None:
         """Write ``RUN.json`` anew, whole and durable, for a run that has trained no step.
@@ -323,15 +321,21 @@ class RunDirectory:
         Raises:
             UsageError: it cannot be written.
         """
+        self._write_record(record, move)
+
+    def _write_record(self, record: RunRecord, place: Callable[[Path, Path], None]) -> None:
+        # The name is secret, so no other user can have put a file there.
         draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
             create_durably(draft, record.encode())
-            move(draft, self.record_path)
+            place(draft, self.record_path)
             sync_names(self.path)
+        except FileExistsError:
+            raise
         except OSError as error:
             raise self._unusable(error) from error
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the record is there, or its error is on its way
                 draft.unlink()
 
     def load_record(self) -> RunRecord | None:
@@ -341,7 +345,7 @@ class RunDirectory:
             UsageError: the file exists but cannot be read or understood.
         """
         try:
-            return RunRecord.decode(read_late(self.record_path, LARGEST_RECORD_BYTES))
+            return RunRecord.decode(read_late(self.record_path, _LARGEST_RECORD_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -421,17 +425,6 @@ def make_durably(path: Path, mode: int = 0o777) -> None:
         with contextlib.suppress(OSError):  # a file system that cannot is told of by the first save
             sync(level.parent)
     path.mkdir(mode, exist_ok=True)
-
-
-def _check_field(fields: dict[str, object], name: str, expected: type | tuple[type, ...]) -> None:
-    value = fields.get(name)
-    if not isinstance(value, expected) or isinstance(value, bool):
-        raise ValueError(f"its {name} is {value!r}")
-    if name in ("microbatches", "threads") and isinstance(value, int) and value < 1:
-        raise ValueError(f"its {name} is {value}, less than 1")
-
-
-_ADVICE = "stop one of the two jobs, and move its run directory elsewhere"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ the time that a folder is named by.  The first process that comes to it writes a
 others take what stands there.
 
 Invariant: the first line of a key counts, for all processes and all launches, and of a number that
-is *reached* the largest one.  A line is one write
-to a file that was opened with ``O_APPEND``, so no lock is needed.
+is *reached* the largest one.  A line is one write to a file that was opened with ``O_APPEND``, so
+no lock is needed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ScriptRecord:
                 yield
                 return
             self._has_turn = True
-            held.callback(self._end_turn)
+            held.callback(setattr, self, "_has_turn", False)
             with contextlib.suppress(OSError):
                 file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 held.callback(os.close, file)
@@ -86,9 +86,6 @@ class ScriptRecord:
                 os.write(file, line)
             finally:
                 os.close(file)
-
-    def _end_turn(self) -> None:
-        self._has_turn = False
 
     def _read_on(self) -> None:
         """Read the lines that have come since; a line that is being written comes later."""

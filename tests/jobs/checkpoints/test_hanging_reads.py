@@ -30,8 +30,8 @@ WORKERS = 2
 HEARTBEAT_TIMEOUT_S = 2.0
 BOUND_S = 60.0
 IMPATIENT = """
-from holdfast.runtime.run import answering
-answering.TELLS_AFTER_S, answering.GIVES_UP_AFTER_S = 0.2, 0.5
+from holdfast.runtime.run import files
+files.TELLS_AFTER_S, files.GIVES_UP_AFTER_S = 0.2, 0.5
 """
 
 

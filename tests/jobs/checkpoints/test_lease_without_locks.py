@@ -41,8 +41,8 @@ fcntl.flock = flock
 """Every Python of a job executes this first, as ``sitecustomize``."""
 
 HASTY = """
-from holdfast.runtime.run import lease_file
-lease_file.LASTS_S = 3.0
+from holdfast.runtime.run import lease
+lease.LASTS_S = 3.0
 """
 """For a job that follows one whose processes are all dead: nobody renews that lease."""
 

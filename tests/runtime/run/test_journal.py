@@ -1,3 +1,5 @@
+"""The journal of a run, and what it tells: the generation that comes next, and the failures."""
+
 from __future__ import annotations
 
 import ast
@@ -8,13 +10,19 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.journal import (
     EVENTS,
     TAIL_BYTES,
+    HistoryReader,
     Journal,
     JournalReader,
+    next_generation,
     parse_line,
     read_journal,
 )
@@ -64,6 +72,8 @@ def test_monotonic_time_of_records_never_goes_back(path: Path) -> None:
 _RECORDING = frozenset(
     {"record", "note", "noted", "introduce", "_keep", "_write", "_line", "_record"}
 )
+
+
 _RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
 
 
@@ -493,3 +503,201 @@ def test_close_waits_for_a_slow_file_system_and_ends_the_thread(
     assert [record["event"] for record in read_journal(path)] == ["completed", "job_ended"]
     assert journal._calls._thread is not None
     assert not journal._calls._thread.is_alive()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def write_journal(directory: RunDirectory, generation: int) -> None:
+    journal = Journal(directory.journal_path, run_id="r", source="supervisor")
+    journal.record("launch", generation=generation)
+    journal.close()
+
+
+def test_first_generation_of_a_new_run_is_1(directory: RunDirectory) -> None:
+    assert next_generation(directory) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "following"),
+    [
+        (".tmp-000000000040-g7-a1", 8),
+        (".bad-000000000040-g9-a2", 10),
+        (".tmp-000000000040", 4),
+        ("something else", 4),
+    ],
+)
+def test_saves_tell_generations_that_a_lost_journal_does_not(
+    directory: RunDirectory, name: str, following: int
+) -> None:
+    write_journal(directory, 3)
+    (directory.checkpoints_path / name).mkdir(parents=True)
+
+    assert next_generation(directory) == following
+
+
+@pytest.mark.parametrize(
+    ("manifest", "following"),
+    [
+        (json.dumps({"generation": 12}), 13),
+        (json.dumps({"generation": "12"}), 1),
+        (json.dumps([12]), 1),
+        ("torn", 1),
+        (None, 1),
+    ],
+)
+def test_manifest_of_the_newest_step_tells_its_generation(
+    directory: RunDirectory, manifest: str | None, following: int
+) -> None:
+    for step, content in ((20, json.dumps({"generation": 99})), (40, manifest)):
+        folder = directory.checkpoints_path / f"step-{step:012d}"
+        folder.mkdir(parents=True)
+        if content is not None:
+            (folder / "MANIFEST.json").write_text(content)
+
+    assert next_generation(directory) == following
+
+
+def test_step_that_was_really_saved_tells_its_generation(directory: RunDirectory) -> None:
+    """Under its JSON a manifest has a line with a digest."""
+    save(CheckpointStore(directory.path), {"a": np.zeros(3)}, header=Header("r", 9, 40))
+
+    assert next_generation(directory) == 10
+
+
+def test_journal_counts_where_it_knows_more(directory: RunDirectory) -> None:
+    (directory.checkpoints_path / ".tmp-000000000040-g7-a1").mkdir(parents=True)
+    write_journal(directory, 11)
+
+    assert next_generation(directory) == 12
+
+
+def lines(*events: tuple[str, float]) -> list[bytes]:
+    return [json.dumps({"event": name, "now": now}).encode() + b"\n" for name, now in events]
+
+
+def history(path: Path, journal: list[bytes]) -> FailureHistory:
+    path.write_bytes(b"".join(journal))
+    return HistoryReader(path).read()
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds", "failures"),
+    [
+        ([], 0.0, 0),
+        ([("job_started", 10.0)], 0.0, 0),
+        ([("job_started", 10.0), ("step", 25.0)], 15.0, 0),
+        ([("job_started", 10.0), ("step", 25.0), ("job_ended", 30.0)], 20.0, 0),
+        ([("job_started", 10.0), ("relaunch", 12.0), ("relaunch", 20.0), ("step", 40.0)], 30.0, 2),
+        # The host went down in the first job, and its clock began anew.
+        ([("job_started", 900.0), ("step", 950.0), ("job_started", 5.0), ("step", 8.0)], 53.0, 1),
+        (
+            [("job_started", 1.0), ("job_ended", 3.0), ("job_started", 100.0), ("step", 101.0)],
+            3.0,
+            0,
+        ),
+    ],
+)
+def test_history_is_told_by_jobs_and_relaunches(
+    path: Path, events: list[tuple[str, float]], seconds: float, failures: int
+) -> None:
+    assert history(path, lines(*events)) == FailureHistory(seconds, failures)
+
+    gradually = HistoryReader(path)
+    for count in range(len(events) + 1):
+        path.write_bytes(b"".join(lines(*events[:count])))
+        found = gradually.read()
+    assert found == FailureHistory(seconds, failures)
+
+
+def test_journal_that_was_removed_during_a_job_is_no_failure(path: Path) -> None:
+    path.write_bytes(b"".join(lines(("job_started", 10.0), *[("step", 15.0)] * 9)))
+    reader = HistoryReader(path)
+    reader.read()
+    again = lines(("journal_removed", 16.0), ("job_started", 17.0), ("step", 20.0))
+    path.write_bytes(b"".join(again))
+
+    assert reader.read() == FailureHistory(8.0, 0)
+
+
+def test_renewal_is_no_failure(path: Path) -> None:
+    renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
+    journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
+
+    assert history(path, journal) == FailureHistory(1.0, 0)
+
+
+def test_torn_lines_tell_nothing(path: Path) -> None:
+    journal = lines(("job_started", 10.0), ("step", 20.0))
+
+    journal += [b'{"event": "relaunch", "no', b"\n", b'{"event": "job_ended"}\n', b"]["]
+
+    assert history(path, journal).failures == 0
+
+
+def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
+    journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
+
+    assert history(path, journal) == FailureHistory(1.0, 1)
+
+
+def test_event_that_mentions_another_is_not_taken_for_it(path: Path) -> None:
+    line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
+
+    assert history(path, [line.encode() + b"\n"]) == FailureHistory()
+
+
+def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
+    reader = HistoryReader(path)
+    assert reader.read() == FailureHistory()
+    journal = Journal(path, run_id="r", source="supervisor")
+    for event in ("job_started", "relaunch", "relaunch"):
+        journal.record(event)
+    journal.close()
+
+    assert reader.read().failures == 2
+
+
+def test_disk_that_hangs_costs_only_the_newest_history(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+    path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
+    reader = HistoryReader(path)
+    known = reader.read()
+    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # the first read had its time
+    monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
+
+    found = reader.read()
+
+    hung.set()
+    assert found == known == FailureHistory(30.0, 1)
+
+
+def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
+    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
+    reader = HistoryReader(path)
+    assert reader.saved_step is None
+
+    reader.read()
+
+    assert reader.saved_step == 120
+
+
+def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
+    journal = Journal(path, run_id="r", source="worker 0")
+    for step in (10, 20, 30, 40, 50):
+        journal.record("rejected", step=step, reason="a byte")
+    journal.record("checkpoint", step=40, seconds=1.0, bytes=1, place="local directory")
+    journal.record("checkpoint", step=50, seconds=1.0, bytes=1, place="local directory")
+    journal.record("drained", step=50)
+    journal.record("checkpoint", step=20, seconds=1.0, bytes=1)
+    journal.record("mended", step=30)
+    journal.close()
+
+    assert HistoryReader(path).read().rejected == (10, 40), "the run directory has these"

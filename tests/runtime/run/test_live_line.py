@@ -1,14 +1,24 @@
-"""The words of the live line, and what a narrow terminal shows of them."""
+"""The live line: its words on a narrow terminal, the picture behind them, and the pace."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.run.live_line import GAP, Part, Picture, fitting, live_line
+from holdfast.runtime.run.live_line import (
+    GAP,
+    Pace,
+    Part,
+    Picture,
+    fitting,
+    live_line,
+    next_save_of,
+)
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.progress import columns as width_of
 
@@ -19,6 +29,11 @@ REPORT = StepReport(
 SEEN = {"progress": REPORT.to_json(), "workers": 4, "phase": "training"}
 EARLIER = {"progress": dataclasses.replace(REPORT, now=99.0, step=141).to_json()}
 BAR = 20 * " "
+WORD = StepReport(
+    now=10.0, step=20, steps=120, epoch=1, epochs=6, step_of_epoch=20, steps_per_epoch=20,
+    metrics={"loss": 0.5},
+)  # fmt: skip
+BEFORE = dataclasses.replace(WORD, now=5.0, step=10)
 
 
 def picture(**changes: object) -> Picture:
@@ -100,7 +115,6 @@ def test_next_save_is_a_moment_if_a_clock_decides() -> None:
     report = dataclasses.replace(REPORT, next_save_at=140.0)
 
     assert "save in 40 s" in words_of(picture(progress=report.to_json()))
-    assert picture(progress=report.to_json()).next_save(141.0) == "in 0 s"
 
 
 def test_last_step_has_no_time_left() -> None:
@@ -202,3 +216,179 @@ def test_line_is_as_wide_as_the_terminal_allows(parts: list[Part], columns: int)
     assert width <= columns or len(kept) == 1
     assert len(kept) == 1 or all(part in rest for part in kept)
     assert bool(kept) == bool(parts)
+
+
+def after_report(picture: Picture, report: StepReport | None, **fields: Any) -> Picture:
+    progress = None if report is None else report.to_json()
+    return picture.seen({"progress": progress, "workers": 4, "phase": "training"} | fields)
+
+
+@pytest.fixture
+def training() -> Picture:
+    """Two steps a second, on all of four workers."""
+    return after_report(after_report(Picture().launched(4), BEFORE), WORD)
+
+
+def test_reports_of_the_first_worker_make_the_pace(training: Picture) -> None:
+    assert (training.report, training.pace.per_s) == (WORD, 2.0)
+    assert (training.living, training.phase) == (4, "training")
+
+
+def test_time_that_is_left_is_that_of_the_steps_that_are_left(training: Picture) -> None:
+    assert training.left_s == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step": 120}, {"step": 130}, {"steps": 20}], ids=["end", "beyond", "fewer steps"]
+)
+def test_training_without_steps_left_has_no_time_left(
+    changes: dict[str, Any], training: Picture
+) -> None:
+    assert after_report(training, dataclasses.replace(WORD, **changes)).left_s is None
+
+
+def test_time_that_is_left_is_unknown_before_the_second_look() -> None:
+    assert Picture().left_s is None
+    assert after_report(Picture(), WORD).left_s is None
+
+
+@pytest.mark.parametrize("progress", [None, {}, "torn", {**WORD.to_json(), "step": -1}], ids=repr)
+def test_word_that_makes_no_sense_leaves_the_last_one(progress: object, training: Picture) -> None:
+    found = training.seen({"progress": progress, "workers": 3, "phase": "repairing"})
+
+    assert (found.report, found.pace) == (WORD, training.pace)
+    assert (found.living, found.phase) == (3, "repairing")
+
+
+def test_word_without_a_count_leaves_the_workers(training: Picture) -> None:
+    assert training.seen({"phase": "saving"}).living == 4
+    assert training.seen({"phase": "saving", "progress": WORD.to_json()}).living == 4
+
+
+def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:
+    saved = training.saved(16, 9.0)
+
+    again = saved.launched(3)
+
+    assert again == dataclasses.replace(saved, wanted=3, living=0, phase="starting")
+    assert (again.report, again.saved_step, again.saved_at) == (WORD, 16, 9.0)
+
+
+def test_step_back_after_a_relaunch_keeps_the_pace(training: Picture) -> None:
+    back = dataclasses.replace(WORD, now=30.0, step=16)
+
+    found = after_report(training.launched(4), back)
+
+    assert found.pace.per_s == 2.0
+    assert found.left_s == pytest.approx(52.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_after"),
+    [
+        ("concluding", True),
+        ("leaving", True),
+        ("training", False),
+        ("failed", False),
+        (None, False),
+    ],
+)
+def test_script_after_its_training_is_known_by_its_phase(
+    phase: str | None, training: Picture, *, is_after: bool
+) -> None:
+    assert after_report(training, WORD, phase=phase).is_after_training is is_after
+
+
+@pytest.mark.parametrize(
+    ("step", "moment", "words"),
+    [
+        (None, None, None),
+        (0, None, "at step 0"),
+        (200, None, "at step 200"),
+        (None, 100.0, "in 1:30"),
+        (200, 100.0, "in 1:30"),
+        (None, 5.0, "in 0 s"),
+        (None, 0.0, "in 0 s"),
+    ],
+    ids=["unknown", "first step", "step", "moment", "both", "overdue", "at the clock's begin"],
+)
+def test_next_save_is_told_by_its_moment_before_its_step(
+    step: int | None, moment: float | None, words: str | None
+) -> None:
+    report = dataclasses.replace(WORD, next_save_step=step, next_save_at=moment)
+
+    assert next_save_of(report, 10.0) == words
+
+
+def pace_after(*looks: tuple[int, float]) -> Pace:
+    pace = Pace()
+    for step, now in looks:
+        pace = pace.observe(step, now)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("looks", "per_s"),
+    [
+        ([], 0.0),
+        ([(5, 1.0)], 0.0),
+        ([(5, 1.0), (15, 2.0)], 10.0),
+        ([(5, 1.0), (5, 2.0), (25, 3.0)], 10.0),
+        ([(5, 1.0), (15, 2.0), (15, 2.0)], 10.0),
+        ([(5, 1.0), (15, 2.0), (3, 9.0)], 10.0),  # a relaunch: as fast as before, so far
+        ([(5, 1.0), (15, 2.0), (3, 9.0), (13, 10.0)], 10.0),
+        ([(5, 9.0), (15, 2.0)], 0.0),
+    ],
+)
+def test_pace(looks: list[tuple[int, float]], per_s: float) -> None:
+    assert pace_after(*looks).per_s == pytest.approx(per_s)
+
+
+def test_pace_follows_a_training_that_has_become_slower() -> None:
+    looks = [(10 * second, float(second)) for second in range(10)]
+    looks += [(90 + second, 9.0 + second) for second in range(1, 41)]
+
+    assert pace_after(*looks).per_s == pytest.approx(1.0, abs=0.2)
+
+
+def test_time_of_so_many_steps() -> None:
+    assert pace_after((0, 0.0), (20, 2.0)).seconds_for(100) == pytest.approx(10.0)
+    assert Pace().seconds_for(100) is None
+
+
+def test_look_after_the_memory_counts_most_of_the_pace() -> None:
+    """A look that is ten seconds old counts 1/e of a new one."""
+    slower = pace_after((0, 0.0), (10, 1.0), (20, 11.0))
+
+    assert slower.per_s == pytest.approx(1.0 + 9.0 / math.e)
+
+
+def test_time_in_which_no_step_came_counts_for_the_next_one() -> None:
+    stalled = pace_after((0, 0.0), (10, 1.0), (10, 6.0), (11, 11.0))
+    steady = pace_after((0, 0.0), (10, 1.0), (11, 11.0))
+
+    assert stalled == steady
+
+
+def test_clock_of_another_boot_begins_a_new_count_at_the_old_pace() -> None:
+    pace = pace_after((0, 100.0), (10, 101.0), (20, 5.0))
+
+    assert pace.per_s == 10.0
+    assert pace.observe(21, 6.0).per_s < 10.0
+
+
+_LOOKS = st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 20.0)), min_size=2, max_size=10)
+
+
+@given(_LOOKS)
+def test_pace_lies_between_the_slowest_and_the_fastest_look(
+    looks: list[tuple[int, float]],
+) -> None:
+    step, now, pace = 0, 0.0, Pace().observe(0, 0.0)
+    measured = []
+    for steps, seconds in looks:
+        measured.append(steps / ((now + seconds) - now))
+        step, now = step + steps, now + seconds
+        pace = pace.observe(step, now)
+
+    assert min(measured) * (1 - 1e-9) <= pace.per_s <= max(measured) * (1 + 1e-9)

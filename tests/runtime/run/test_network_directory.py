@@ -1,4 +1,4 @@
-"""A run directory on a server: calls that it lacks, answers that are lost, names that are late."""
+"""A run directory on a server: calls that fail or lack, lost answers, names that are late."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
+from holdfast.checkpoint.errors import TRANSIENT
+from holdfast.runtime.batch.incarnations import ChainFile
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import files
-from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.run.files import refusal
+from holdfast.runtime.run.find_run import find_key, no_run
+from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
-RECORD = RunRecord(
-    run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2
-)
 NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.ENOTSUP]
 NO_SYNC = [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP]
 LOST = [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE]
+RECORD = RunRecord("4f0c2d", FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+NUMBERS = sorted(TRANSIENT)
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "run")
-    directory.prepare()
-    return directory
+def empty(tmp_path: Path) -> RunDirectory:
+    empty = RunDirectory(tmp_path / "run")
+    empty.prepare()
+    return empty
 
 
 def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[..., Any]:
@@ -43,41 +47,41 @@ def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[.
 @pytest.mark.parametrize("number", NO_LINKS)
 @pytest.mark.parametrize("has_renameat2", [True, False])
 def test_record_is_created_once_without_hard_links(
-    directory: RunDirectory, number: int, *, has_renameat2: bool, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, number: int, *, has_renameat2: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", _fail(number))
     if not has_renameat2:
         monkeypatch.setattr(files, "renameat2", lambda _source, _target: False)
 
-    directory.create_record(RECORD)
+    empty.create_record(RECORD)
     with pytest.raises(UsageError, match="already holds a run"):
-        directory.create_record(RECORD)
+        empty.create_record(RECORD)
 
-    assert directory.load_record() == RECORD
-    assert os.listdir(directory.path) == ["RUN.json"]
+    assert empty.load_record() == RECORD
+    assert os.listdir(empty.path) == ["RUN.json"]
 
 
 @pytest.mark.parametrize("number", LOST)
 def test_record_whose_creation_was_not_answered_is_there(
-    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks again, and is told that there is such a name."""
     monkeypatch.setattr(os, "link", _fail(number, after=os.link))
 
-    directory.create_record(RECORD)
+    empty.create_record(RECORD)
 
-    assert directory.load_record() == RECORD
+    assert empty.load_record() == RECORD
 
 
 @pytest.mark.parametrize("number", LOST)
 def test_run_is_set_aside_although_no_rename_is_answered(
-    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory.create_record(RECORD)
-    directory.checkpoints_path.mkdir()
+    empty.create_record(RECORD)
+    empty.checkpoints_path.mkdir()
     monkeypatch.setattr(Path, "rename", _fail(number, after=Path.rename))
 
-    folder = directory.set_aside()
+    folder = empty.set_aside()
 
     assert folder is not None
     assert sorted(os.listdir(folder)) == ["RUN.json", "checkpoints"]
@@ -85,23 +89,23 @@ def test_run_is_set_aside_although_no_rename_is_answered(
 
 @pytest.mark.parametrize("number", NO_SYNC)
 def test_run_begins_where_directories_cannot_be_synced(
-    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first save tells of it."""
     monkeypatch.setattr(files, "sync", _fail(number))
 
-    directory.create_record(RECORD)
+    empty.create_record(RECORD)
 
-    assert directory.load_record() == RECORD
+    assert empty.load_record() == RECORD
 
 
 def test_run_does_not_begin_where_syncing_a_directory_fails(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "sync", _fail(errno.EIO))
 
     with pytest.raises(RunUnreadable, match="nothing is known to be damaged"):
-        directory.create_record(RECORD)
+        empty.create_record(RECORD)
 
 
 class Late:
@@ -126,31 +130,140 @@ class Late:
 
 
 def test_record_that_is_listed_and_not_found_is_waited_for(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host has begun the run, and this one remembers that there was none."""
-    directory.create_record(RECORD)
+    empty.create_record(RECORD)
     late = Late(20, monkeypatch)
 
-    assert directory.load_record() == RECORD
+    assert empty.load_record() == RECORD
     assert late.left == 0
 
 
 def test_record_that_is_never_found_ends_the_job_and_not_the_run(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory.create_record(RECORD)
+    empty.create_record(RECORD)
     Late(float("inf"), monkeypatch)
 
     with pytest.raises(RunUnreadable, match="listed, and yet not found") as refusal:
-        directory.load_record()
+        empty.load_record()
 
     assert refusal.value.exit_code == ExitCode.STOPPED_EARLY
 
 
 def test_record_that_is_not_listed_is_not_waited_for(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files.time, "sleep", _fail(errno.EINTR))
 
-    assert directory.load_record() is None
+    assert empty.load_record() is None
+
+
+def errno_name(number: int) -> str:
+    return errno.errorcode[number]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    found = RunDirectory(tmp_path / "run")
+    found.prepare()
+    found.create_record(RECORD)
+    Journal(found.journal_path, run_id=RECORD.run_id, source="test").close()
+    return found
+
+
+STARTS: dict[str, Callable[[RunDirectory], object]] = {
+    "prepare": lambda run: run.prepare(),
+    "lease": lambda run: run.acquire_lease(),
+    "join": lambda run: run.join_lease(),
+    "record": lambda run: run.load_record(),
+    "new record": lambda run: RunDirectory(run.path.parent).create_record(RECORD),
+    "fresh": lambda run: run.set_aside(),
+    "checkpoints": lambda run: run.has_checkpoints,
+    "generation": next_generation,
+    "chain": lambda run: ChainFile(run, "c1").newest_step(),
+    "no run": lambda run: no_run(run.path),
+    "key": lambda run: find_key(run.path.parent / "key", run.path),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+@pytest.mark.parametrize("start", STARTS)
+def test_start_that_the_file_system_fails_can_be_tried_again(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, start: str, number: int
+) -> None:
+    with monkeypatch.context() as broken:
+        for name in ("open", "listdir", "rename", "link"):
+            broken.setattr(os, name, _fail(number))
+        broken.setattr(Path, "lstat", _fail(number))
+        with pytest.raises(RunUnreadable) as refused:
+            STARTS[start](directory)
+
+    assert refused.value.exit_code == ExitCode.STOPPED_EARLY == os.EX_TEMPFAIL
+    assert f"({errno_name(number)})" in str(refused.value)
+    assert "nothing is known to be damaged" in str(refused.value)
+    assert "--run-dir" not in str(refused.value)
+    assert directory.load_record() == RECORD
+
+
+def test_permission_stays_a_matter_of_usage(directory: RunDirectory) -> None:
+    error = PermissionError(errno.EACCES, "Permission denied")
+
+    found = refusal(directory.path, error, "make it writable")
+
+    assert type(found) is UsageError
+    assert (str(found), found.exit_code) == ("make it writable", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=errno_name)
+def test_full_file_system_lets_the_job_run_again(directory: RunDirectory, number: int) -> None:
+    found = refusal(directory.path, OSError(number, os.strerror(number)), "make it writable")
+
+    assert found.exit_code == ExitCode.STOPPED_EARLY
+    assert str(found) == (
+        f"{directory.path} cannot be written: {os.strerror(number)} ({errno_name(number)}); "
+        "nothing was begun: free space there, then run again"
+    )
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+def test_owner_of_a_busy_directory_may_be_unreadable(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    lease = directory.acquire_lease()
+    monkeypatch.setattr(os, "pread", _fail(number))
+
+    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
+        directory.acquire_lease()
+    lease.release()
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+@pytest.mark.parametrize("call", ["open", "fstat", "write", "pread", "mkdir"])
+def test_journal_of_a_worker_loses_lines_and_raises_nothing(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    path = directory.journal_path
+    journal = Journal(path, run_id=RECORD.run_id, source="worker 0", is_required=False)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, _fail(number))
+        journal.record("step", step=1)
+        late = Journal(path, run_id=RECORD.run_id, source="worker 1", is_required=False)
+        late.record("step", step=1)
+    journal.record("step", step=2)
+    journal.close()
+    late.close()
+
+    assert b'"step": 2' in path.read_bytes()
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+def test_history_and_intruder_are_unknown_while_the_files_fail(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(files, "_open_name", _fail(number))
+
+    assert HistoryReader(directory.journal_path).read().failures == 0
+    assert directory.intruder("ours") is None
+    assert directory.agent_socket() is None

@@ -1,10 +1,13 @@
-"""A file that another user has put in a run directory is refused, and never touched."""
+"""Files that another user has put in a run directory, and calls into a disk that hangs."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,10 +16,18 @@ import pytest
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.run.files import ForeignFile, open_to_write, read_at_most
+from holdfast.runtime.run import files
+from holdfast.runtime.run.files import (
+    BoundedCalls,
+    ForeignFile,
+    answering,
+    open_to_write,
+    read_at_most,
+)
 from holdfast.runtime.run.journal import HistoryReader, Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.job_setup import open_journal
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 from holdfast.runtime.tools.save_request import LeaseHolder
 
 RECORD = RunRecord(
@@ -24,8 +35,17 @@ RECORD = RunRecord(
 )
 PRECIOUS = b"nobody may touch this\n"
 STRANGER = 54321
-
 Plant: TypeAlias = "Callable[[Path, Path], object]"
+SOON_S = 0.01
+BOUND_S = 60.0
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from holdfast.runtime.run import files as module
+module.TELLS_AFTER_S, module.GIVES_UP_AFTER_S = 0.05, 0.1
+with module.answering(Path("/net/run"), lambda text: print(text, flush=True)):
+    threading.Event().wait()
+"""
 
 
 def _own_by_stranger(path: Path, target: Path) -> None:
@@ -50,16 +70,30 @@ def _name_again(path: Path, target: Path) -> None:
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+
+
 SYMLINK = pytest.param(_link, "is a symbolic link", id="symlink")
+
+
 DANGLING = pytest.param(_dangle, "is a symbolic link", id="dangling symlink")
+
+
 FIFO = pytest.param(_pipe, "is a named pipe", id="fifo")
+
+
 HARD_LINK = pytest.param(_name_again, "has 2 names", id="hard link")
+
+
 FOREIGN = pytest.param(
     _own_by_stranger, f"belongs to user {STRANGER}", id="stranger's", marks=as_root
 )
+
+
 TO_WRITE = pytest.mark.parametrize(
     ("plant", "complaint"), [SYMLINK, DANGLING, FIFO, HARD_LINK, FOREIGN]
 )
+
+
 TO_READ = pytest.mark.parametrize(("plant", "complaint"), [SYMLINK, DANGLING, FIFO, FOREIGN])
 
 
@@ -303,3 +337,113 @@ def test_refusal_leaves_no_descriptor_open(directory: RunDirectory, target: Path
         read_at_most(directory.record_path, 10)
 
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture
+def hung() -> Iterator[threading.Event]:
+    """An event that a call waits for; it always comes in the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_call_is_over_when_run_returns() -> None:
+    calls = BoundedCalls("test", waits_s=BOUND_S)
+    made: list[tuple[int, str]] = []
+
+    for number in range(100):
+        assert calls.run(lambda n=number: made.append((n, threading.current_thread().name)))  # type: ignore[misc]
+        assert len(made) == number + 1
+
+    assert made == [(number, "test") for number in range(100)]
+    assert not calls.is_behind
+
+
+def test_nobody_waits_for_calls_behind_one_that_hangs(hung: threading.Event) -> None:
+    calls = BoundedCalls("test", waits_s=SOON_S)
+    made: list[int] = []
+    calls.run(lambda: made.append(hung.wait(BOUND_S)))
+    assert calls.is_behind
+
+    for number in range(2, 50):
+        assert calls.run(lambda n=number: made.append(n))  # type: ignore[misc]
+    assert made == []
+
+    hung.set()
+    calls._waits_s = BOUND_S
+    with calls._changed:
+        calls._changed.wait_for(lambda: not calls.is_behind, BOUND_S)
+    assert calls.run(lambda: made.append(50))
+    assert made == [True, *range(2, 51)]
+    assert not calls.is_behind
+
+
+def test_calls_that_are_all_slow_are_waited_for_once() -> None:
+    """A disk may be slow for days: waiting for each of its calls would be most of the time."""
+    calls = BoundedCalls("test", waits_s=SOON_S)
+    gate = threading.Semaphore(0)
+    for _ in range(5):
+        calls.run(lambda: gate.acquire(timeout=BOUND_S))
+        assert calls.is_behind
+        gate.release()
+        with calls._changed:
+            calls._changed.wait_for(lambda: calls._ended == calls._taken, BOUND_S)
+
+    assert calls.is_behind, "the thread has caught up, but the next call may be slow again"
+    calls._waits_s = BOUND_S
+    made: list[int] = []
+    for number in range(100):
+        calls.run(lambda n=number: made.append(n))  # type: ignore[misc]
+    with calls._changed:
+        calls._changed.wait_for(lambda: calls._ended == calls._taken, BOUND_S)
+    assert made == list(range(100))
+    assert not calls.is_behind
+
+
+def test_calls_that_do_not_fit_any_more_never_run(hung: threading.Event) -> None:
+    calls = BoundedCalls("test", waits_s=SOON_S, most_queued=3)
+    made: list[int] = []
+    calls.run(lambda: made.append(hung.wait(BOUND_S)))
+
+    assert [calls.run(lambda n=number: made.append(n)) for number in range(5)] == [  # type: ignore[misc]
+        *(True, True, True),
+        *(False, False),
+    ]
+
+    hung.set()
+    with calls._changed:
+        calls._changed.wait_for(lambda: calls._ended == calls._taken, BOUND_S)
+    assert made == [True, 0, 1, 2]
+
+
+def test_signals_of_batch_systems_are_left_to_the_main_thread() -> None:
+    """Else one that comes when the main thread blocks them changes the exit code."""
+    masks: list[set[signal.Signals]] = []
+    calls = BoundedCalls("test", waits_s=BOUND_S)
+    calls.run(lambda: masks.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+
+    assert masks[0] >= SENT_BY_BATCH_SYSTEMS
+
+
+@pytest.mark.process
+def test_process_whose_directory_never_answers_says_so_and_can_be_started_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == ExitCode.STOPPED_EARLY
+    first, second = done.stdout.splitlines()
+    assert first.startswith("the run directory /net/run has not answered for 0 s; waiting for")
+    assert "nothing is known to be damaged; run again when it answers" in second
+
+
+def test_directory_that_answers_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "TELLS_AFTER_S", 3600.0)
+    told: list[str] = []
+
+    with answering(Path("run"), told.append):
+        pass
+    with pytest.raises(KeyError), answering(Path("run"), told.append):
+        raise KeyError("its own error")
+
+    assert told == []

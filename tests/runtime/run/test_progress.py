@@ -1,0 +1,438 @@
+"""What a worker tells of its progress, what its agent makes of it, and how people read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.progress import (
+    EndedEpoch,
+    StepReport,
+    WorkerReport,
+    describe,
+    is_metrics,
+    newest_of,
+    short_report,
+    slowest_phase,
+)
+from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
+
+REPORT = StepReport(
+    now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
+    metrics={"loss": 0.5, "accuracy": math.nan}, next_save_step=100,
+)  # fmt: skip
+TOLD: dict[str, Any] = {
+    "kind": "epoch", "epoch": 3, "step": 180, "epochs": 10, "seconds": 2.13,
+    "metrics": {"accuracy": 0.9, "loss": 0.31}, "validation": {"loss": 0.4}, "verbose": 2,
+}  # fmt: skip
+WORD = dataclasses.replace(REPORT, metrics={"loss": 0.5})
+FARTHEST_FIRST = (
+    Phase.LEAVING, Phase.FAILED, Phase.CONCLUDING, Phase.REPAIRING, Phase.SAVING, Phase.TRAINING,
+    Phase.COMPILING, Phase.RESTORING, Phase.JOINING, Phase.STARTING,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.31, "0.3100"),
+        (-2.5, "-2.5000"),
+        (0.0, "0.0000"),
+        (0.001, "1.0000e-03"),
+        (9.8585e-4, "9.8585e-04"),
+        (123456.0, "123456.0000"),
+        (1e12, "1.0000e+12"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert progress.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(0.2, "5.0 s/step"), (1.0, "1.0 steps/s"), (12.34, "12.3 steps/s"), (812.6, "813 steps/s")],
+)
+def test_rate(per_s: float, text: str) -> None:
+    assert progress.rate(per_s) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3.0, "0 s"), (0.4, "0 s"), (59.0, "59 s"), (60.0, "1:00"), (185.0, "3:05"),
+     (3599.7, "1:00:00"), (7800.0, "2:10:00"), (90061.0, "25:01:01")],
+)  # fmt: skip
+def test_duration(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (326 << 20, "326 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 52, "4096.0 TiB"),
+    ],
+)
+def test_memory(size_bytes: int, text: str) -> None:
+    assert progress.memory(size_bytes) == text
+
+
+def test_name_of_a_metric_cannot_leave_its_line() -> None:
+    assert progress.metrics({"a\nb\x1b[2J": 1.0}) == ["a b [2J: 1.0000"]
+
+
+def test_wide_letters_take_two_columns() -> None:
+    assert [progress.columns(text) for text in ("", "loss", "損失", "é")] == [0, 4, 4, 1]
+
+
+def test_metrics_begin_with_the_loss() -> None:
+    assert progress.metrics({"accuracy": 0.9, "loss": 0.31}, "val_") == [
+        "val_loss: 0.3100",
+        "val_accuracy: 0.9000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.4, "59 s"), (59.6, "1:00"), (119.6, "2:00"), (3599.4, "59:59"), (36000.0, "10:00:00")],
+)
+def test_duration_is_rounded_before_it_is_cut_into_minutes(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text
+
+
+@given(st.floats(-1e6, 1e6))
+def test_duration_reads_back_as_the_nearest_second(seconds: float) -> None:
+    text = progress.duration(seconds)
+
+    parts = [int(part) for part in text.removesuffix(" s").split(":")]
+    total = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    assert abs(total - max(0.0, seconds)) <= 0.5
+    assert all(part < 60 for part in parts[1:])
+    assert (" s" in text) == (total < 60)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(1024, "1 KiB"), (1 << 20, "1 MiB"), (1023 << 20, "1023 MiB"), (1 << 30, "1.0 GiB")],
+)
+def test_memory_changes_its_unit_at_1024(size_bytes: int, text: str) -> None:
+    assert progress.memory(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("many", "arguments", "text"),
+    [
+        (0, ["worker"], "0 workers"),
+        (1, ["worker"], "1 worker"),
+        (2, ["worker"], "2 workers"),
+        (1, ["copy", "copies"], "1 copy"),
+        (3, ["copy", "copies"], "3 copies"),
+    ],
+)
+def test_noun_follows_its_number(many: int, arguments: list[str], text: str) -> None:
+    assert progress.count(many, *arguments) == text
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [("concluding", "script after training"), ("training", "training"), ("of later", "of later")],
+)
+def test_phase_is_named_as_people_read_it(label: str, text: str) -> None:
+    assert progress.phase(label) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e7, "1.0000e+07"), (9999999.0, "9999999.0000"), (-1e-3, "-1.0000e-03")],
+)
+def test_number_changes_its_form_at_both_ends(value: float, text: str) -> None:
+    assert progress.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(0.99, "1.0 s/step"), (99.9, "99.9 steps/s"), (100.0, "100 steps/s")],
+)
+def test_rate_is_told_by_the_step_below_one_a_second(per_s: float, text: str) -> None:
+    assert progress.rate(per_s) == text
+
+
+def test_metrics_keep_their_order_behind_the_loss() -> None:
+    values = {"b": 1.0, "val_loss": 2.0, "loss": 3.0, "a": 4.0}
+
+    assert [text.partition(":")[0] for text in progress.metrics(values)] == [
+        "loss", "b", "val_loss", "a",
+    ]  # fmt: skip
+
+
+def test_report_comes_back_as_it_was_told() -> None:
+    found = StepReport.decode(REPORT.encode())
+
+    assert found is not None
+    assert math.isnan(found.metrics["accuracy"])
+    assert dataclasses.replace(found, metrics=REPORT.metrics) == REPORT
+
+
+def test_report_with_too_many_metrics_keeps_the_loss() -> None:
+    metrics = {"loss": 0.5} | {f"a metric with a long name {i}": float(i) for i in range(1000)}
+
+    content = dataclasses.replace(REPORT, metrics=metrics).encode()
+
+    found = StepReport.decode(content)
+    assert len(content) <= MOST_PROGRESS_BYTES
+    assert found is not None
+    assert found.metrics["loss"] == 0.5
+    assert len(found.metrics) > 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": None}, {"step": 1.5}, {"step": True}, {"metrics": [1]},
+        {"metrics": {"loss": "low"}}, {"now": "late"}, {"now": math.inf}, {"next_save_at": "soon"},
+    ],
+)  # fmt: skip
+def test_report_that_makes_no_sense_is_none(change: dict[str, object]) -> None:
+    fields = REPORT.to_json() | change
+
+    assert StepReport.decode(json.dumps(fields).encode()) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", REPORT.encode()[:-9]])
+def test_page_that_is_empty_or_torn_is_no_report(content: bytes) -> None:
+    assert StepReport.decode(content) is None
+
+
+def test_report_without_a_next_save_is_one() -> None:
+    fields = REPORT.to_json()
+    del fields["next_save_step"], fields["next_save_at"]
+
+    assert StepReport.of(fields) == dataclasses.replace(REPORT, next_save_step=None)
+
+
+def test_report_of_an_older_holdfast_is_of_the_first_training_and_live() -> None:
+    fields = REPORT.to_json()
+    del fields["stage"], fields["verbose"]
+
+    found = StepReport.of(fields)
+
+    assert found is not None
+    assert (found.stage, found.verbose) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["now", "step", "steps", "epoch", "epochs", "step_of_epoch", "steps_per_epoch"]
+)
+def test_report_without_a_number_that_people_look_at_is_none(name: str) -> None:
+    fields = REPORT.to_json()
+    del fields[name]
+
+    assert StepReport.of(fields) is None
+
+
+def test_field_of_a_later_holdfast_is_left_out() -> None:
+    assert StepReport.of(REPORT.to_json() | {"colour": "blue"}) == REPORT
+
+
+@pytest.mark.parametrize("fields", [None, [], "report", 7], ids=repr)
+def test_report_is_an_object(fields: object) -> None:
+    assert StepReport.of(fields) is None
+
+
+def test_metrics_that_do_not_fit_are_halved_from_the_end() -> None:
+    metrics = {"loss": 0.5} | {f"{i:04}" * 20: float(i) for i in range(99)}
+
+    found = StepReport.decode(dataclasses.replace(REPORT, metrics=metrics).encode())
+
+    assert found is not None
+    assert list(found.metrics) == list(metrics)[: len(found.metrics)]
+    assert len(found.metrics) == 25
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ({}, True), ({"loss": 1}, True), ({"loss": math.inf}, True), ({"loss": None}, False),
+        ({1: 0.5}, False), ({"loss": [0.5]}, False), (None, False), ([("loss", 0.5)], False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_metrics_are_numbers_by_name(value: object, *, is_one: bool) -> None:
+    assert is_metrics(value) is is_one
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000 - val_loss: 0.4000"),
+        ({"validation": None}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000"),
+        ({"metrics": {"loss": 2e-5}, "validation": {}}, "Epoch 3/10 - 2.1 s - loss: 2.0000e-05"),
+        ({"epochs": None, "seconds": None, "validation": None, "metrics": None}, "Epoch 3"),
+    ],
+)
+def test_line(change: dict[str, Any], line: str) -> None:
+    epoch = EndedEpoch.of(TOLD | change)
+
+    assert epoch is not None
+    assert (epoch.line, epoch.verbose) == (line, 2)
+
+
+@pytest.mark.parametrize("change", [{"epoch": None}, {"step": "last"}])
+def test_message_without_an_epoch_has_no_line(change: dict[str, Any]) -> None:
+    assert EndedEpoch.of(TOLD | change) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"epochs": "ten"}, "Epoch 3 - 2.1 s"),
+        ({"seconds": "soon"}, "Epoch 3/10"),
+        ({"seconds": 0}, "Epoch 3/10 - 0.0 s"),
+        ({"epoch": 0, "step": 0}, "Epoch 0/10 - 2.1 s"),
+        ({"metrics": [0.5]}, "Epoch 3/10 - 2.1 s"),
+        ({"metrics": {"loss": "low"}}, "Epoch 3/10 - 2.1 s"),
+        ({"validation": {"loss": None}}, "Epoch 3/10 - 2.1 s"),
+        ({"metrics": {"loss": math.nan}}, "Epoch 3/10 - 2.1 s - loss: nan"),
+        ({"metrics": {"a\nb": 1}}, "Epoch 3/10 - 2.1 s - a b: 1.0000"),
+    ],
+    ids=[
+        "epochs", "seconds", "no time", "first", "metrics", "metric", "validation", "nan", "name",
+    ],
+)  # fmt: skip
+def test_part_that_makes_no_sense_is_left_out(change: dict[str, Any], line: str) -> None:
+    epoch = EndedEpoch.of(TOLD | {"metrics": {}, "validation": {}} | change)
+
+    assert epoch is not None
+    assert epoch.line == line
+
+
+@pytest.mark.parametrize(
+    ("told", "verbose"),
+    [
+        ({"verbose": 0}, 0),
+        ({"verbose": 2}, 2),
+        ({}, 1),
+        ({"verbose": None}, 1),
+        ({"verbose": "a"}, 1),
+    ],
+    ids=["silent", "lines", "untold", "null", "text"],
+)
+def test_epoch_whose_verbose_makes_no_sense_is_shown_as_keras_would(
+    told: dict[str, Any], verbose: int
+) -> None:
+    epoch = EndedEpoch.of({"epoch": 1, "step": 2} | told)
+
+    assert epoch == EndedEpoch(1, 2, verbose=verbose)
+
+
+@dataclasses.dataclass
+class Hosted:
+    worker: int
+    page: HeartbeatPage
+    pid: int | None = None
+    place: str = ""
+
+
+@pytest.fixture
+def hosted() -> Iterator[list[Hosted]]:
+    hosted = [Hosted(worker, HeartbeatPage.create()) for worker in range(2)]
+    yield hosted
+    for one in hosted:
+        one.page.close()
+
+
+def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
+    one = hosted[1]
+    one.page.phase, one.page.generation = Phase.SAVING, 3
+    one.page.commit(7)
+    one.pid = os.getpid()
+
+    one.place = "stall (train.py:7)"
+
+    fields = describe(one, 0.12345, 12.3456)
+
+    assert (describe(one, 0.1)["standing_s"], describe(one, 0.1)["where"]) == (None, "")
+    assert fields.pop("resident_bytes") > 1 << 20
+    assert fields == {
+        "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
+        "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
+    }  # fmt: skip
+
+
+def test_worker_without_a_process_has_neither_memory_nor_a_heartbeat(hosted: list[Hosted]) -> None:
+    fields = describe(hosted[0], None)
+
+    assert (fields["pid"], fields["resident_bytes"], fields["silent_s"]) == (None, None, None)
+    assert (fields["phase"], fields["step"]) == ("starting", 0)
+
+
+def test_worker_of_a_message_is_the_one_that_was_described(hosted: list[Hosted]) -> None:
+    found = WorkerReport.of(describe(hosted[1], 2.0))
+
+    assert found == WorkerReport(1, None, "starting", 0, 0, None, 2.0)
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"worker": 1}, [], "worker", 7], ids=repr)
+def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
+    assert WorkerReport.of(fields) is None
+
+
+def test_field_that_this_version_does_not_know_makes_a_worker_none(hosted: list[Hosted]) -> None:
+    assert WorkerReport.of(describe(hosted[0], None) | {"colour": "blue"}) is None
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    list(zip(FARTHEST_FIRST[1:], FARTHEST_FIRST, strict=False)),
+    ids=[phase.label for phase in FARTHEST_FIRST[1:]],
+)
+def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
+    near: Phase, far: Phase, hosted: list[Hosted]
+) -> None:
+    """All phases are in the table, so a new one needs its place in the order."""
+    assert set(FARTHEST_FIRST) == set(Phase)
+    for pair in ((near, far), (far, near)):
+        for one, phase in zip(hosted, pair, strict=True):
+            one.page.phase = phase
+
+        assert slowest_phase(hosted) == near.label
+
+
+def test_word_of_a_worker_that_has_died_still_counts(hosted: list[Hosted]) -> None:
+    hosted[0].page.tell_progress(WORD.encode())
+    hosted[0].pid, hosted[1].pid = None, os.getpid()
+    hosted[1].page.phase = Phase.TRAINING
+
+    assert short_report(hosted) == {
+        "progress": WORD.to_json(), "workers": 1, "phase": "starting",
+    }  # fmt: skip
+
+
+def test_word_is_the_newest_by_its_moment_and_not_by_its_step(hosted: list[Hosted]) -> None:
+    """A relaunch takes the step back, and the page of the first launch may still be there."""
+    pages = [one.page for one in hosted]
+    back = dataclasses.replace(WORD, now=20.0, step=16)
+    found = [newest_of(pages)]
+    for content in (b"{}", back.encode()):
+        pages[0].tell_progress(WORD.encode())
+        pages[1].tell_progress(content)
+        found.append(newest_of(pages))
+
+    assert found == [None, WORD, back]
+
+
+def test_host_without_workers_says_as_much() -> None:
+    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}
