@@ -34,6 +34,32 @@ _WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
 _CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _FORMS = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:minutes:seconds'
 
+ANSWERS_WITHIN_S = 8.0
+_SUBMITS_WITHIN_S = 60.0
+
+WAIT_FOR_LEASE_S = 120
+"""How long a link waits for the processes of the link before it."""
+
+_FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
+"""sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
+
+_SHORTEST = len("--de")
+"""sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
+
+_NAMES = ("-J", "--job-name")
+_DEPENDENCIES = ("-d", "--dependency")
+_NO_REQUEUE = "--no-requeue"
+_TASKS = ("-n", "--ntasks")
+_CORES = ("-c", "--cpus-per-task")
+_REFUSED = {
+    ("-a", "--array"): "all its tasks would have one run directory; submit a job for each, "
+    "with a --run-dir of its own",
+    ("-D", "--chdir"): "script and run directory are meant from the directory of this command; "
+    "go there first",
+}
+_NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
+"""With these sbatch waits for the job's end, takes another script, or submits nothing."""
+
 
 def read_duration(value: Any) -> float:
     """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``.
@@ -63,10 +89,6 @@ def clock_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-ANSWERS_WITHIN_S = 8.0
-_SUBMITS_WITHIN_S = 60.0
 
 
 class SlurmRefused(Exception):
@@ -118,30 +140,6 @@ def _call(command: Sequence[str], text: str = "", within_s: float | None = None)
         said = done.stderr.strip() or f"it ended with {done.returncode}"
         raise SlurmRefused(f"{command[0]}: {said}")
     return done.stdout.strip()
-
-
-WAIT_FOR_LEASE_S = 120
-"""How long a link waits for the processes of the link before it."""
-
-_FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
-"""sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
-
-_SHORTEST = len("--de")
-"""sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
-
-_NAMES = ("-J", "--job-name")
-_DEPENDENCIES = ("-d", "--dependency")
-_NO_REQUEUE = "--no-requeue"
-_TASKS = ("-n", "--ntasks")
-_CORES = ("-c", "--cpus-per-task")
-_REFUSED = {
-    ("-a", "--array"): "all its tasks would have one run directory; submit a job for each, "
-    "with a --run-dir of its own",
-    ("-D", "--chdir"): "script and run directory are meant from the directory of this command; "
-    "go there first",
-}
-_NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
-"""With these sbatch waits for the job's end, takes another script, or submits nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,48 @@ from holdfast.runtime.system.processes import ancestors_names
 Lines: TypeAlias = Callable[[str], tuple[str, ...]]
 """Returns the lines of a file that a variable names; none if it cannot be read."""
 
+LEAVE_S = 10.0
+"""For the end of all processes, and for one call of the batch system."""
+
+UNMEASURED_S = 15.0
+"""What a save and a step take together before any was measured."""
+
+HURRY_S = 300.0
+"""So long before the last save a new launch is not worth its start any more."""
+
+_SAFETY = 2.0
+_NEWEST_SAVES = 5
+_LARGEST_SHARE = 0.5
+
+_ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+"""One of these is set if the user has asked for tasks; the tasks of each host always are."""
+
+_PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+LSF_REQUEUE_CODE = 75
+
+SGE_REQUEUE_CODE = 99
+_NO_ARRAY = "undefined"
+
+CHAIN = "HOLDFAST_CHAIN"
+"""Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
+
+_MPI_WORLDS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+"""Where Open MPI, MPICH and Intel MPI tell a process the size of its world, and its rank."""
+
+_STARTERS = frozenset({
+    "mpiexec", "mpirun", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
+    "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "slurmstepd", "palsd", "jsmd",
+})  # fmt: skip
+"""Names of processes that start the ranks of an MPI job; the kernel keeps 15 bytes of them."""
+
+_SESSION = "PMIX_SERVER_TMPDIR"
+"""A directory that lives as long as the launcher of Open MPI, which may be in another container."""
+
 
 class Scheduler(Enum):
     """The batch systems that are recognised."""
@@ -119,20 +161,6 @@ def whole_number(text: str | None, default: int = 0) -> int:
     return int(text) if text is not None and text.isdecimal() else default
 
 
-LEAVE_S = 10.0
-"""For the end of all processes, and for one call of the batch system."""
-
-UNMEASURED_S = 15.0
-"""What a save and a step take together before any was measured."""
-
-HURRY_S = 300.0
-"""So long before the last save a new launch is not worth its start any more."""
-
-_SAFETY = 2.0
-_NEWEST_SAVES = 5
-_LARGEST_SHARE = 0.5
-
-
 class Due(IntEnum):
     """What the time asks for."""
 
@@ -183,13 +211,6 @@ def earliest(*deadlines: Deadline | None) -> Deadline | None:
     """Return the deadline that comes first, None if there is none."""
     found = [deadline for deadline in deadlines if deadline is not None]
     return min(found, key=lambda deadline: deadline.ends_at, default=None)
-
-
-_ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
-"""One of these is set if the user has asked for tasks; the tasks of each host always are."""
-
-_PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
-_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
@@ -283,9 +304,6 @@ def time_limit_s(environ: Mapping[str, str]) -> float | None:
     return float(whole_number(environ.get("PBS_WALLTIME"))) or None
 
 
-LSF_REQUEUE_CODE = 75
-
-
 def read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of an LSF job, None outside LSF."""
     del lines  # everything is in the environment
@@ -316,10 +334,6 @@ def _slots(environ: Mapping[str, str]) -> dict[str, tuple[int, str]]:
     return {host: (hosts.count(host), "LSB_HOSTS") for host in hosts}
 
 
-SGE_REQUEUE_CODE = 99
-_NO_ARRAY = "undefined"
-
-
 def read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of a Grid Engine job, None outside it."""
     job = environ.get("JOB_ID")
@@ -346,24 +360,6 @@ def _sge_workers(environ: Mapping[str, str], slots: Mapping[str, int]) -> Worker
     count = whole_number(environ.get("NSLOTS"))
     return Workers(count, "NSLOTS") if count else None
 
-
-CHAIN = "HOLDFAST_CHAIN"
-"""Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
-
-_MPI_WORLDS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-)
-"""Where Open MPI, MPICH and Intel MPI tell a process the size of its world, and its rank."""
-
-_STARTERS = frozenset({
-    "mpiexec", "mpirun", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
-    "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "slurmstepd", "palsd", "jsmd",
-})  # fmt: skip
-"""Names of processes that start the ranks of an MPI job; the kernel keeps 15 bytes of them."""
-
-_SESSION = "PMIX_SERVER_TMPDIR"
-"""A directory that lives as long as the launcher of Open MPI, which may be in another container."""
 
 READERS = (read_slurm, read_pbs, read_lsf, read_sge)
 """Slurm first: other batch systems can be started inside one of its jobs, not around it."""

@@ -76,6 +76,23 @@ _AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runt
 _FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
+STACK_SIGNAL = signal.SIGRTMIN + 13
+"""A real-time signal in the middle of the range, which no library that we know of takes."""
+
+_CALL = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)$')
+_OF_A_CALL = ("    ", "  [Previous line repeated")
+"""How the lines begin that follow a call: its source, its marks, and its repetitions."""
+
+MOST_S = 2.0
+"""A fence is later by as much at most, because of its evidence.  On an overloaded machine 50 ms
+of py-spy take a second."""
+_ASKED_FOR_S = 0.5
+"""A process that runs and has cores answers within milliseconds."""
+_SPY_WRITES_MOST = 1 << 18
+
+MOST_LINES = 40
+_LONGEST_LINE = 300
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -229,10 +246,6 @@ def shortened(trace: str) -> str:
     return f"{trace[:half]}{_CUT}{trace[-half:]}"
 
 
-STACK_SIGNAL = signal.SIGRTMIN + 13
-"""A real-time signal in the middle of the range, which no library that we know of takes."""
-
-
 def listen(page: HeartbeatPage, agent: int) -> None:
     """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only).
 
@@ -258,11 +271,6 @@ def answer_in(page: HeartbeatPage) -> str:
     """Return the stacks that the worker has written since it was asked."""
     length = os.lseek(page.fd, 0, os.SEEK_CUR) - STACKS_AT
     return os.pread(page.fd, max(0, length), STACKS_AT).decode(errors="replace")
-
-
-_CALL = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)$')
-_OF_A_CALL = ("    ", "  [Previous line repeated")
-"""How the lines begin that follow a call: its source, its marks, and its repetitions."""
 
 
 def users_trace(trace: str) -> str:
@@ -292,14 +300,6 @@ def _hidden(calls: int) -> str:
     """Return the line that stands for so many calls."""
     what = "1 call" if calls == 1 else f"{calls} calls"
     return f"  [{what} of holdfast: -v shows more]\n"
-
-
-MOST_S = 2.0
-"""A fence is later by as much at most, because of its evidence.  On an overloaded machine 50 ms
-of py-spy take a second."""
-_ASKED_FOR_S = 0.5
-"""A process that runs and has cores answers within milliseconds."""
-_SPY_WRITES_MOST = 1 << 18
 
 
 class Inquiry:
@@ -405,10 +405,6 @@ def _py_spy() -> str | None:
     """Return the path of py-spy, which stands beside our Python or in ``PATH``; None without."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
-
-
-MOST_LINES = 40
-_LONGEST_LINE = 300
 
 
 class LastLines:

@@ -50,7 +50,6 @@ _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPA
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
 """All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
 
-
 _LONGEST_READ_S = 300.0
 """Some worker gets bytes of a checkpoint in that time, or loads and compares what it has got."""
 
@@ -127,7 +126,7 @@ class Fencing:
 
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
-        self._close_cases()
+        self.close()
         self._stalls = {name: StallDetector(old.limit_s) for name, old in self._stalls.items()}
         self._deserted = StallDetector(self._deserted.limit_s)
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
@@ -161,10 +160,6 @@ class Fencing:
             case.close()
             left = [hosted for hosted, _ in case.inquiries.values()]
             case.conclude([h for h in left if not (h.is_buried or h.is_condemned)])
-
-    def close(self) -> None:
-        """End what still runs."""
-        self._close_cases()
 
     def _look_for_stalls(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find a launch of which nobody comes on: all wait for each other, or for the disk."""
@@ -290,7 +285,8 @@ class Fencing:
 
         return end
 
-    def _close_cases(self) -> None:
+    def close(self) -> None:
+        """End the inquiries that still run."""
         for case in self._cases:
             case.close()
         self._cases = []

@@ -1,7 +1,5 @@
 """One worker as its agent sees it: process, guard, channel and heartbeat page.
 
-The agent's hold on a guard: its connection, and its process.
-
 A guard kills itself when its connection ends without a word of peace.  A guard that was
 stopped cannot, and mpiexec would never tell the survivors.  So the agent kills it as well.
 """
@@ -261,14 +259,11 @@ class HostedWorker:
 
     def write_off(self) -> Message:
         """Return the ``worker_exited`` event of a process that was killed but does not end."""
-        where = " in a system call that does not return" if self._hangs else ""
+        hangs = self.pid is not None and hangs_in_kernel(self.pid)
+        where = " in a system call that does not return" if hangs else ""
         self.limit = self.limit or "unkillable"
         cause = f"{self._why_killed}; process {self.pid} does not end{where}"
         return self.exit_event(-signal.SIGKILL, cause)
-
-    @property
-    def _hangs(self) -> bool:
-        return self.pid is not None and hangs_in_kernel(self.pid)
 
     def reap(self) -> Message:
         """Wait for the ended process and return the ``worker_exited`` event without its time."""

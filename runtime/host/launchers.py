@@ -1,11 +1,9 @@
-"""What differs between the launchers of MPI libraries: one row each.
+"""How mpiexec is started: what each MPI library's launcher is told, and the environment around it.
 
 Open MPI starts ranks with PRRTE.  MPICH and Intel MPI start them with Hydra.  Only Open
 MPI's ranks can outlive the death of another one.  Under Hydra each death ends the launch,
-and so it needs ``--no-shrink``.
-
-The facts behind the rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel
-MPI 2021.19:
+and so it needs ``--no-shrink``.  Each library has a row, a `Launcher`.  The facts behind the
+rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.19:
 
 * ``--bind-to none``, ``-bind-to none`` and ``I_MPI_PIN=0``: with one or two ranks each would
   be bound to one core, and all threads of a worker with it;
@@ -32,21 +30,13 @@ MPI 2021.19:
 
 The guard cannot import this table.  It knows the variables that name its rank.
 
-mpiexec's command line and environment for one launch on one host.
-
-`launchers` tells what each MPI library's mpiexec needs, and why.  For all of them ``TMPDIR``
-is the launch's private directory, which its owner removes.  Guards keep ``TMPDIR`` to
-themselves: MPI finds all without it in a worker, whose script would else put its temporary
-files into memory.
-The variables of a batch job are left out, see ``environment``.
-
-mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
-all ranks were killed.  The workers tell the outcome of a launch.
-
-The environment in which the processes of a job begin.
+A `LaunchLine` is one start of mpiexec on one host.  ``TMPDIR`` is the launch's private directory.
+Guards keep it to themselves: MPI finds all without it in a worker, whose script would else put its
+temporary files into memory.  mpiexec's exit code means nothing under ``--with-ft ulfm``: it is
+0 even when all ranks were killed.  The workers tell the outcome of a launch.
 
 Libraries read some variables when they are loaded, and Python reads others when it starts.  So
-processes have it from their first moment.
+all processes of a job have the `job_environment` from their first moment.
 """
 
 from __future__ import annotations
@@ -61,6 +51,22 @@ from types import MappingProxyType
 from holdfast.runtime.system.own_process import home_for_mpi
 
 ADD_PROCS_CUTOFF = 1024
+
+_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
+_BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
+_BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
+"""What tells PRRTE (its frameworks ras and plm) of an allocation."""
+
+_SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
+
+_PLACEMENT = (
+    *("PRTE_MCA_rmaps", "PRTE_MCA_ras", "PRTE_MCA_plm", "PRTE_MCA_ess", "PRTE_MCA_hwloc"),
+    *("PRTE_MCA_prte_default_", "PRTE_MCA_prte_set_default_slots"),
+    *("OMPI_MCA_rmaps", "OMPI_MCA_ras", "OMPI_MCA_plm", "OMPI_MCA_orte_", "OMPI_MCA_hwloc_base"),
+)
+"""A site's settings of where ranks go.  Those of holdfast are all here, and bound to nothing."""
+
+_ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +129,6 @@ INTEL_MPI = Launcher(
 )
 
 LAUNCHERS = MappingProxyType({row.library: row for row in (OPEN_MPI, MPICH, INTEL_MPI)})
-
-
-_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
-_BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
-_BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
-"""What tells PRRTE (its frameworks ras and plm) of an allocation."""
-
-_SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
-
-_PLACEMENT = (
-    *("PRTE_MCA_rmaps", "PRTE_MCA_ras", "PRTE_MCA_plm", "PRTE_MCA_ess", "PRTE_MCA_hwloc"),
-    *("PRTE_MCA_prte_default_", "PRTE_MCA_prte_set_default_slots"),
-    *("OMPI_MCA_rmaps", "OMPI_MCA_ras", "OMPI_MCA_plm", "OMPI_MCA_orte_", "OMPI_MCA_hwloc_base"),
-)
-"""A site's settings of where ranks go.  Those of holdfast are all here, and bound to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +203,6 @@ def outside_of_mpi(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith(_ENCLOSING_JOB) or name.startswith(_SETTINGS)
     }
-
-
-_ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def job_environment(threads: int) -> dict[str, str]:

@@ -1,16 +1,14 @@
 """The mpiexec of a launch: started with it, and ended when its workers are gone.
 
-Under ``--with-ft ulfm`` mpiexec ends by itself 0.3 s after its last rank, and its exit code
-means nothing.  So the end of a launch is told once, when mpiexec and all workers that ran
-are gone.  An mpiexec that outlives its workers is killed.
-
-One running mpiexec.
-
 A batch system sends its signals to every process of a job.  mpiexec would end its ranks when
 it gets one of them, although the job still has a checkpoint to write.  It installs handlers
 of its own, so an ignored signal would not stay ignored.  A *blocked* one stays blocked:
 children inherit the mask, and mpiexec and its libraries leave it alone (measured on PRRTE
 3.0).  mpiexec unblocks all signals in the ranks that it starts.
+
+Under ``--with-ft ulfm`` mpiexec ends by itself 0.3 s after its last rank, and its exit code
+means nothing.  So the end of a launch is told once, when mpiexec and all workers that ran
+are gone.  An mpiexec that outlives its workers is killed.
 """
 
 from __future__ import annotations
@@ -38,6 +36,9 @@ from holdfast.runtime.system.signals import blocked
 _SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096
+
+LINGERS_S = 3.0
+"""mpiexec needs a tenth of this to end after ranks that have left by agreement."""
 
 
 class MpiLaunch:
@@ -77,14 +78,14 @@ class MpiLaunch:
         return self._directory
 
     @property
-    def has_ended(self) -> bool:
-        """Whether mpiexec is gone."""
-        return self._process.poll() is not None
+    def exit_code(self) -> int | None:
+        """The exit code of an mpiexec that is gone, else None; under ULFM it means nothing."""
+        return self._process.poll()
 
     @property
-    def exit_code(self) -> int | None:
-        """The exit code of an mpiexec that is gone; under ULFM it means nothing."""
-        return self._process.poll()
+    def has_ended(self) -> bool:
+        """Whether mpiexec is gone."""
+        return self.exit_code is not None
 
     def words(self) -> str:
         """Return the end of mpiexec's output."""
@@ -112,10 +113,6 @@ class MpiLaunch:
             self._process.wait(UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
-
-
-LINGERS_S = 3.0
-"""mpiexec needs a tenth of this to end after ranks that have left by agreement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
-"""A pool as a process: its command, its channel, and its output.
+"""The agent's handle on its pool: starts it, asks it for workers, and replaces it when it dies.
 
 The imports of the pool are most of a job's start.  So the agent starts its first pool before
 it imports anything else.
-
-The agent's handle on its pool: asks it for workers and replaces it when it dies.
 
 Invariant: every requested worker is either pending here or was reported through
 ``on_forked`` exactly once.  Requests that a dead pool had not answered go to its
@@ -28,6 +26,14 @@ from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
+
+_DEATHS_IN_VAIN = 5
+"""A pool that dies more often without a new worker is given up; the number is our choice."""
+
+IMPORTS_WITHIN_S = 600.0
+"""For one module; TensorFlow from a busy network file system takes minutes."""
+FORKS_WITHIN_S = 60.0
+"""For the workers of a launch; 128 of them take about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +110,6 @@ def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
             stdout=output[0],
             stderr=output[1],
         )
-
-
-_DEATHS_IN_VAIN = 5
-"""A pool that dies more often without a new worker is given up; the number is our choice."""
-
-IMPORTS_WITHIN_S = 600.0
-"""For one module; TensorFlow from a busy network file system takes minutes."""
-FORKS_WITHIN_S = 60.0
-"""For the workers of a launch; 128 of them take about a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,14 +317,12 @@ class WorkerHost:
             return
         if kind == "stopped":
             self._halting.order(time.monotonic())  # the script may close what it has open
-        if kind == "world" and self._is_of_launch(hosted):
+        launch = self._launch
+        if kind == "world" and launch is not None and hosted.generation == launch.generation:
             self._output.speaker = next(iter(report.get("workers", ())), self._output.speaker)
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
             self._tell_report(hosted.worker, report)
-
-    def _is_of_launch(self, hosted: HostedWorker) -> bool:
-        return self._launch is not None and hosted.generation == self._launch.generation
 
     def _look_at_ends(self) -> None:
         if self._launch is not None:

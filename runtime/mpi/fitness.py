@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 """Beginnings of variables that choose a library, or its behaviour."""
 
+_SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -127,9 +129,6 @@ def _cache_at_home() -> str:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-_SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
 
 
 def assess(library: MpiLibrary, environment: Mapping[str, str], needed: Trust) -> Verdict:

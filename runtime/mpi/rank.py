@@ -40,6 +40,14 @@ _SETTLE_S = 0.3
 """PRRTE hangs in a spawn that begins sooner after a death."""
 _SPAWNED = "--spawned"
 
+_DEATHS: dict[Kind, Callable[[], object]] = {
+    Kind.KILL: lambda: os.kill(os.getpid(), signal.SIGKILL),
+    Kind.SEGFAULT: lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    Kind.EXIT: lambda: os._exit(1),
+    Kind.ABORT: os.abort,
+    Kind.STOP: lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+
 
 class WrongResult(Exception):
     """MPI reported success, and the result was wrong."""
@@ -247,15 +255,6 @@ def _join_as_spawned() -> NoReturn:
 def _die(death: Death) -> None:
     _DEATHS[death.kind]()
     signal.pause()
-
-
-_DEATHS: dict[Kind, Callable[[], object]] = {
-    Kind.KILL: lambda: os.kill(os.getpid(), signal.SIGKILL),
-    Kind.SEGFAULT: lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    Kind.EXIT: lambda: os._exit(1),
-    Kind.ABORT: os.abort,
-    Kind.STOP: lambda: os.kill(os.getpid(), signal.SIGSTOP),
-}
 
 
 def _library() -> str:

@@ -25,6 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum, IntEnum
 
+_REVOKES = 100
+_LARGE = 500_000
+"""4 MB: sent piece by piece, with other code of the library than small messages."""
+
 
 class Level(Enum):
     """What a trial asks of an MPI, from the least to the most."""
@@ -108,11 +112,6 @@ class Trial:
             for death in fields["deaths"]
         )
         return Trial(**(fields | {"level": Level(fields["level"]), "deaths": deaths}))
-
-
-_REVOKES = 100
-_LARGE = 500_000
-"""4 MB: sent piece by piece, with other code of the library than small messages."""
 
 
 def _deaths_one_by_one() -> tuple[Trial, ...]:

@@ -49,6 +49,29 @@ from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 
+STOPS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGXCPU: ExitCode.TERMINATED,
+}
+_WATCHED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, SAVE_SIGNAL, signal.SIGHUP)
+"""SIGUSR1 may ask for nothing; its default would end this process."""
+
+_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0}
+"""People press Ctrl-C twice faster than that only by mistake.
+
+Any other signal asks for the same as before whenever it comes: SIGXCPU comes every second.
+"""
+
+_UNKNOWN = "time limit not known: give --deadline"
+
+LIMITS = (signal.SIGUSR1, signal.SIGUSR2)
+
+OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
+"""It ends this run alone: a requeue would end everything else in the batch job, too."""
+
+Say = Callable[[str], None]
+
 
 class ChainLink:
     """This start of a run, among those of its chain."""
@@ -100,21 +123,6 @@ class ChainLink:
         """Remember that the program has come to its end: later links have nothing to do."""
         if self._chain is not None:
             self._file.write(dataclasses.replace(self._chain, complete=self._program))
-
-
-STOPS = {
-    signal.SIGINT: ExitCode.INTERRUPTED,
-    signal.SIGTERM: ExitCode.TERMINATED,
-    signal.SIGXCPU: ExitCode.TERMINATED,
-}
-_WATCHED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, SAVE_SIGNAL, signal.SIGHUP)
-"""SIGUSR1 may ask for nothing; its default would end this process."""
-
-_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0}
-"""People press Ctrl-C twice faster than that only by mistake.
-
-Any other signal asks for the same as before whenever it comes: SIGXCPU comes every second.
-"""
 
 
 class Order(Enum):
@@ -181,16 +189,6 @@ class OrderSignals:
 
 def _wake(_number: int, _frame: object) -> None:
     """Do nothing: the number is in the pipe by now."""
-
-
-_UNKNOWN = "time limit not known: give --deadline"
-
-LIMITS = (signal.SIGUSR1, signal.SIGUSR2)
-
-OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
-"""It ends this run alone: a requeue would end everything else in the batch job, too."""
-
-Say = Callable[[str], None]
 
 
 class BatchJob:

@@ -36,6 +36,17 @@ from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.witnessed_time import Stillness
 
+_ALWAYS = (
+    *("numpy", "xxhash", "mpi4py", "h5py"),
+    *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
+)
+"""What every worker imports, for any script."""
+
+_FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
+"""What every worker imports as soon as its script has imported Keras."""
+
+_BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
+
 
 @dataclass(frozen=True, slots=True)
 class JobSetup:
@@ -313,18 +324,6 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
             f"journal {path} cannot be written: {error.strerror or error}; "
             "make it writable or choose another --run-dir",
         ) from error
-
-
-_ALWAYS = (
-    *("numpy", "xxhash", "mpi4py", "h5py"),
-    *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
-)
-"""What every worker imports, for any script."""
-
-_FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
-"""What every worker imports as soon as its script has imported Keras."""
-
-_BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
 
 
 def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:

@@ -36,6 +36,14 @@ _ASKS_FOR_S = 30.0
 BACKEND = "KERAS_BACKEND"
 TENSORFLOW = "tensorflow"
 
+_TELL_THREADS = """
+import os, sys
+names = "sitecustomize", "usercustomize"
+files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+if len(os.listdir("/proc/self/task")) > 1:
+    print(*[file for file in files if file][:1] or ["a .pth file of site-packages"])
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -160,15 +168,6 @@ def _hidden(places: Sequence[str]) -> dict[str, str]:
         if is_file and origin is not None and os.path.dirname(origin) in named:
             found[name] = origin
     return found
-
-
-_TELL_THREADS = """
-import os, sys
-names = "sitecustomize", "usercustomize"
-files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-if len(os.listdir("/proc/self/task")) > 1:
-    print(*[file for file in files if file][:1] or ["a .pth file of site-packages"])
-"""
 
 
 def _starter_of_threads(environment: Mapping[str, str]) -> str:

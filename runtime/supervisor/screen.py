@@ -27,6 +27,9 @@ _OUT, _ERR = 1, 2
 _LAST_LINES_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
 
+Paint = Callable[[Sequence[Part]], str]
+"""Gives parts their colours, for a terminal."""
+
 
 class Screen:
     """Owns the sinks of both streams.
@@ -99,10 +102,6 @@ def _is_in_foreground() -> bool:
         return os.tcgetpgrp(_ERR) == os.getpgrp()
     except OSError:  # it is not the terminal that controls this process, and so not its user's
         return False
-
-
-Paint = Callable[[Sequence[Part]], str]
-"""Gives parts their colours, for a terminal."""
 
 
 class ProgressLog:

@@ -75,6 +75,23 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 _DEATHS = frozenset({"InjectedFault", "WorldLost"})
 """Errors of a worker that are no mistake of its script: a relaunch may cure them."""
 
+_ADDRESS = ("worker", "step", "site", "attempt")
+
+_LOOK_S = 0.5
+"""The agent is asked for a sign of life, and the clock is looked at, as often."""
+
+_TIME_IS_UP = {
+    False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
+    True: "the time of the job is up: stopping at once",
+}
+
+_WARMTH: dict[str, Callable[[Message], bool]] = {
+    "agent_ready": lambda message: bool(message["warm"]),
+    "warm": lambda _: True,
+    "pool_restarted": lambda _: False,
+}
+"""The messages that tell whether the pool has imported everything."""
+
 
 def event_of(message: Message) -> Event | None:
     """Return the job's event for an agent's message, None if the message changes nothing."""
@@ -125,9 +142,6 @@ _REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
 }
 
 
-_ADDRESS = ("worker", "step", "site", "attempt")
-
-
 def missed_faults(options: JobOptions) -> Iterator[str]:
     """Yield a sentence for each fault that has not struck in this run."""
     if not options.faults:
@@ -148,10 +162,6 @@ def missed_faults(options: JobOptions) -> Iterator[str]:
 
 def _address(fault: Fault) -> tuple[object, ...]:
     return (fault.worker, fault.step, fault.site.value, fault.attempt)
-
-
-_LOOK_S = 0.5
-"""The agent is asked for a sign of life, and the clock is looked at, as often."""
 
 
 class Supervisor:
@@ -445,19 +455,6 @@ def _terms_of(setup: JobSetup) -> JobTerms:
         has_checkpoint=setup.saved_step is not None or options.repair_from is not None,
         spares=options.spares,
     )
-
-
-_TIME_IS_UP = {
-    False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
-    True: "the time of the job is up: stopping at once",
-}
-
-_WARMTH: dict[str, Callable[[Message], bool]] = {
-    "agent_ready": lambda message: bool(message["warm"]),
-    "warm": lambda _: True,
-    "pool_restarted": lambda _: False,
-}
-"""The messages that tell whether the pool has imported everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,17 @@ ANSWERS_WITHIN_S = 15.0
 
 _ENDS_WITHIN_S = 10.0
 
+_REFUSALS = {
+    "supervised": "another job, which pid {pid} supervises; wait for it to end, stop it, or "
+    "choose another --run-dir",
+    "needs_nobody": "a job that pid {pid} supervises; it needs no `holdfast attach`, and "
+    "`holdfast report` shows how it goes",
+    "silent": "a job whose agent, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
+    "end it (kill -KILL {pid}), then run again",
+    "agent_ready": "a job that has just lost its supervisor, before its first launch; run again "
+    "in a minute",
+}
+
 
 class StoppedAgentEnded(Exception):
     """A job had neither a supervisor nor an agent that runs, so it was ended; the message says it.
@@ -98,18 +109,6 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
     kind = "needs_nobody" if asked is None and answer["kind"] == "supervised" else answer["kind"]
     why = _REFUSALS[kind].format(pid=answer.get("pid", agent.pid))
     raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
-
-
-_REFUSALS = {
-    "supervised": "another job, which pid {pid} supervises; wait for it to end, stop it, or "
-    "choose another --run-dir",
-    "needs_nobody": "a job that pid {pid} supervises; it needs no `holdfast attach`, and "
-    "`holdfast report` shows how it goes",
-    "silent": "a job whose agent, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
-    "end it (kill -KILL {pid}), then run again",
-    "agent_ready": "a job that has just lost its supervisor, before its first launch; run again "
-    "in a minute",
-}
 
 
 def another_job(run_dir: RunDirectory, its: list[Any], asked: JobOptions) -> str:
