@@ -1,14 +1,11 @@
-"""The batch script that ``holdfast sbatch`` submits; pure.
+"""The batch script that ``holdfast sbatch`` submits, and the calls of Slurm's own programs.
 
-Its last line is ``exec holdfast run …``: so the batch shell *is* the supervisor.  It gets
-the signals that Slurm sends to the batch shell alone (``--signal=B:…``), which a shell
+The last line of the script is ``exec holdfast run …``: so the batch shell *is* the supervisor.
+It gets the signals that Slurm sends to the batch shell alone (``--signal=B:…``), which a shell
 would keep to itself until its child has ended.
 
-Times as people and batch systems write them, in seconds.
-
-The calls of Slurm's own programs; each has a time limit, and none may stop a job.
-
-A controller that is down or busy lets its clients wait for minutes.
+A controller that is down or busy lets its clients wait for minutes.  So each call has a time
+limit, and none may stop a job.  Times are read as people and batch systems write them.
 """
 
 from __future__ import annotations
@@ -59,87 +56,6 @@ _REFUSED = {
 }
 _NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
 """With these sbatch waits for the job's end, takes another script, or submits nothing."""
-
-
-def read_duration(value: Any) -> float:
-    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    text = "" if isinstance(value, bool) else str(value).strip().lower()
-    seconds = clock_s(text)
-    match = _WITH_UNIT.fullmatch(text)
-    if match is not None and match[2] in _UNITS:
-        seconds = float(match[1]) * _UNITS[match[2]]
-    elif seconds is None:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-    if not math.isfinite(seconds):
-        raise ValueError(f"{value!r} is not a time; {_FORMS}")
-    return seconds
-
-
-def clock_s(text: str) -> float | None:
-    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
-    match = _CLOCK.fullmatch(text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-class SlurmRefused(Exception):
-    """A program of Slurm is missing, does not answer, or says no."""
-
-
-def time_left_s(job_id: str) -> float | None:
-    """Return the seconds until a job's limit, infinite without one, None if Slurm is silent."""
-    try:
-        said = _call(("squeue", "-h", "-j", job_id, "-o", "%L"))
-    except SlurmRefused:
-        return None
-    return math.inf if said == "UNLIMITED" else clock_s(said)
-
-
-def requeue(job_id: str) -> None:
-    """Have a job begin again, under the same id; its processes are ended soon.
-
-    Raises:
-        SlurmRefused: Slurm has not done so; the text gives the reason.
-    """
-    _call(("scontrol", "requeue", job_id))
-
-
-def submit(script: str, arguments: Sequence[str] = ()) -> str:
-    """Submit a batch script; return the id of its job.
-
-    Raises:
-        SlurmRefused: Slurm has not taken it; the text gives the reason.
-    """
-    said = _call(("sbatch", "--parsable", *arguments), script, _SUBMITS_WITHIN_S)
-    job = re.match(r"[0-9]+", said)
-    if job is None:
-        raise SlurmRefused(f"sbatch said {said!r} and no job id")
-    return job[0]
-
-
-def _call(command: Sequence[str], text: str = "", within_s: float | None = None) -> str:
-    within_s = within_s or ANSWERS_WITHIN_S
-    # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
-    try:
-        done = answer_of(command, within_s, environ, text)
-    except subprocess.TimeoutExpired as error:
-        raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error
-    except OSError as error:
-        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
-    if done.returncode:
-        said = done.stderr.strip() or f"it ended with {done.returncode}"
-        raise SlurmRefused(f"{command[0]}: {said}")
-    return done.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +189,84 @@ def _number(names: tuple[str, ...], options: Sequence[str]) -> int | None:
                 value = joined or after
                 return int(value) if value.isdecimal() else None
     return None
+
+
+class SlurmRefused(Exception):
+    """A program of Slurm is missing, does not answer, or says no."""
+
+
+def time_left_s(job_id: str) -> float | None:
+    """Return the seconds until a job's limit, infinite without one, None if Slurm is silent."""
+    try:
+        said = _call(("squeue", "-h", "-j", job_id, "-o", "%L"))
+    except SlurmRefused:
+        return None
+    return math.inf if said == "UNLIMITED" else clock_s(said)
+
+
+def requeue(job_id: str) -> None:
+    """Have a job begin again, under the same id; its processes are ended soon.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    _call(("scontrol", "requeue", job_id))
+
+
+def submit(script: str, arguments: Sequence[str] = ()) -> str:
+    """Submit a batch script; return the id of its job.
+
+    Raises:
+        SlurmRefused: Slurm has not taken it; the text gives the reason.
+    """
+    said = _call(("sbatch", "--parsable", *arguments), script, _SUBMITS_WITHIN_S)
+    job = re.match(r"[0-9]+", said)
+    if job is None:
+        raise SlurmRefused(f"sbatch said {said!r} and no job id")
+    return job[0]
+
+
+def _call(command: Sequence[str], text: str = "", within_s: float | None = None) -> str:
+    within_s = within_s or ANSWERS_WITHIN_S
+    # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = answer_of(command, within_s, environ, text)
+    except subprocess.TimeoutExpired as error:
+        raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error
+    except OSError as error:
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise SlurmRefused(f"{command[0]}: {said}")
+    return done.stdout.strip()
+
+
+def read_duration(value: Any) -> float:
+    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    text = "" if isinstance(value, bool) else str(value).strip().lower()
+    seconds = clock_s(text)
+    match = _WITH_UNIT.fullmatch(text)
+    if match is not None and match[2] in _UNITS:
+        seconds = float(match[1]) * _UNITS[match[2]]
+    elif seconds is None:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{value!r} is not a time; {_FORMS}")
+    return seconds
+
+
+def clock_s(text: str) -> float | None:
+    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,14 +1,20 @@
-"""Which batch system this process runs in, and what it has given to the job.
+"""Which batch system this process runs in, what it has given to the job, and until when.
 
-What a batch system has given to this job, as one value.
+A reader for each batch system makes an `Allocation` of the environment alone:
 
-The readers (`slurm`, `pbs`, `lsf`, `sge`) make it of the environment alone.
+* *Slurm*: sbatch(1) and srun(1), *output environment variables*; and jobs on Slurm 22.05.
+  ``SLURM_JOB_END_TIME`` came after that version.  ``SLURM_STEP_ID`` is set in a step of srun
+  and not in a batch script;
+* *PBS* Professional, OpenPBS and Torque: qsub(1B) of each.  Only Torque tells the time limit.  No
+  exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job;
+* *LSF*: *Environment variables* of IBM Spectrum LSF.  At its run limit LSF sends SIGUSR2.
+  ``bsub -Q 75`` has a job requeued that ends with our code for "stopped early";
+* Sun's and Univa's *Grid Engine*: qsub(1) and sge_pe(5).  A job that ends with 99 is requeued.
+  With ``-notify`` a job gets SIGUSR2 before it is killed.
 
-When a job must begin its last save, so that it has ended before its time has.
-
-Theory.  A batch system ends a job at a known moment E, and all that is not on the disk then
-is lost.  From the wish to stop to the end of the job pass: the step in flight, the last
-save, and the end of all processes.  Step and save are measured; a save beside other jobs
+Theory of the `Deadline`.  A batch system ends a job at a known moment E, and all that is not on
+the disk then is lost.  From the wish to stop to the end of the job pass: the step in flight, the
+last save, and the end of all processes.  Step and save are measured; a save beside other jobs
 may take twice as long as the last ones did.  So the wish comes at
 
     E - min(leave + 2 (step + save), half of the job's time)
@@ -17,27 +23,6 @@ and a job that has not ended at E - leave is cut short: requeueing it takes some
 too, and its newest checkpoint is on the disk.
 
 Invariant: a moment that was due stays due; no later measurement moves it.
-
-Slurm's environment as an `Allocation`.
-
-Sources: sbatch(1) and srun(1), *output environment variables*; and jobs on Slurm 22.05.
-``SLURM_JOB_END_TIME`` came after that version.  ``SLURM_STEP_ID`` is set in a step of srun
-and not in a batch script.
-
-The environment of PBS Professional, OpenPBS and Torque as an `Allocation`.
-
-Sources: qsub(1B) of each.  Only Torque tells the time limit.  No exit code has a job
-requeued: ``qrerun`` is for operators, so a run goes on in a further job.
-
-LSF's environment as an `Allocation`.
-
-Source: *Environment variables* of IBM Spectrum LSF.  At its run limit LSF sends SIGUSR2.
-``bsub -Q 75`` has a job requeued that ends with our code for "stopped early".
-
-The environment of Sun's and Univa's Grid Engine as an `Allocation`.
-
-Source: qsub(1) and sge_pe(5).  A job that ends with 99 is requeued.  With ``-notify`` a job
-gets SIGUSR2 before it is killed.
 """
 
 from __future__ import annotations
@@ -79,7 +64,6 @@ _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 LSF_REQUEUE_CODE = 75
-
 SGE_REQUEUE_CODE = 99
 _NO_ARRAY = "undefined"
 
@@ -156,61 +140,90 @@ class Allocation:
         return f"{self.scheduler.value} job {self.job_id}"
 
 
+def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
+    """Return the allocation that this process runs in, None outside batch systems."""
+    # Slurm first: other batch systems can be started inside one of its jobs, not around it.
+    for read in (read_slurm, read_pbs, read_lsf, read_sge):
+        found = read(environ, lines or _lines_of)
+        if found is not None:
+            has_workers = found.workers is not None and found.workers.count > 0
+            return dataclasses.replace(
+                found,
+                workers=found.workers if has_workers else None,
+                chain=environ.get(CHAIN) or found.chain,
+            )
+    return None
+
+
+def _lines_of(path: str) -> tuple[str, ...]:
+    try:
+        return tuple(filter(None, map(str.strip, Path(path).read_text().splitlines())))
+    except (OSError, ValueError):
+        return ()
+
+
+def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
+    """Return the options of a job that its allocation settles, each with its origin."""
+    if allocation is None or allocation.workers is None:
+        return {}
+    workers = allocation.workers
+    return {"workers": (f"{workers.source} of {allocation.label}", workers.count)}
+
+
+def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
+    """Return the seconds that the whole job may last, where only the environment knows them."""
+    if allocation.scheduler is not Scheduler.PBS:
+        return None
+    return float(whole_number(environ.get("PBS_WALLTIME"))) or None
+
+
+def refuse_copies(allocation: Allocation) -> None:
+    """Refuse to be one of several equal commands, which would all train the same.
+
+    The first of them says so; the others end without a word.
+
+    Raises:
+        UsageError: the step has several tasks, and this is the first.
+    """
+    if allocation.copies > 1 and allocation.task > 0:
+        sys.exit(ExitCode.USAGE)
+    if allocation.copies > 1:
+        raise UsageError(
+            f"srun has started this command {allocation.copies} times, and each would be a job of "
+            "its own; put `holdfast run` into the batch script without srun: it starts its "
+            "workers itself"
+        )
+
+
+def refuse_mpi_copies(
+    environ: Mapping[str, str], ancestors: Callable[[], Collection[str]] = ancestors_names
+) -> None:
+    """Refuse to be one of several commands that mpiexec has started.
+
+    The first of them says so; the others end without a word.  The variables of a job that is
+    over, in a shell or a batch script, are none of this one's: nothing of it starts with them.
+
+    Raises:
+        UsageError: mpiexec has started several, and this is the first.
+    """
+    for size, rank in _MPI_WORLDS:
+        copies = environ.get(size, "")
+        if not copies.isdecimal() or int(copies) < 2 or rank not in environ:
+            continue
+        is_alive = os.path.isdir(environ.get(_SESSION, "")) or _STARTERS & set(ancestors())
+        if not is_alive:
+            continue
+        if environ.get(rank) != "0":
+            sys.exit(ExitCode.USAGE)
+        raise UsageError(
+            f"mpiexec has started this command {copies} times, and each would be a job of its "
+            f"own; leave mpiexec out: `holdfast run -n {copies} SCRIPT` starts the workers itself"
+        )
+
+
 def whole_number(text: str | None, default: int = 0) -> int:
     """Return the number in a variable, ``default`` if it holds none."""
     return int(text) if text is not None and text.isdecimal() else default
-
-
-class Due(IntEnum):
-    """What the time asks for."""
-
-    NOTHING = 0
-    HURRY = 1
-    """Begin nothing that takes long to pay."""
-    SAVE = 2
-    END = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The end of a job's time; moments are in seconds since 1970."""
-
-    begun_at: float
-    ends_at: float
-    source: str
-    """Who says so."""
-    saves: tuple[tuple[float, float], ...] = ()
-    """Seconds of the newest saves, and of the steps around them."""
-    due: Due = Due.NOTHING
-
-    @property
-    def lead_s(self) -> float:
-        """The seconds before the end at which the job must begin to stop."""
-        longest_s = sum(map(max, zip(*self.saves, strict=True)))
-        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
-        whole_s = max(0.0, self.ends_at - self.begun_at)
-        return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
-
-    def saved(self, save_s: float, step_s: float) -> Deadline:
-        """Return the deadline after a save; the longest of the newest few counts.
-
-        A disk that hung once does not move the end of the job for good.
-        """
-        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
-
-    def look(self, now: float) -> Deadline:
-        """Return the deadline with what is due at ``now``."""
-        left_s = self.ends_at - now
-        leave_s = min(LEAVE_S, self.lead_s / 2)
-        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + HURRY_S}
-        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
-        return replace(self, due=max(self.due, found))
-
-
-def earliest(*deadlines: Deadline | None) -> Deadline | None:
-    """Return the deadline that comes first, None if there is none."""
-    found = [deadline for deadline in deadlines if deadline is not None]
-    return min(found, key=lambda deadline: deadline.ends_at, default=None)
 
 
 def read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
@@ -299,11 +312,6 @@ def read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
-def time_limit_s(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds that a Torque job may last, None if it does not say."""
-    return float(whole_number(environ.get("PBS_WALLTIME"))) or None
-
-
 def read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of an LSF job, None outside LSF."""
     del lines  # everything is in the environment
@@ -361,83 +369,53 @@ def _sge_workers(environ: Mapping[str, str], slots: Mapping[str, int]) -> Worker
     return Workers(count, "NSLOTS") if count else None
 
 
-READERS = (read_slurm, read_pbs, read_lsf, read_sge)
-"""Slurm first: other batch systems can be started inside one of its jobs, not around it."""
+class Due(IntEnum):
+    """What the time asks for."""
+
+    NOTHING = 0
+    HURRY = 1
+    """Begin nothing that takes long to pay."""
+    SAVE = 2
+    END = 3
 
 
-def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
-    """Return the allocation that this process runs in, None outside batch systems."""
-    for read in READERS:
-        found = read(environ, lines or _lines_of)
-        if found is not None:
-            return dataclasses.replace(_usable(found), chain=environ.get(CHAIN) or found.chain)
-    return None
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of a job's time; moments are in seconds since 1970."""
+
+    begun_at: float
+    ends_at: float
+    source: str
+    """Who says so."""
+    saves: tuple[tuple[float, float], ...] = ()
+    """Seconds of the newest saves, and of the steps around them."""
+    due: Due = Due.NOTHING
+
+    @property
+    def lead_s(self) -> float:
+        """The seconds before the end at which the job must begin to stop."""
+        longest_s = sum(map(max, zip(*self.saves, strict=True)))
+        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
+        whole_s = max(0.0, self.ends_at - self.begun_at)
+        return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
+
+    def saved(self, save_s: float, step_s: float) -> Deadline:
+        """Return the deadline after a save; the longest of the newest few counts.
+
+        A disk that hung once does not move the end of the job for good.
+        """
+        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
+
+    def look(self, now: float) -> Deadline:
+        """Return the deadline with what is due at ``now``."""
+        left_s = self.ends_at - now
+        leave_s = min(LEAVE_S, self.lead_s / 2)
+        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + HURRY_S}
+        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
+        return replace(self, due=max(self.due, found))
 
 
-def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
-    """Return the options of a job that its allocation settles, each with its origin."""
-    if allocation is None or allocation.workers is None:
-        return {}
-    workers = allocation.workers
-    return {"workers": (f"{workers.source} of {allocation.label}", workers.count)}
-
-
-def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
-    """Return the seconds that the whole job may last, where only the environment knows them."""
-    return time_limit_s(environ) if allocation.scheduler is Scheduler.PBS else None
-
-
-def refuse_copies(allocation: Allocation) -> None:
-    """Refuse to be one of several equal commands, which would all train the same.
-
-    The first of them says so; the others end without a word.
-
-    Raises:
-        UsageError: the step has several tasks, and this is the first.
-    """
-    if allocation.copies > 1 and allocation.task > 0:
-        sys.exit(ExitCode.USAGE)
-    if allocation.copies > 1:
-        raise UsageError(
-            f"srun has started this command {allocation.copies} times, and each would be a job of "
-            "its own; put `holdfast run` into the batch script without srun: it starts its "
-            "workers itself"
-        )
-
-
-def refuse_mpi_copies(
-    environ: Mapping[str, str], ancestors: Callable[[], Collection[str]] = ancestors_names
-) -> None:
-    """Refuse to be one of several commands that mpiexec has started.
-
-    The first of them says so; the others end without a word.  The variables of a job that is
-    over, in a shell or a batch script, are none of this one's: nothing of it starts with them.
-
-    Raises:
-        UsageError: mpiexec has started several, and this is the first.
-    """
-    for size, rank in _MPI_WORLDS:
-        copies = environ.get(size, "")
-        if not copies.isdecimal() or int(copies) < 2 or rank not in environ:
-            continue
-        is_alive = os.path.isdir(environ.get(_SESSION, "")) or _STARTERS & set(ancestors())
-        if not is_alive:
-            continue
-        if environ.get(rank) != "0":
-            sys.exit(ExitCode.USAGE)
-        raise UsageError(
-            f"mpiexec has started this command {copies} times, and each would be a job of its "
-            f"own; leave mpiexec out: `holdfast run -n {copies} SCRIPT` starts the workers itself"
-        )
-
-
-def _usable(found: Allocation) -> Allocation:
-    has_workers = found.workers is not None and found.workers.count > 0
-    return found if has_workers else dataclasses.replace(found, workers=None)
-
-
-def _lines_of(path: str) -> tuple[str, ...]:
-    try:
-        return tuple(filter(None, map(str.strip, Path(path).read_text().splitlines())))
-    except (OSError, ValueError):
-        return ()
+def earliest(*deadlines: Deadline | None) -> Deadline | None:
+    """Return the deadline that comes first, None if there is none."""
+    found = [deadline for deadline in deadlines if deadline is not None]
+    return min(found, key=lambda deadline: deadline.ends_at, default=None)

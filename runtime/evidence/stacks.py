@@ -1,27 +1,4 @@
-"""The Python stacks of a process, read from what faulthandler or py-spy writes.
-
-Both list the threads with their frames, the innermost first.  Here they become one form, which
-is bounded and without what is the same in every worker:
-
-* the main thread comes first; calls that lead to the user's script are left out;
-* other threads that run no code of the user's, such as idle ones of a pool, have one line;
-* long stacks lose their outer calls.
-
-The signal at which a worker writes the Python stacks of all its threads into its page.
-
-The handler is C code (``faulthandler``): it needs no interpreter's lock, and runs in the middle
-of a C call that never gives the lock back.  It interrupts no system call that can be restarted
-(``SA_RESTART``).  The kernel tells whether a process has the handler, and whether it is done: a
-thread in the handler has the signal blocked.  So no message and no reply is needed, and a
-process without the handler is never sent a signal that would end it.
-
-A traceback as the user of a script reads it: calls of the script and of Keras, not of holdfast.
-
-The script calls ``fit``, and ``fit`` calls the script's callback.  What lies between is ten
-calls of this package, which say nothing about the mistake.  One line says how many they are.
-The journal keeps all of them.
-
-What one worker is doing, found out before it is killed.
+"""What a worker is doing and has said, found out before it is killed.
 
 Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the measurements):
 
@@ -33,10 +10,27 @@ Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the 
 So a process that runs is asked.  Any other one, and one that does not answer soon, is read, if
 py-spy is there.
 
+*Stacks.*  Both ways list the threads with their frames, the innermost first.  Here they become one
+form, which is bounded and without what is the same in every worker:
+
+* the main thread comes first; calls that lead to the user's script are left out;
+* other threads that run no code of the user's, such as idle ones of a pool, have one line;
+* long stacks lose their outer calls.
+
+*The signal* at which a worker writes its stacks into its page has a handler in C
+(``faulthandler``).  It needs no interpreter's lock, and runs in the middle of a C call that never
+gives the lock back.  It interrupts no system call that can be restarted (``SA_RESTART``).  The
+kernel tells whether a process has the handler, and whether it is done: a thread in the handler has
+the signal blocked.  So no message and no reply is needed, and a process without the handler is
+never sent a signal that would end it.
+
 Invariant: an inquiry never waits, and is over after two seconds at most.  The agent looks at it
 from its loop; a fence waits no longer.
 
-The newest lines of a worker's stderr: what it has said before it died.
+*A traceback*, as the user of a script reads it, has calls of the script and of Keras, not of
+holdfast.  The script calls ``fit``, and ``fit`` calls the script's callback.  What lies between is
+ten calls of this package, which say nothing about the mistake.  One line says how many they are.
+The journal keeps all of them.
 """
 
 from __future__ import annotations
@@ -56,7 +50,7 @@ from pathlib import Path
 
 from holdfast.runtime.system.heartbeat import STACKS_AT, HeartbeatPage
 from holdfast.runtime.system.own_process import allow_reading
-from holdfast.runtime.system.processes import SignalState, signal_state
+from holdfast.runtime.system.processes import signal_state
 
 MOST_CHARACTERS = 16 << 10
 """As much is kept of one worker, in the journal and on its way there."""
@@ -72,7 +66,7 @@ _SPY_FRAME = re.compile(r"^ +(?P<name>\S.*) \((?P<file>[^()]*):(?P<line>\d+)\)$"
 _HOLDFAST = str(Path(__file__).parents[2])
 _READING = f"{_HOLDFAST}/runtime/data/"
 _AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
-"""Rooms whose code waits for the script's own: a pipeline, or a call of a callback."""
+"""Packages whose code waits for the script's own: a pipeline, or a call of a callback."""
 _FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
@@ -238,14 +232,6 @@ class Stacks:
         return text[: MOST_CHARACTERS - len(end)] + end
 
 
-def shortened(trace: str) -> str:
-    """Return a traceback of ``MOST_CHARACTERS`` at most: its outer calls, and its end."""
-    if len(trace) <= MOST_CHARACTERS:
-        return trace
-    half = MOST_CHARACTERS // 2 - len(_CUT)
-    return f"{trace[:half]}{_CUT}{trace[-half:]}"
-
-
 def listen(page: HeartbeatPage, agent: int) -> None:
     """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only).
 
@@ -253,53 +239,6 @@ def listen(page: HeartbeatPage, agent: int) -> None:
     """
     faulthandler.register(STACK_SIGNAL, file=page.fd, all_threads=True, chain=False)
     allow_reading(agent)
-
-
-def ask(pid: int, page: HeartbeatPage) -> None:
-    """Let the worker ``pid``, which must listen, write its stacks (agent only)."""
-    os.lseek(page.fd, STACKS_AT, os.SEEK_SET)  # its descriptor is ours too, and so is the offset
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, STACK_SIGNAL)
-
-
-def state_of(pid: int) -> SignalState:
-    """Return what the kernel knows of ``STACK_SIGNAL`` in process ``pid``."""
-    return signal_state(pid, STACK_SIGNAL)
-
-
-def answer_in(page: HeartbeatPage) -> str:
-    """Return the stacks that the worker has written since it was asked."""
-    length = os.lseek(page.fd, 0, os.SEEK_CUR) - STACKS_AT
-    return os.pread(page.fd, max(0, length), STACKS_AT).decode(errors="replace")
-
-
-def users_trace(trace: str) -> str:
-    """Return the traceback ``trace`` with one line in the place of each run of holdfast's calls."""
-    return "".join(_users_lines(trace))
-
-
-def _users_lines(trace: str) -> Iterator[str]:
-    hidden, is_own = 0, False
-    for line in trace.splitlines(keepends=True):
-        call = _CALL.match(line)
-        if call is not None:
-            is_own = Frame(call["file"], call["line"], call["name"]).is_holdfasts
-            hidden += is_own
-        elif is_own and not line.startswith(_OF_A_CALL):
-            is_own = False
-        if not is_own:
-            if hidden:
-                yield _hidden(hidden)
-            hidden = 0
-            yield line
-    if hidden:
-        yield _hidden(hidden)
-
-
-def _hidden(calls: int) -> str:
-    """Return the line that stands for so many calls."""
-    what = "1 call" if calls == 1 else f"{calls} calls"
-    return f"  [{what} of holdfast: -v shows more]\n"
 
 
 class Inquiry:
@@ -313,13 +252,12 @@ class Inquiry:
         self._is_asked = False
         self.stacks = Stacks()
         self.is_over = False
-        state = state_of(pid)
+        state = signal_state(pid, STACK_SIGNAL)
         self._blocked_before = state.blocked_in
         if state.runs_no_code:
             self._start_spy()
         elif state.is_caught and not state.is_gone:
-            self._is_asked = True
-            ask(pid, page)
+            self._ask()
         else:
             self.is_over = True  # it does not listen yet: it has run no code of the user's
 
@@ -338,11 +276,24 @@ class Inquiry:
             self._spy.close()
             self._spy = None
 
+    def _ask(self) -> None:
+        """Let the worker, which listens, write its stacks."""
+        self._is_asked = True
+        # Its descriptor is ours too, and so is the offset.
+        os.lseek(self._page.fd, STACKS_AT, os.SEEK_SET)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, STACK_SIGNAL)
+
+    def _answer(self) -> str:
+        """Return what the worker has written since it was asked."""
+        length = os.lseek(self._page.fd, 0, os.SEEK_CUR) - STACKS_AT
+        return os.pread(self._page.fd, max(0, length), STACKS_AT).decode(errors="replace")
+
     def _look_for_answer(self, now: float) -> None:
-        state = state_of(self._pid)
+        state = signal_state(self._pid, STACK_SIGNAL)
         is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
         if is_answered or state.is_gone:
-            self._end(Stacks.of_faulthandler(answer_in(self._page)))
+            self._end(Stacks.of_faulthandler(self._answer()))
         elif self._spy is None and (state.runs_no_code or now - self._began >= _ASKED_FOR_S):
             self._start_spy()
 
@@ -405,6 +356,43 @@ def _py_spy() -> str | None:
     """Return the path of py-spy, which stands beside our Python or in ``PATH``; None without."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def users_trace(trace: str) -> str:
+    """Return the traceback ``trace`` with one line in the place of each run of holdfast's calls."""
+    return "".join(_users_lines(trace))
+
+
+def _users_lines(trace: str) -> Iterator[str]:
+    hidden, is_own = 0, False
+    for line in trace.splitlines(keepends=True):
+        call = _CALL.match(line)
+        if call is not None:
+            is_own = Frame(call["file"], call["line"], call["name"]).is_holdfasts
+            hidden += is_own
+        elif is_own and not line.startswith(_OF_A_CALL):
+            is_own = False
+        if not is_own:
+            if hidden:
+                yield _hidden(hidden)
+            hidden = 0
+            yield line
+    if hidden:
+        yield _hidden(hidden)
+
+
+def _hidden(calls: int) -> str:
+    """Return the line that stands for so many calls."""
+    what = "1 call" if calls == 1 else f"{calls} calls"
+    return f"  [{what} of holdfast: -v shows more]\n"
+
+
+def shortened(trace: str) -> str:
+    """Return a traceback of ``MOST_CHARACTERS`` at most: its outer calls, and its end."""
+    if len(trace) <= MOST_CHARACTERS:
+        return trace
+    half = MOST_CHARACTERS // 2 - len(_CUT)
+    return f"{trace[:half]}{_CUT}{trace[-half:]}"
 
 
 class LastLines:

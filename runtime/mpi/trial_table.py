@@ -1,4 +1,4 @@
-"""The trials of an MPI: how many ranks, which of them die, how, and where.
+"""The trials of an MPI, and what their outcomes allow to rely on.
 
 All ranks of a trial take steps together: they exchange vectors, vote, and repair their world
 after a death, as the workers of a job do.  The survivors must come to the end with the right
@@ -10,8 +10,6 @@ one there revokes the new world, while others are still inside Shrink.  Open MPI
 5.0.11 then follow a null pointer.  Deaths 10 to 30 ms apart hit that moment in a quarter of
 all runs or less.  So one trial makes it without any death, a hundred times over: it fails at
 once on those two, and never on 5.0.8 and 5.0.9.
-
-From the reports of ranks to what an MPI can be trusted with: pure.
 
 A wrong sum, or survivors that disagree about their world, weigh more than any number of lost
 ranks.  Lost ranks cost a relaunch.  Wrong results would cost the bytes of the run.  So an

@@ -2,19 +2,14 @@
 
 Under a batch system a stop has two kinds.  A *limit* stops the job although it should go on:
 the deadline, SIGUSR1 and SIGUSR2.  So the job is requeued.  An *order* (SIGTERM, SIGINT) is
-a person's wish, or a preemption: who sends it sees to what follows.
+a person's wish, or a preemption: who sends it sees to what follows.  Batch systems warn before
+they kill.  So the first SIGTERM after a limit is no second order, which would cut the last
+save short.
 
-Batch systems warn before they kill.  So the first SIGTERM after a limit is no second order,
-which would cut the last save short.
+A batch system starts the same command again and again.  Its *chain* must come to an end by
+itself: when the run is complete, and when it does not get on.
 
-One incarnation of a run in a batch system: whether it starts, and what it leaves for the next.
-
-A batch system starts the same command again and again.  It must come to an end by itself:
-when the run is complete, and when it does not get on.
-
-Signals as orders to the job: stop with a checkpoint, stop at once, save, or go on alone.
-
-A batch system may send one order several times: to the process, to its group and to its
+A batch system may send one *signal* several times: to the process, to its group and to its
 session.  So the same signal again within a second is the same order.  Another signal, or a
 later one, is a second order, and that means "now".
 """
@@ -71,124 +66,6 @@ OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
 """It ends this run alone: a requeue would end everything else in the batch job, too."""
 
 Say = Callable[[str], None]
-
-
-class ChainLink:
-    """This start of a run, among those of its chain."""
-
-    def __init__(self, options: JobOptions, allocation: Allocation) -> None:
-        self._allocation = allocation
-        self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
-        self._program = identity_of(options.script, options.argv)
-        self._before = self._file.read()
-        self._begins_afresh = options.fresh and self._before is None
-        self._chain: Chain | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether an earlier link has come to the end of the same program."""
-        return self._before is not None and self._before.complete == self._program != ""
-
-    def asked(self, options: JobOptions) -> JobOptions:
-        """Return the options of this link: only the first one begins a fresh run."""
-        if options.fresh and self._before is not None:
-            return dataclasses.replace(options, fresh=False)
-        return options
-
-    def begin(self, run_id: str) -> str:
-        """Remember this start, and return it in words; the caller holds the lease.
-
-        Raises:
-            RecoveryImpossible: the chain does not get on.
-            RunUnreadable: whether it does cannot be told just now.
-            UsageError: the next job would not know that this one began a fresh run.
-        """
-        step = self._file.newest_step()
-        chain = self._before or Chain(self._allocation.chain, run_id)
-        objection = chain.objection(step, CHAIN if os.environ.get(CHAIN) else None)
-        if objection is not None:
-            raise RecoveryImpossible(objection)
-        number = max(len(chain.incarnations), self._allocation.restarts) + 1
-        label = f"{self._allocation.label}, incarnation {number}"
-        self._chain = chain.with_next(Incarnation(label, step))
-        failure = self._file.write(self._chain)
-        if failure is not None and self._begins_afresh:
-            raise UsageError(
-                f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
-                f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
-            )
-        return f"{label}, from step {step}"
-
-    def completed(self) -> None:
-        """Remember that the program has come to its end: later links have nothing to do."""
-        if self._chain is not None:
-            self._file.write(dataclasses.replace(self._chain, complete=self._program))
-
-
-class Order(Enum):
-    """What a signal asks for."""
-
-    STOP = "stop"
-    SAVE = "save"
-    GO_ON = "go on without a terminal"
-
-
-class OrderSignals:
-    """The handlers of this process, from its making until ``restore``."""
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        obey: Callable[[Order, signal.Signals], None],
-        clock: Callable[[], float] = time.monotonic,
-        stops: Collection[signal.Signals] = tuple(STOPS),
-    ) -> None:
-        self._obey = obey
-        self._stops = stops
-        self._clock = clock
-        self._heard_at: dict[signal.Signals, float] = {}
-        self._before = {number: signal.getsignal(number) for number in _WATCHED}
-        self._read, write = os.pipe()
-        self._write = write
-        os.set_blocking(self._read, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write)
-        for number in _WATCHED:
-            # A job that was started with nohup keeps ignoring what nohup ignores.
-            if number == SAVE_SIGNAL or self._before[number] is not signal.SIG_IGN:
-                signal.signal(number, _wake)
-        reactor.watch(self._read, lambda: self.hear(os.read(self._read, 64)))
-
-    def hear(self, numbers: bytes) -> None:
-        """Turn signals into orders, in the order of their numbers; each one once."""
-        now = self._clock()
-        for number in sorted(set(numbers)):
-            received = signal.Signals(number)
-            if received in self._stops:
-                if not self._is_the_same(received, now):
-                    self._obey(Order.STOP, received)
-            elif received in (signal.SIGUSR2, SAVE_SIGNAL):
-                self._obey(Order.SAVE, received)
-            elif received == signal.SIGHUP:
-                self._obey(Order.GO_ON, received)
-
-    def restore(self) -> None:
-        """Give the process its former handlers back."""
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._before.items():
-            # A late request must not end this process, and nobody should wait for it.
-            signal.signal(number, signal.SIG_IGN if number == SAVE_SIGNAL else handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def _is_the_same(self, received: signal.Signals, now: float) -> bool:
-        before = self._heard_at.get(received)
-        self._heard_at.setdefault(received, now)
-        return before is not None and now - before < _SAME_ORDER_WITHIN_S.get(received, math.inf)
-
-
-def _wake(_number: int, _frame: object) -> None:
-    """Do nothing: the number is in the pipe by now."""
 
 
 class BatchJob:
@@ -325,3 +202,121 @@ def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) ->
     else:
         left_s, source = limit_s(allocation, environ), "the time limit of the job"
     return None if left_s is None else Deadline(now, now + left_s, source)
+
+
+class ChainLink:
+    """This start of a run, among those of its chain."""
+
+    def __init__(self, options: JobOptions, allocation: Allocation) -> None:
+        self._allocation = allocation
+        self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
+        self._program = identity_of(options.script, options.argv)
+        self._before = self._file.read()
+        self._begins_afresh = options.fresh and self._before is None
+        self._chain: Chain | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether an earlier link has come to the end of the same program."""
+        return self._before is not None and self._before.complete == self._program != ""
+
+    def asked(self, options: JobOptions) -> JobOptions:
+        """Return the options of this link: only the first one begins a fresh run."""
+        if options.fresh and self._before is not None:
+            return dataclasses.replace(options, fresh=False)
+        return options
+
+    def begin(self, run_id: str) -> str:
+        """Remember this start, and return it in words; the caller holds the lease.
+
+        Raises:
+            RecoveryImpossible: the chain does not get on.
+            RunUnreadable: whether it does cannot be told just now.
+            UsageError: the next job would not know that this one began a fresh run.
+        """
+        step = self._file.newest_step()
+        chain = self._before or Chain(self._allocation.chain, run_id)
+        objection = chain.objection(step, CHAIN if os.environ.get(CHAIN) else None)
+        if objection is not None:
+            raise RecoveryImpossible(objection)
+        number = max(len(chain.incarnations), self._allocation.restarts) + 1
+        label = f"{self._allocation.label}, incarnation {number}"
+        self._chain = chain.with_next(Incarnation(label, step))
+        failure = self._file.write(self._chain)
+        if failure is not None and self._begins_afresh:
+            raise UsageError(
+                f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
+                f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
+            )
+        return f"{label}, from step {step}"
+
+    def completed(self) -> None:
+        """Remember that the program has come to its end: later links have nothing to do."""
+        if self._chain is not None:
+            self._file.write(dataclasses.replace(self._chain, complete=self._program))
+
+
+class Order(Enum):
+    """What a signal asks for."""
+
+    STOP = "stop"
+    SAVE = "save"
+    GO_ON = "go on without a terminal"
+
+
+class OrderSignals:
+    """The handlers of this process, from its making until ``restore``."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        obey: Callable[[Order, signal.Signals], None],
+        clock: Callable[[], float] = time.monotonic,
+        stops: Collection[signal.Signals] = tuple(STOPS),
+    ) -> None:
+        self._obey = obey
+        self._stops = stops
+        self._clock = clock
+        self._heard_at: dict[signal.Signals, float] = {}
+        self._before = {number: signal.getsignal(number) for number in _WATCHED}
+        self._read, write = os.pipe()
+        self._write = write
+        os.set_blocking(self._read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        for number in _WATCHED:
+            # A job that was started with nohup keeps ignoring what nohup ignores.
+            if number == SAVE_SIGNAL or self._before[number] is not signal.SIG_IGN:
+                signal.signal(number, _wake)
+        reactor.watch(self._read, lambda: self.hear(os.read(self._read, 64)))
+
+    def hear(self, numbers: bytes) -> None:
+        """Turn signals into orders, in the order of their numbers; each one once."""
+        now = self._clock()
+        for number in sorted(set(numbers)):
+            received = signal.Signals(number)
+            if received in self._stops:
+                if not self._is_the_same(received, now):
+                    self._obey(Order.STOP, received)
+            elif received in (signal.SIGUSR2, SAVE_SIGNAL):
+                self._obey(Order.SAVE, received)
+            elif received == signal.SIGHUP:
+                self._obey(Order.GO_ON, received)
+
+    def restore(self) -> None:
+        """Give the process its former handlers back."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            # A late request must not end this process, and nobody should wait for it.
+            signal.signal(number, signal.SIG_IGN if number == SAVE_SIGNAL else handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _is_the_same(self, received: signal.Signals, now: float) -> bool:
+        before = self._heard_at.get(received)
+        self._heard_at.setdefault(received, now)
+        return before is not None and now - before < _SAME_ORDER_WITHIN_S.get(received, math.inf)
+
+
+def _wake(_number: int, _frame: object) -> None:
+    """Do nothing: the number is in the pipe by now."""

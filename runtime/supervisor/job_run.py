@@ -1,9 +1,7 @@
-"""One job from its request to its exit code: begun here, or taken over.
+"""One job from its request to its exit code: begun here, in a batch system, or taken over.
 
 ``holdfast run`` on the directory of a job that lives without its supervisor goes on with
 that job, in place of starting another one.  ``holdfast attach`` does the same by name.
-
-A job inside a batch system, from its request to the exit code that the batch system sees.
 """
 
 from __future__ import annotations
@@ -39,9 +37,7 @@ from holdfast.runtime.system.processes import age_s
 from holdfast.runtime.system.witnessed_time import Bound, Stillness
 
 if TYPE_CHECKING:
-    from holdfast.runtime.supervisor.screen import Paint
     from holdfast.runtime.supervisor.supervisor import SupervisedJob
-
 
 _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
@@ -84,75 +80,6 @@ def run_job(
     return supervised.run(begun, around)
 
 
-def _begun(
-    setup: JobSetup, paint: Paint | None
-) -> tuple[SupervisedJob, subprocess.Popen[bytes] | None]:
-    """Return the job with everything that runs it, and its agent, which is starting."""
-    removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
-    base = make_owned_directory(_memory_directory(setup.options))
-    with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
-        setup.lease.name_agent(base / SOCKET_NAME)
-    begun = None
-    with contextlib.suppress(OSError):  # nothing to spare: it is tried again
-        begun = begin_agent(setup.agent_terms(base, setup.lease), setup.environment)
-    try:
-        supervised = _supervised(setup, base, paint)  # imports while the pool does
-    except BaseException:
-        if begun is not None:
-            dismiss_agent(begun)
-        shutil.rmtree(base, ignore_errors=True)
-        raise
-    for directory in removed:
-        text = f"removed {directory}, which a job that was killed has left in memory"
-        supervised.narration.warned(text)
-    return supervised, begun
-
-
-def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
-    """Take over the job that lives in ``run_dir`` without its supervisor; return its exit code.
-
-    Its time ends when it would have ended: with its batch job, or ``--deadline`` after its start.
-
-    Raises:
-        RunDirectoryBusy: a supervisor runs it.
-        UsageError: there is no such job.
-    """
-    try:
-        with answering(run_dir, say):
-            refuse_no_job(run_dir)
-            is_copy = moved_to(RunDirectory(run_dir)) is not None
-            takeover = None if is_copy else find_takeover(RunDirectory(run_dir))
-    except StoppedAgentEnded as ended:
-        raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
-    if takeover is None:
-        raise UsageError(
-            f"no job lives in {run_dir} on this host without its supervisor; {_next(run_dir)}"
-        )
-    batch = batch_of(takeover)
-    return batch.end(_go_on(takeover, None, batch, paint), say)
-
-
-def _next(run_dir: Path) -> str:
-    """Return what there is to do about a run without a job, in words."""
-    place = moved_to(RunDirectory(run_dir))
-    if place is not None:
-        return f"it was moved or copied from {place}, which holds its run as well"
-    reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
-    step = None
-    with contextlib.suppress(OSError):  # it may not be there
-        step = completed_step(reader.read())
-    if step is None:
-        return "start or resume it with `holdfast run`"
-    return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
-
-
-def batch_of(takeover: Takeover) -> BatchJob:
-    """Return the batch job that the job was started in; this process may be outside of it."""
-    environ = takeover.environment
-    age = age_s(takeover.agent.pid)
-    return BatchJob.of(takeover.config.options, find_allocation(environ), environ, age)
-
-
 def _prepare(options: JobOptions) -> JobSetup | Takeover:
     """Return the job that may begin, or the one to take over; wait for its directory if asked to.
 
@@ -184,16 +111,28 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
         time.sleep(_LEASE_LOOK_S)
 
 
-def _go_on(
-    takeover: Takeover, asked: JobOptions | None, batch: BatchJob, paint: Paint | None
-) -> ExitCode:
-    setup = setup_of_takeover(takeover, asked)
-    with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
-        setup.lease.name_owner()
-    with contextlib.suppress(OSError):  # nothing to spare: the agent renews it, too
-        setup.lease.keep()
-    hold(takeover.directory)
-    return _supervised(setup, takeover.directory, paint).run(takeover, batch)
+def _begun(
+    setup: JobSetup, paint: Paint | None
+) -> tuple[SupervisedJob, subprocess.Popen[bytes] | None]:
+    """Return the job with everything that runs it, and its agent, which is starting."""
+    removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
+    base = make_owned_directory(_memory_directory(setup.options))
+    with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
+        setup.lease.name_agent(base / SOCKET_NAME)
+    begun = None
+    with contextlib.suppress(OSError):  # nothing to spare: it is tried again
+        begun = begin_agent(setup.agent_terms(base, setup.lease), setup.environment)
+    try:
+        supervised = _supervised(setup, base, paint)  # imports while the pool does
+    except BaseException:
+        if begun is not None:
+            dismiss_agent(begun)
+        shutil.rmtree(base, ignore_errors=True)
+        raise
+    for directory in removed:
+        text = f"removed {directory}, which a job that was killed has left in memory"
+        supervised.narration.warned(text)
+    return supervised, begun
 
 
 def _supervised(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:
@@ -243,3 +182,60 @@ def run_batch_job(options: JobOptions, allocation: Allocation, paint: Paint | No
     if code == ExitCode.DONE:
         link.completed()
     return batch.end(code, say)
+
+
+def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
+    """Take over the job that lives in ``run_dir`` without its supervisor; return its exit code.
+
+    Its time ends when it would have ended: with its batch job, or ``--deadline`` after its start.
+
+    Raises:
+        RunDirectoryBusy: a supervisor runs it.
+        UsageError: there is no such job.
+    """
+    try:
+        with answering(run_dir, say):
+            refuse_no_job(run_dir)
+            is_copy = moved_to(RunDirectory(run_dir)) is not None
+            takeover = None if is_copy else find_takeover(RunDirectory(run_dir))
+    except StoppedAgentEnded as ended:
+        raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
+    if takeover is None:
+        raise UsageError(
+            f"no job lives in {run_dir} on this host without its supervisor; {_next(run_dir)}"
+        )
+    batch = batch_of(takeover)
+    return batch.end(_go_on(takeover, None, batch, paint), say)
+
+
+def _next(run_dir: Path) -> str:
+    """Return what there is to do about a run without a job, in words."""
+    place = moved_to(RunDirectory(run_dir))
+    if place is not None:
+        return f"it was moved or copied from {place}, which holds its run as well"
+    reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
+    step = None
+    with contextlib.suppress(OSError):  # it may not be there
+        step = completed_step(reader.read())
+    if step is None:
+        return "start or resume it with `holdfast run`"
+    return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
+
+
+def batch_of(takeover: Takeover) -> BatchJob:
+    """Return the batch job that the job was started in; this process may be outside of it."""
+    environ = takeover.environment
+    age = age_s(takeover.agent.pid)
+    return BatchJob.of(takeover.config.options, find_allocation(environ), environ, age)
+
+
+def _go_on(
+    takeover: Takeover, asked: JobOptions | None, batch: BatchJob, paint: Paint | None
+) -> ExitCode:
+    setup = setup_of_takeover(takeover, asked)
+    with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
+        setup.lease.name_owner()
+    with contextlib.suppress(OSError):  # nothing to spare: the agent renews it, too
+        setup.lease.keep()
+    hold(takeover.directory)
+    return _supervised(setup, takeover.directory, paint).run(takeover, batch)

@@ -1,9 +1,8 @@
 """What must hold before anything of a job is started, each with the way to mend it.
 
 A launch without one of these fails after a while, and its message names something else.  The rules
-are pure, a sentence for each; only `surroundings` looks at the host.
-
-What a script says of itself before it runs: its imports, and the Keras backend that it sets.
+are pure, a sentence for each; only `surroundings` looks at the host.  A `ScriptSource` is what a
+script says of itself before it runs: its imports, and the Keras backend that it sets.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ class Wishes:
 
 def faults(found: Surroundings, wishes: Wishes) -> Iterator[str]:
     """Yield a sentence for each thing that keeps a job from running."""
-    for rule in _RULES:
-        sentence = rule(found, wishes)
-        if sentence:
-            yield sentence
+    yield from filter(None, (rule(found, wishes) for rule in _RULES))
 
 
 def refuse_faults(found: Surroundings, wishes: Wishes) -> None:

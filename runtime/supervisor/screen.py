@@ -4,10 +4,9 @@ Progress goes to stdout, where Keras prints it, and all else to stderr.  The liv
 drawn on stderr.  If both are the same terminal or file, one sink keeps their order.  Before
 a job has a screen, and after it, `say` writes single lines.
 
-The progress of a job for its user: a live line on a terminal, and a line for each epoch.
-
-It hears what the agent says.  What the training calls ``verbose`` decides: 0 shows nothing, 2
-only the lines.  An epoch that is trained again after a relaunch is not told again.
+The progress is what the agent tells of it.  What the training calls ``verbose`` decides: 0
+shows nothing, 2 only a line for each epoch.  An epoch that is trained again after a relaunch is
+not told again.
 """
 
 from __future__ import annotations

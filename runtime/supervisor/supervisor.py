@@ -5,13 +5,8 @@ The agent starts everything else.  It never imports MPI, TensorFlow or HDF5.  No
 training waits for it: when it is killed, the job goes on, and another supervisor can take
 the job over.
 
-The agent's messages as events of the job.
-
-The faults of ``--inject`` that struck no worker, told at the end of a job.
-
-Workers of a relaunch have larger ids, so a fault may wait for one that never comes.
-
-A job in the hands of its supervisor: what it says, and its run to the end.
+At the end of a job it tells which faults of ``--inject`` struck no worker: workers of a
+relaunch have larger ids, so a fault may wait for one that never comes.
 """
 
 from __future__ import annotations
@@ -91,77 +86,6 @@ _WARMTH: dict[str, Callable[[Message], bool]] = {
     "pool_restarted": lambda _: False,
 }
 """The messages that tell whether the pool has imported everything."""
-
-
-def event_of(message: Message) -> Event | None:
-    """Return the job's event for an agent's message, None if the message changes nothing."""
-    kind = message.get("kind")
-    if kind == "worker_exited":
-        worker = WorkerId(message["worker"])
-        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
-    if kind == "renewing":
-        return LaunchRenewing(WorkerId(message["worker"]))
-    if kind == "launch_ended":
-        words = str(message["words"])
-        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
-    if kind != "worker_report":
-        return None
-    report = message["report"]
-    translate = _REPORTS.get(report.get("kind"))
-    return None if translate is None else translate(WorkerId(message["worker"]), report)
-
-
-def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
-    return WorkerFailed(
-        worker,
-        kind=report["type"],
-        message=report["message"],
-        traceback=report["traceback"],
-        exit_code=ExitCode(int(report["exit_code"])),
-        is_death=report["type"] in _DEATHS,
-        is_in_training=bool(report.get("is_in_training")),
-    )
-
-
-def _formed(worker: WorkerId, report: Message) -> WorldFormed:
-    workers = tuple(WorkerId(member) for member in report["workers"])
-    return WorldFormed(report["generation"], workers, report["step"])
-
-
-_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
-    "joined": lambda worker, report: WorkerJoined(worker),
-    "world": _formed,
-    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
-    "error": _failed,
-    "complete": lambda worker, report: WorkerCompleted(
-        worker, report["step"], report["sha256"], bool(report["is_first"])
-    ),
-    "stopped": lambda worker, report: WorkerStopped(
-        worker, report["step"], str(report.get("words", ""))
-    ),
-}
-
-
-def missed_faults(options: JobOptions) -> Iterator[str]:
-    """Yield a sentence for each fault that has not struck in this run."""
-    if not options.faults:
-        return
-    try:
-        records = read_journal(RunDirectory(options.run_dir).journal_path)
-    except OSError:  # nobody knows what has struck
-        return
-    struck = {tuple(r.get(k) for k in _ADDRESS) for r in records if r["event"] == "fault"}
-    last = options.workers + options.spares - 1
-    for fault in map(parse_fault, options.faults):
-        if _address(fault) not in struck:
-            yield (
-                f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
-                f"The workers of a first launch are 0 to {last}"
-            )
-
-
-def _address(fault: Fault) -> tuple[object, ...]:
-    return (fault.worker, fault.step, fault.site.value, fault.attempt)
 
 
 class Supervisor:
@@ -496,12 +420,79 @@ class SupervisedJob:
             block()  # this process ends next, with the job's exit code and no other
             self.progress.end()
             supervisor.close()
-            self._say_the_last()
+            self.narration.lost_output()
+            self.screen.close()
+            self.narration.dropped(self.screen.dropped)
             self.setup.journal.close()
             supervisor.signals.restore()
 
-    def _say_the_last(self) -> None:
-        """Say what is left to say, but not for long."""
-        self.narration.lost_output()
-        self.screen.close()
-        self.narration.dropped(self.screen.dropped)
+
+def event_of(message: Message) -> Event | None:
+    """Return the job's event for an agent's message, None if the message changes nothing."""
+    kind = message.get("kind")
+    if kind == "worker_exited":
+        worker = WorkerId(message["worker"])
+        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind == "renewing":
+        return LaunchRenewing(WorkerId(message["worker"]))
+    if kind == "launch_ended":
+        words = str(message["words"])
+        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
+    if kind != "worker_report":
+        return None
+    report = message["report"]
+    translate = _REPORTS.get(report.get("kind"))
+    return None if translate is None else translate(WorkerId(message["worker"]), report)
+
+
+def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
+    return WorkerFailed(
+        worker,
+        kind=report["type"],
+        message=report["message"],
+        traceback=report["traceback"],
+        exit_code=ExitCode(int(report["exit_code"])),
+        is_death=report["type"] in _DEATHS,
+        is_in_training=bool(report.get("is_in_training")),
+    )
+
+
+def _formed(worker: WorkerId, report: Message) -> WorldFormed:
+    workers = tuple(WorkerId(member) for member in report["workers"])
+    return WorldFormed(report["generation"], workers, report["step"])
+
+
+_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
+    "joined": lambda worker, report: WorkerJoined(worker),
+    "world": _formed,
+    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
+    "error": _failed,
+    "complete": lambda worker, report: WorkerCompleted(
+        worker, report["step"], report["sha256"], bool(report["is_first"])
+    ),
+    "stopped": lambda worker, report: WorkerStopped(
+        worker, report["step"], str(report.get("words", ""))
+    ),
+}
+
+
+def missed_faults(options: JobOptions) -> Iterator[str]:
+    """Yield a sentence for each fault that has not struck in this run."""
+    if not options.faults:
+        return
+    try:
+        records = read_journal(RunDirectory(options.run_dir).journal_path)
+    except OSError:  # nobody knows what has struck
+        return
+    struck = {tuple(r.get(k) for k in _ADDRESS) for r in records if r["event"] == "fault"}
+    last = options.workers + options.spares - 1
+    for fault in map(parse_fault, options.faults):
+        if _address(fault) not in struck:
+            yield (
+                f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
+                f"The workers of a first launch are 0 to {last}"
+            )
+
+
+def _address(fault: Fault) -> tuple[object, ...]:
+    return (fault.worker, fault.step, fault.site.value, fault.attempt)
