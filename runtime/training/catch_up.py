@@ -27,6 +27,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects, decide
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.companion import Due, Notes
@@ -130,7 +131,8 @@ class NewestState:
         """
         communicator = self._membership.communicator
         if source.version == NO_STATE:
-            cursor = Cursor.start(self._state.replica.shape.metrics, self._job.stage.begin)
+            replica = self._state.replica
+            cursor = first_cursor(replica, replica.shape.metrics, self._job.stage.begin)
             restore = JobRestore(self._context, self._job, self._state)
             restored = restore.run(communicator, cursor)
             if restored is not None:
