@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,19 +234,14 @@ class Disk:
         self._allocate(handle, path, sum(map(len, buffers)))
         offset = started = 0
         for batch in _batches(buffers):
-            offset = self._write_all(handle, path, batch, offset)
+            while batch:
+                taken = self._write(handle, path, batch, offset)
+                offset += taken
+                _drop_front(batch, taken)
             if offset - started >= _BATCH_BYTES:
                 self._start_writeback(handle, path, started, offset)
                 started = offset
         _complete("fsync", path, lambda: self._files.fsync(handle))
-
-    def _write_all(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
-        """Write a batch at ``offset``; return where it ends."""
-        while batch:
-            taken = self._write(handle, path, batch, offset)
-            offset += taken
-            _drop_front(batch, taken)
-        return offset
 
     def _write(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
         taken = _complete("write", path, lambda: self._files.write(handle, batch, offset))
@@ -292,18 +288,12 @@ class ReadFile:
         done = 0
         while done < len(buffer):
             rest, position = buffer[done:], offset + done
-            count = self._read(rest, position)
+            read = functools.partial(self._files.read, self._handle, rest, position)
+            count = _complete("read", self._path, read)
+            self._watch(0)
             if count <= 0:
                 raise StorageFailed("read", self._path, OSError(errno.EIO, "the file ends early"))
             done += count
-
-    def _read(self, buffer: memoryview, offset: int) -> int:
-        def call() -> int:
-            return self._files.read(self._handle, buffer, offset)
-
-        count = _complete("read", self._path, call)
-        self._watch(0)
-        return count
 
 
 def unwatched(_change: int) -> None:

@@ -5,17 +5,8 @@ and cut the power after any call.  Implementations raise ``OSError`` and decide
 nothing: retries, messages and fallbacks are ``Disk``'s.
 
 Handles are small integers.  ``write`` and ``read`` may move fewer bytes than
-asked, as the system calls may.
-
-Linux's calls for files that the ``os`` module has not, or has in another form.
-
-The libc's plain wrappers are called, without the interpreter's lock.  All raise ``OSError``.
-
-A file system whose reads keep to a rate, for work that nobody waits for.
-
-A read-back or a scrub of a large step at full speed takes the disk, or the server of all
-jobs, from saves and restores.  So each read is followed by a pause, until the bytes so far
-have taken their time.  A pause is short, so the reader can be told to end between two.
+asked, as the system calls may.  What the ``os`` module lacks is called through the libc's
+plain wrappers, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -35,67 +26,12 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _RESERVE = 0  # no flag of linux/falloc.h: blocks are taken, and the file gets the size
 
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
 
-def fallocate(handle: int, size_bytes: int) -> None:
-    """Reserve the blocks of a file of this size by the system call itself.
-
-    It fails with ``EOPNOTSUPP`` where the file system reserves nothing.  posix_fallocate(3)
-    does not: glibc then writes a byte into every block, so the file is written twice and
-    nothing is reserved.
-    """
-    start, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
-    while True:
-        try:
-            _call("fallocate", handle, _RESERVE, start, size)
-        except InterruptedError:  # repeated as the os module does (PEP 475)
-            continue
-        return
-
-
-def sync_file_range(handle: int, offset: int, size_bytes: int) -> None:
-    """Let the disk begin to write these bytes, and wait for nothing."""
-    # Waiting is left to fsync: a wait here would take an error that fsync must see.
-    start, size = ctypes.c_int64(offset), ctypes.c_int64(size_bytes)
-    _call("sync_file_range", handle, start, size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
-
-
-def renameat2(source: tuple[int, str], target: tuple[int, str]) -> bool:
-    """Rename without replacing; return False where kernel, libc or file system cannot.
-
-    Source and target are a directory's descriptor and a name in it.
-    """
-    old, new = os.fsencode(source[1]), os.fsencode(target[1])
-    try:
-        _call("renameat2", source[0], old, target[0], new, ctypes.c_uint(_RENAME_NOREPLACE))
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-            return False
-        raise OSError(error.errno, error.strerror, source[1], None, target[1]) from None
-    return True
-
-
-def _call(name: str, *arguments: object) -> None:
-    """Call a function of the libc; fails with ``ENOSYS`` where there is none."""
-    function = _function(name)
-    if function is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if function(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _function(name: str) -> Callable[..., Any] | None:
-    found: Callable[..., Any] | None = getattr(_libc(), name, None)
-    return found
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
+_BYTES_PER_S = 200e6
+"""A tenth of a fast local disk; a slow one is slower by itself."""
+_LONGEST_PAUSE_S = 1.0
 
 
 def _no_fence() -> None:
@@ -197,13 +133,13 @@ class LocalFileSystem:
     def mkdir(self, path: Path) -> None:
         """Make a directory of mode 0700."""
         with self._parent(path) as parent:
-            os.mkdir(path.name, DIRECTORY_MODE, dir_fd=parent)
+            os.mkdir(path.name, _DIRECTORY_MODE, dir_fd=parent)
 
     def create_exclusive(self, path: Path) -> int:
         """Create a file of mode 0600."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with self._parent(path) as parent:
-            return os.open(path.name, flags, FILE_MODE, dir_fd=parent)
+            return os.open(path.name, flags, _FILE_MODE, dir_fd=parent)
 
     def open_read(self, path: Path) -> int:
         """Open a regular file; a FIFO does not block, it is refused."""
@@ -220,8 +156,19 @@ class LocalFileSystem:
         return os.fstat(handle).st_size
 
     def allocate(self, handle: int, size_bytes: int) -> None:
-        """Reserve blocks by fallocate(2) itself, without the libc's emulation."""
-        fallocate(handle, size_bytes)
+        """Reserve blocks by fallocate(2) itself.
+
+        It fails with ``EOPNOTSUPP`` where the file system reserves nothing.  posix_fallocate(3)
+        does not: glibc then writes a byte into every block, so the file is written twice and
+        nothing is reserved.
+        """
+        start, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
+        while True:
+            try:
+                _call("fallocate", handle, _RESERVE, start, size)
+            except InterruptedError:  # repeated as the os module does (PEP 475)
+                continue
+            return
 
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Write by pwritev(2), without the GIL."""
@@ -229,7 +176,9 @@ class LocalFileSystem:
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
         """Call sync_file_range(2), without the GIL; fails with ``ENOSYS`` where there is none."""
-        sync_file_range(handle, offset, size_bytes)
+        # Waiting is left to fsync: a wait here would take an error that fsync must see.
+        start, size = ctypes.c_int64(offset), ctypes.c_int64(size_bytes)
+        _call("sync_file_range", handle, start, size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Read by preadv(2), without the GIL."""
@@ -249,7 +198,7 @@ class LocalFileSystem:
 
     def fsync_directory(self, path: Path) -> None:
         """Open the directory, call fsync(2) on it."""
-        with self._directory(path) as directory:
+        with self._opened(path, os.O_RDONLY) as directory:
             os.fsync(directory)
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
@@ -268,7 +217,7 @@ class LocalFileSystem:
 
         The few file systems that tell no kinds are asked for each.
         """
-        with self._directory(path) as directory, os.scandir(directory) as found:
+        with self._opened(path, os.O_RDONLY) as directory, os.scandir(directory) as found:
             return tuple(sorted(map(_name_of, found)))
 
     def is_directory(self, path: Path) -> bool:
@@ -300,7 +249,7 @@ class LocalFileSystem:
 
     def capacity(self, path: Path) -> int:
         """Call fstatvfs(3)."""
-        with self._directory(path) as directory:
+        with self._opened(path, os.O_RDONLY) as directory:
             found = os.fstatvfs(directory)
         return found.f_blocks * found.f_frsize
 
@@ -311,15 +260,10 @@ class LocalFileSystem:
             yield handle
 
     @contextlib.contextmanager
-    def _directory(self, path: Path) -> Iterator[int]:
-        """Open a directory for reading its names, or syncing them."""
-        with self._opened(path, os.O_RDONLY) as handle:
-            yield handle
-
-    @contextlib.contextmanager
     def _opened(self, path: Path, access: int) -> Iterator[int]:
         """Open a directory, going down from the root if it lies below it."""
-        below = self._parts_below_root(path)
+        is_below = self._root is not None and path.is_relative_to(self._root)
+        below = path.relative_to(self._root).parts if self._root and is_below else ()
         if self._root is None or not below:
             handle = os.open(path, os.O_DIRECTORY | access)
         else:
@@ -334,11 +278,6 @@ class LocalFileSystem:
         finally:
             _close_directory(handle)
 
-    def _parts_below_root(self, path: Path) -> tuple[str, ...]:
-        if self._root is None or not path.is_relative_to(self._root):
-            return ()
-        return path.relative_to(self._root).parts
-
 
 def _name_of(entry: os.DirEntry[str]) -> str:
     return DirectoryName(entry.name) if entry.is_dir(follow_symlinks=False) else entry.name
@@ -350,13 +289,13 @@ def _close_directory(handle: int) -> None:
         os.close(handle)
 
 
-BYTES_PER_S = 200e6
-"""A tenth of a fast local disk; a slow one is slower by itself."""
-_LONGEST_PAUSE_S = 1.0
-
-
 class PacedFileSystem(LocalFileSystem):
     """The local file system, read at ``bytes_per_s`` at most on average.
+
+    For work that nobody waits for: a read-back or a scrub of a large step at full speed
+    takes the disk, or the server of all jobs, from saves and restores.  A pause after each
+    read lasts until the bytes so far have taken their time.  It is short, so the reader can
+    be told to end between two.
 
     ``pause`` waits for the given seconds; ``clock`` gives monotonic seconds.
     """
@@ -364,13 +303,13 @@ class PacedFileSystem(LocalFileSystem):
     def __init__(
         self,
         root: Path,
-        bytes_per_s: float = BYTES_PER_S,
+        bytes_per_s: float = _BYTES_PER_S,
         *,
-        fence: Callable[[], None] | None = None,
+        fence: Callable[[], None] = _no_fence,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(root, *(() if fence is None else (fence,)))
+        super().__init__(root, fence)
         self._bytes_per_s = bytes_per_s
         self._pause = pause
         self._clock = clock
@@ -391,3 +330,37 @@ class PacedFileSystem(LocalFileSystem):
         while not self._is_over and (seconds := self._free_at - self._clock()) > 0:
             self._pause(min(seconds, _LONGEST_PAUSE_S))
         return count
+
+
+def renameat2(source: tuple[int, str], target: tuple[int, str]) -> bool:
+    """Rename without replacing; return False where kernel, libc or file system cannot.
+
+    Source and target are a directory's descriptor and a name in it.
+    """
+    old, new = os.fsencode(source[1]), os.fsencode(target[1])
+    try:
+        _call("renameat2", source[0], old, target[0], new, ctypes.c_uint(_RENAME_NOREPLACE))
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            return False
+        raise OSError(error.errno, error.strerror, source[1], None, target[1]) from None
+    return True
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call a function of the libc; fails with ``ENOSYS`` where there is none."""
+    function = _function(name)
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    return getattr(_libc(), name, None)
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -10,11 +10,9 @@ Digests are of the state's memory, not of the image.  So a bit that flips in the
 found when the image is written, and never gets into a checkpoint.  Training waits for the
 copy alone: another thread takes the digests as long as the state stands still.
 
-One worker's share of a snapshot, in the memory of its host.
-
 The workers of a host fill one memory together.  Each copies its share, and writes the
-records of what it has digested behind the images.  When all have done so, the memory holds
-every shard and every record of the save, and no worker is needed any more.
+records of what it has digested behind the images (`image_map`).  When all have done so, the
+memory holds every shard and every record of the save, and no worker is needed any more.
 """
 
 from __future__ import annotations
@@ -60,18 +58,11 @@ class ShardImage:
 
         Raises ``StateUnsupported`` if the state does not fit the layout.
         """
-        self.copy(buffer, state, header)
-        return self.describe(self.contents(state), header)
-
-    def copy(self, buffer: memoryview, state: Tensors, header: Header) -> None:
-        """Make ``buffer`` the shard of ``state``.
-
-        Raises ``StateUnsupported`` if the state does not fit the layout.
-        """
-        self.layout.refuse_other(state)
+        contents = self.contents(state)
         self.copy_frame(buffer, header)
         for piece in self._skeleton.order:
-            self.copy_piece(buffer, state, piece)
+            _put(buffer, self._skeleton.offsets[piece], contents[piece])
+        return self.describe(contents, header)
 
     def copy_frame(self, buffer: memoryview, header: Header) -> None:
         """Copy all that is outside the pieces: HDF5's metadata, and the mark of the save."""
@@ -83,10 +74,10 @@ class ShardImage:
                 position = skeleton.offsets[piece] + skeleton.pieces[piece].nbytes
 
     def copy_piece(
-        self, buffer: memoryview, state: Tensors, piece: int, bounds: tuple[int, int] | None = None
+        self, buffer: memoryview, state: Tensors, piece: int, bounds: tuple[int, int]
     ) -> None:
-        """Copy a piece of ``state``, or the bytes of it that ``bounds`` gives."""
-        start, stop = bounds or (0, self._skeleton.pieces[piece].nbytes)
+        """Copy the bytes of a piece of ``state`` that ``bounds`` gives."""
+        start, stop = bounds
         contents = self._contents(state, piece)[start:stop]
         _put(buffer, self._skeleton.offsets[piece] + start, contents)
 
@@ -135,14 +126,6 @@ class ShardImage:
         return bytes_of(state[piece.spec.name], piece.start, piece.stop)
 
 
-def _put(buffer: memoryview, position: int, data: memoryview) -> None:
-    """Write ``data`` at ``position``."""
-    for start in range(0, len(data), _CHUNK_BYTES):
-        chunk = data[start : start + _CHUNK_BYTES]
-        begin = position + start
-        buffer[begin : begin + len(chunk)] = chunk
-
-
 class ShareImage:
     """The share of one worker; lays out the shards that it has to do with, once."""
 
@@ -179,7 +162,10 @@ class ShareImage:
         Raises ``StateUnsupported`` if the state does not fit the layout.
         """
         self._map.layout.refuse_other(state)
-        rooms = {shard: self._room(memory, shard) for shard in self._images}
+        rooms = {
+            shard: self._map.image(memory, shard, image.size)
+            for shard, image in self._images.items()
+        }
         for shard in self._share.framed:
             self._images[shard].copy_frame(rooms[shard], header)
         for found in self._share.stretches:
@@ -197,5 +183,10 @@ class ShareImage:
             found = image.offset(piece), image.piece_digest(state, piece)
             self._map.put_piece(memory, (shard, piece), found, header)
 
-    def _room(self, memory: memoryview, shard: int) -> memoryview:
-        return self._map.image(memory, shard, self._images[shard].size)
+
+def _put(buffer: memoryview, position: int, data: memoryview) -> None:
+    """Write ``data`` at ``position``."""
+    for start in range(0, len(data), _CHUNK_BYTES):
+        chunk = data[start : start + _CHUNK_BYTES]
+        begin = position + start
+        buffer[begin : begin + len(chunk)] = chunk

@@ -10,19 +10,15 @@ worker that fills a piece writes its record.  So no message has to carry them.  
 of which save it is.  So a save that was written over, even by whole shards, is never taken for
 whole.
 
-The share that one of several workers copies of a state.
-
 All workers hold the same state, so any of them may copy any byte.  The bytes of all pieces,
-in order, are cut evenly, at multiples of a page.  A piece may be copied by two workers.  Its
-digest is taken by one: the worker that copies its first byte.  The same holds for what is
-outside the pieces of a shard.  Invariant: the shares of all workers make every shard whole,
-and no byte is written twice.
+in order, are cut evenly into *shares*, at multiples of a page.  A piece may be copied by two
+workers.  Its digest is taken by one: the worker that copies its first byte.  The same holds
+for what is outside the pieces of a shard.  Invariant: the shares of all workers make every
+shard whole, and no byte is written twice.
 
-A step whose shards are snapshots in memory, as a file system that can only be read.
-
-So the code that reads, verifies and mends from a directory works from memory as well.
-There may be fewer snapshots than shards, and a snapshot may change while it is read:
-only the digests vouch for it.
+A step whose shards are such snapshots is read like one in a directory, so the code that
+verifies and mends works from memory as well.  There may be fewer snapshots than shards, and
+a snapshot may change while it is read: only the digests vouch for it.
 """
 
 from __future__ import annotations
@@ -218,7 +214,7 @@ def _owner(cuts: list[int], position: int) -> int:
 
 
 class ImageFileSystem:
-    """The files of one step below ``directory``, which is that of a store.
+    """The files of one step below ``directory``, which is that of a store; only for reading.
 
     They are the step's manifest, and each shard that has an image, by index.
     """
@@ -271,57 +267,13 @@ class ImageFileSystem:
         """Return whether this is the store's directory or that of the step."""
         return path in (self._top, self._step)
 
-    def mkdir(self, path: Path) -> None:
-        """Refuse."""
-        _refuse()
+    def _refuse(self, *_arguments: object, **_named: object) -> NoReturn:
+        raise OSError(errno.EROFS, "snapshots in memory are only read")
 
-    def create_exclusive(self, path: Path) -> int:
-        """Refuse."""
-        _refuse()
-
-    def allocate(self, handle: int, size_bytes: int) -> None:
-        """Refuse."""
-        _refuse()
-
-    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Refuse."""
-        _refuse()
-
-    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
-        """Refuse."""
-        _refuse()
-
-    def fsync(self, handle: int) -> None:
-        """Refuse."""
-        _refuse()
-
-    def fsync_directory(self, path: Path) -> None:
-        """Refuse."""
-        _refuse()
-
-    def rename_noreplace(self, source: Path, target: Path) -> None:
-        """Refuse."""
-        _refuse()
-
-    def identity(self, path: Path) -> tuple[int, int]:
-        """Refuse: nothing is renamed."""
-        _refuse()
-
-    def unlink(self, path: Path) -> None:
-        """Refuse."""
-        _refuse()
-
-    def rmdir(self, path: Path) -> None:
-        """Refuse."""
-        _refuse()
-
-    def capacity(self, path: Path) -> int:
-        """Refuse: nothing is put here."""
-        _refuse()
+    mkdir = create_exclusive = allocate = write = start_writeback = _refuse
+    fsync = fsync_directory = rename_noreplace = unlink = rmdir = _refuse
+    identity = _refuse  # nothing is renamed
+    capacity = _refuse  # nothing is put here
 
     def _contents(self, handle: int) -> memoryview:
         return self._files[self._paths[handle]]
-
-
-def _refuse() -> NoReturn:
-    raise OSError(errno.EROFS, "snapshots in memory are only read")

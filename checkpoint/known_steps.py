@@ -1,27 +1,20 @@
-"""What the manifests of a run's steps say that a plan of retention needs to know.
+"""What a plan of retention needs to know of the directories that a run has on the disk.
 
-Which committed steps in a store belong to a run.
+*Committed steps*: the manifest says whose a step is, how large, and which metrics it has.  A
+user may copy the steps of one run into the directory of another, and two jobs may have met in
+one directory.  A step of another run is no step to go back to, so it must not push out an own
+one.  It may be the only copy of a person's work, so it is never removed.  A manifest is read
+once by each process: a step changes its run only when it is saved again, and then it is
+forgotten here.
 
-A user may copy the steps of one run into the directory of another, and two jobs may have
-met in one directory.  A step of another run is no step to go back to, so it must not push
-out an own one.  It may be the only copy of a person's work, so it is never removed.
+*Marks*: which committed steps this process has read back, when, and which it found damaged.
+They are kept in memory only: a mark on the disk would outlive the disk's sound state.
 
-The manifest says whose a step is.  It is read once by each process: a step changes its
-run only when it is saved again, and then it is forgotten here.
+*Damaged steps that were moved aside*: the newest few are kept, since a mend may need them.
+Without a bound a disk that rots fills up with what it has damaged, until saves fail.  Whose
+such a directory is, its manifest says.  One that says nothing may be another run's, so it stays.
 
-What a run has left on the disk and nobody will use: saves that were given up or cut short.
-
-It goes first when a save finds the disk full.
-
-Which committed steps this process has read back, when, and which it found damaged.
-
-Marks are kept in memory only: a mark on the disk would outlive the disk's sound state.
-
-Damaged steps that were moved aside: the newest few are kept, since a mend may need them.
-
-Without a bound a disk that rots fills up with what it has damaged, until saves fail.
-Whose such a directory is, its manifest says.  One that says nothing may be another run's,
-so it stays.
+*Leftovers*: saves that were given up or cut short.  They go first when a save finds the disk full.
 """
 
 from __future__ import annotations
@@ -34,12 +27,17 @@ from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointInvalid,
     CheckpointUnreadable,
-    StorageFailed,
 )
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.names import StagingName, is_removed, step_name
 from holdfast.checkpoint.scan import Scan
-from holdfast.checkpoint.store import CheckpointStore, hide, remove_hidden
+from holdfast.checkpoint.store import CheckpointStore, hide, noting, remove_hidden
+
+KEPT_ASIDE = 2
+"""The damaged steps that stay: two directories of one step may complement each other."""
+
+FEWEST_KEPT_ASIDE = 1
+"""The same where the disk is full: a save is worth more than a second damaged copy."""
 
 
 class Owner(Enum):
@@ -169,38 +167,6 @@ class KnownSteps:
         return self._known[step]
 
 
-def hide_dead_staging(
-    store: CheckpointStore,
-    generation: int,
-    in_flight: Collection[StagingName],
-    reasons: list[str],
-) -> None:
-    """Hide each save that is not ``in_flight``; one of a later generation is not ours.
-
-    Raises ``StorageFailed`` if the store cannot be listed.
-    """
-    for name in store.names():
-        save = StagingName.parse(name)
-        if save is None or save in in_flight or save.generation > generation:
-            continue
-        try:
-            hide(store.disk, store.directory / name, save.removed_name)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-
-
-def free_hidden(store: CheckpointStore, reasons: list[str]) -> int:
-    """Remove all that is hidden, and return how many bytes that has freed."""
-    before = _hidden_bytes(store)
-    remove_hidden(store.disk, store.directory, reasons)
-    return before - _hidden_bytes(store)
-
-
-def _hidden_bytes(store: CheckpointStore) -> int:
-    hidden = filter(is_removed, store.names())
-    return sum(store.disk.size_of_tree(store.directory / name) for name in hidden)
-
-
 class ReadMarks:
     """When each step was last read back with all of its digests right, and which were damaged."""
 
@@ -264,20 +230,6 @@ def read_back(store: CheckpointStore, step: int) -> None:
     store.scan(step).verify()
 
 
-KEPT_ASIDE = 2
-"""The damaged steps that stay: two directories of one step may complement each other."""
-
-FEWEST_KEPT_ASIDE = 1
-"""The same where the disk is full: a save is worth more than a second damaged copy."""
-
-
-def bad_steps(names: Iterable[str]) -> tuple[StagingName, ...]:
-    """Return the damaged steps among the names in a store: those of the newest step first."""
-    parsed = ((StagingName.parse_bad(name), name) for name in names)
-    found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
-    return tuple(sorted(found, key=_age_rank, reverse=True))
-
-
 class BadSteps:
     """The damaged steps of one run that were moved aside."""
 
@@ -308,18 +260,12 @@ class BadSteps:
         verified = self._verified(spare[0].step, now)
         for bad in spare:
             if bad.step <= verified:
-                self._hide_one(bad, reasons)
-
-    def _hide_one(self, bad: StagingName, reasons: list[str]) -> None:
-        try:
-            hide(self._store.disk, self._store.directory / bad.bad_name, bad.removed_name)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-        else:
-            reasons.append(
-                f"{bad.bad_name} is removed: it was moved aside because it is damaged, and "
-                "newer ones are kept"
-            )
+                with noting(reasons):
+                    hide(self._store.disk, self._store.directory / bad.bad_name, bad.removed_name)
+                    reasons.append(
+                        f"{bad.bad_name} is removed: it was moved aside because it is damaged, "
+                        "and newer ones are kept"
+                    )
 
     def _verified(self, wanted: int, now: float) -> int:
         """Return the newest step that was read back; read one more if that is below ``wanted``."""
@@ -331,5 +277,39 @@ class BadSteps:
         return read
 
 
-def _age_rank(bad: StagingName) -> tuple[int, int, int]:
-    return bad.step, bad.generation, bad.attempt
+def bad_steps(names: Iterable[str]) -> tuple[StagingName, ...]:
+    """Return the damaged steps among the names in a store: those of the newest step first."""
+    parsed = ((StagingName.parse_bad(name), name) for name in names)
+    found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
+    found.sort(key=lambda bad: (bad.step, bad.generation, bad.attempt), reverse=True)
+    return tuple(found)
+
+
+def hide_dead_staging(
+    store: CheckpointStore,
+    generation: int,
+    in_flight: Collection[StagingName],
+    reasons: list[str],
+) -> None:
+    """Hide each save that is not ``in_flight``; one of a later generation is not ours.
+
+    Raises ``StorageFailed`` if the store cannot be listed.
+    """
+    for name in store.names():
+        save = StagingName.parse(name)
+        if save is None or save in in_flight or save.generation > generation:
+            continue
+        with noting(reasons):
+            hide(store.disk, store.directory / name, save.removed_name)
+
+
+def free_hidden(store: CheckpointStore, reasons: list[str]) -> int:
+    """Remove all that is hidden, and return how many bytes that has freed."""
+    before = _hidden_bytes(store)
+    remove_hidden(store, reasons)
+    return before - _hidden_bytes(store)
+
+
+def _hidden_bytes(store: CheckpointStore) -> int:
+    hidden = filter(is_removed, store.names())
+    return sum(store.disk.size_of_tree(store.directory / name) for name in hidden)

@@ -1,20 +1,13 @@
 """The record that makes a checkpoint whole: its tensors, their places, and all digests.
 
 A manifest is a line of JSON.  Below it stand its sha256 and, with a key, its signature
-(`seal`).  It is written last; a checkpoint without a manifest does not exist.
+(`signature`).  It is written last; a checkpoint without a manifest does not exist.  A step
+without a signature follows version 1 of the format, to the byte.  A step with a signature
+is of version 2, so that a reader of version 1 refuses it and can say why.
 
 Invariant of a decoded manifest: the pieces of every tensor tile it exactly.  No two
 pieces of a shard overlap, and every piece lies inside its shard.  So a reader that
 trusts a manifest leaves no element unset, and never allocates more than the shards hold.
-
-The versions of the format: which one is signed, and how each digests.
-
-A step without a signature follows version 1, to the byte.  A step with a signature is of
-version 2, so that a reader of version 1 refuses it and can say why.
-
-The entries of a manifest: a shard, a tensor, and the pieces of a tensor.
-
-The metrics of a state, as its checkpoint's manifest keeps them.
 
 Training measures only at the end of each epoch, so most checkpoints were never measured.
 Their manifests hold the metrics of the last epoch before them, and the step at which it
@@ -25,10 +18,11 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import (
@@ -37,11 +31,28 @@ from holdfast.checkpoint.errors import (
     ManifestInvalid,
     StateUnsupported,
 )
-from holdfast.checkpoint.record import Fields, Header, ShardRecord
+from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec, refuse_unsupported
 
 FORMAT = "holdfast-checkpoint"
+LARGEST_INTEGER = 2**63 - 1
+_HEXADECIMAL = frozenset(string.digits + "abcdef")
+
+Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
+"""A piece and the tensor that it belongs to."""
+
+_VALIDATION_PREFIX = "val_"
+_OLD_PREFIX = "val/"
+"""Release 0.1 wrote it."""
+
+_EPOCH_FIELD = "epoch"
+
+GIVES_WAY = "gives way"
+"""A field of the cursor: true in a checkpoint whose place another save of its step takes."""
+
+LARGEST_MANIFEST_BYTES = 64 * 2**20
+"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
 
 class Version(IntEnum):
@@ -181,10 +192,6 @@ class TensorEntry:
             raise ManifestInvalid(f"tensor {spec.name!r} has {position} of {spec.size} elements")
 
 
-Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
-"""A piece and the tensor that it belongs to."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
     """A shard's file: its size, and the digest of all bytes outside its pieces, in order."""
@@ -215,73 +222,56 @@ class ShardEntry:
             raise ManifestInvalid(f"shard {self.index} is smaller than its pieces")
 
 
-VALIDATION_PREFIX = "val_"
-_OLD_PREFIX = "val/"
-"""Release 0.1 wrote it."""
+class Fields:
+    """Typed access to a JSON object; every mismatch is a ``ValueError`` that names the field."""
 
-_FIELD = "epoch"
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{what} is not an object")
+        self._fields = cast("Mapping[str, object]", value)
+        self._what = what
 
+    def integer(self, name: str) -> int:
+        """Return an integer from 0 to 2**63 - 1."""
+        value = self._value(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} of {self._what} is not an integer")
+        if not 0 <= value <= LARGEST_INTEGER:
+            raise ValueError(f"{name} of {self._what} is out of range: {value}")
+        return value
 
-@dataclass(frozen=True, slots=True)
-class EpochMetrics:
-    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val_``."""
+    def text(self, name: str) -> str:
+        """Return a string."""
+        value = self._value(name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} of {self._what} is not a string")
+        return value
 
-    epoch: int
-    step: int
-    values: Mapping[str, float]
+    def hexadecimal(self, name: str, *, digits: int) -> str:
+        """Return a string of exactly ``digits`` lower-case hexadecimal digits."""
+        value = self.text(name)
+        if len(value) != digits or not _HEXADECIMAL.issuperset(value):
+            raise ValueError(f"{name} of {self._what} is not {digits} hexadecimal digits")
+        return value
 
-    @staticmethod
-    def join(
-        epoch: int, step: int, training: Mapping[str, float], validation: Mapping[str, float]
-    ) -> EpochMetrics:
-        """Return both kinds of metrics of one epoch, each under a name of its own."""
-        found = {f"{VALIDATION_PREFIX}{name}": value for name, value in validation.items()}
-        return EpochMetrics(epoch, step, {**training, **found})
+    def mapping(self, name: str) -> Mapping[str, object]:
+        """Return an object."""
+        value = self._value(name)
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} of {self._what} is not an object")
+        return cast("Mapping[str, object]", value)
 
-    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
-        """Return a manifest's cursor with these metrics in it; JSON has no infinity and no NaN."""
-        finite = {name: value for name, value in self.values.items() if math.isfinite(value)}
-        found = {"number": self.epoch, "step": self.step, "metrics": finite}
-        return {**cursor, _FIELD: found}
+    def array(self, name: str) -> list[object]:
+        """Return an array."""
+        value = self._value(name)
+        if not isinstance(value, list):
+            raise ValueError(f"{name} of {self._what} is not an array")
+        return value
 
-    @staticmethod
-    def of(cursor: Mapping[str, object]) -> EpochMetrics | None:
-        """Return the metrics that a manifest's cursor holds, None if it holds none."""
-        found = cursor.get(_FIELD)
-        if not isinstance(found, Mapping) or not isinstance(found.get("metrics"), Mapping):
-            return None
-        number, step = found.get("number"), found.get("step")
-        if not isinstance(number, int) or not isinstance(step, int):
-            return None
-        measured = {plain_name(name): _finite(value) for name, value in found["metrics"].items()}
-        values = {name: value for name, value in measured.items() if value is not None}
-        return EpochMetrics(number, step, values)
-
-
-def plain_name(name: object) -> str:
-    """Return the name of a metric as it is called today."""
-    text = str(name)
-    if text.startswith(_OLD_PREFIX):
-        return VALIDATION_PREFIX + text.removeprefix(_OLD_PREFIX)
-    return text
-
-
-def _finite(value: object) -> float | None:
-    """Return a number as a finite float, None for anything else."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # JSON has integers of any length
-        return None
-    return number if math.isfinite(number) else None
-
-
-GIVES_WAY = "gives way"
-"""A field of the cursor: true in a checkpoint whose place another save of its step takes."""
-
-LARGEST_MANIFEST_BYTES = 64 * 2**20
-"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
+    def _value(self, name: str) -> object:
+        if name not in self._fields:
+            raise ValueError(f"{self._what} has no {name}")
+        return self._fields[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,13 +402,13 @@ class Manifest:
             version=Version.of_digests(record.kind for record in ordered),
         )
         try:
-            check(manifest)
+            _check(manifest)
         except ManifestInvalid as error:
             raise CommitRefused(f"step {header.step} is not whole: {error}") from error
         return manifest
 
 
-def check(manifest: Manifest) -> None:
+def _check(manifest: Manifest) -> None:
     """Raise ``ManifestInvalid`` if pieces do not tile their tensor, or overlap in their shard."""
     names = [spec.name for spec in manifest.specs]
     if names != sorted(set(names)):
@@ -468,5 +458,60 @@ def _decode(unsealed: Unsealed) -> Manifest:
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")
-    check(manifest)
+    _check(manifest)
     return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val_``."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, float]
+
+    @staticmethod
+    def join(
+        epoch: int, step: int, training: Mapping[str, float], validation: Mapping[str, float]
+    ) -> EpochMetrics:
+        """Return both kinds of metrics of one epoch, each under a name of its own."""
+        found = {f"{_VALIDATION_PREFIX}{name}": value for name, value in validation.items()}
+        return EpochMetrics(epoch, step, {**training, **found})
+
+    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
+        """Return a manifest's cursor with these metrics in it; JSON has no infinity and no NaN."""
+        finite = {name: value for name, value in self.values.items() if math.isfinite(value)}
+        found = {"number": self.epoch, "step": self.step, "metrics": finite}
+        return {**cursor, _EPOCH_FIELD: found}
+
+    @staticmethod
+    def of(cursor: Mapping[str, object]) -> EpochMetrics | None:
+        """Return the metrics that a manifest's cursor holds, None if it holds none."""
+        found = cursor.get(_EPOCH_FIELD)
+        if not isinstance(found, Mapping) or not isinstance(found.get("metrics"), Mapping):
+            return None
+        number, step = found.get("number"), found.get("step")
+        if not isinstance(number, int) or not isinstance(step, int):
+            return None
+        measured = {plain_name(name): _finite(value) for name, value in found["metrics"].items()}
+        values = {name: value for name, value in measured.items() if value is not None}
+        return EpochMetrics(number, step, values)
+
+
+def plain_name(name: object) -> str:
+    """Return the name of a metric as it is called today."""
+    text = str(name)
+    if text.startswith(_OLD_PREFIX):
+        return _VALIDATION_PREFIX + text.removeprefix(_OLD_PREFIX)
+    return text
+
+
+def _finite(value: object) -> float | None:
+    """Return a number as a finite float, None for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has integers of any length
+        return None
+    return number if math.isfinite(number) else None

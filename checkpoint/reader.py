@@ -1,8 +1,7 @@
 """Restoring a state, whole or not at all, from the newest step whose every byte verifies.
 
-A state that is restored in parts: each reader verifies some shards, and all get the whole.
-
-Nothing of it may be used before some reader has verified each shard.
+Several readers may share the work: each verifies some shards, and all get the whole.
+Nothing of a state may be used before some reader has verified each shard.
 """
 
 from __future__ import annotations
@@ -22,60 +21,6 @@ from holdfast.checkpoint.manifest import Manifest, PieceEntry, Placed, TensorEnt
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec, empty_tensor
-
-
-class StateReader:
-    """One reader of one committed step."""
-
-    def __init__(self, store: CheckpointStore, step: int, run_id: str | None = None) -> None:
-        """Read the manifest and verify it.
-
-        Raises ``CheckpointInvalid`` if it does not verify, or if it belongs to
-        another run than ``run_id``.
-        """
-        self._scan: Scan = store.scan(step)
-        self.manifest: Manifest = self._scan.manifest()
-        self.manifest.refuse_other_run(run_id)
-        self.state: dict[str, Tensor] = {}
-        self._bytes: dict[str, memoryview] = {}
-        self._placed: list[list[Placed]] = []
-
-    def allocate(self) -> None:
-        """Make room for the state; it is never larger than the shards on the disk."""
-        self.state = {spec.name: _empty(self.manifest.step, spec) for spec in self.manifest.specs}
-        self._bytes = {name: _writable_bytes(tensor) for name, tensor in self.state.items()}
-
-    def read(self, shards: Iterable[int]) -> None:
-        """Read these shards into the state and verify them.
-
-        Raises ``CheckpointInvalid`` if a single byte of them does not verify.
-        """
-        self._scan.read_shards(self.manifest, shards, self._target)
-
-    def contents(self, shard: int) -> list[memoryview]:
-        """Return the parts of the state that are a shard's pieces, to send or to receive them."""
-        if not self._placed:  # once: a state has thousands of tensors, and many shards
-            self._placed = pieces_by_shard(self.manifest)
-        return [self._target(*placed) for placed in self._placed[shard]]
-
-    def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:
-        begin = piece.start * tensor.spec.itemsize
-        return self._bytes[tensor.spec.name][begin : begin + piece.bytes]
-
-
-def _empty(step: int, spec: TensorSpec) -> Tensor:
-    shown = f"tensor {spec.name!r} {spec.dtype}{list(spec.shape)}"
-    try:
-        return empty_tensor(spec.dtype, spec.shape)
-    except MemoryError as error:
-        raise CheckpointUnreadable.for_memory(step, shown) from error
-    except (StateUnsupported, ValueError) as error:
-        raise CheckpointInvalid(step, f"{shown} cannot be made: {error}") from error
-
-
-def _writable_bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(np.uint8).data
-
 
 _MOST_DIFFERENCES = 5
 
@@ -127,6 +72,57 @@ def restore_newest(
         except CheckpointError as error:
             rejections.append(Rejection(step, str(error)))
     return None, tuple(rejections)
+
+
+class StateReader:
+    """One reader of one committed step."""
+
+    def __init__(self, store: CheckpointStore, step: int, run_id: str | None = None) -> None:
+        """Read the manifest and verify it.
+
+        Raises ``CheckpointInvalid`` if it does not verify, or if it belongs to
+        another run than ``run_id``.
+        """
+        self._scan: Scan = store.scan(step)
+        self.manifest: Manifest = self._scan.manifest()
+        self.manifest.refuse_other_run(run_id)
+        self.state: dict[str, Tensor] = {}
+        self._bytes: dict[str, memoryview] = {}
+        self._placed: list[list[Placed]] = []
+
+    def allocate(self) -> None:
+        """Make room for the state; it is never larger than the shards on the disk."""
+        self.state = {spec.name: _empty(self.manifest.step, spec) for spec in self.manifest.specs}
+        self._bytes = {
+            name: tensor.reshape(-1).view(np.uint8).data for name, tensor in self.state.items()
+        }
+
+    def read(self, shards: Iterable[int]) -> None:
+        """Read these shards into the state and verify them.
+
+        Raises ``CheckpointInvalid`` if a single byte of them does not verify.
+        """
+        self._scan.read_shards(self.manifest, shards, self._target)
+
+    def contents(self, shard: int) -> list[memoryview]:
+        """Return the parts of the state that are a shard's pieces, to send or to receive them."""
+        if not self._placed:  # once: a state has thousands of tensors, and many shards
+            self._placed = pieces_by_shard(self.manifest)
+        return [self._target(*placed) for placed in self._placed[shard]]
+
+    def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:
+        begin = piece.start * tensor.spec.itemsize
+        return self._bytes[tensor.spec.name][begin : begin + piece.bytes]
+
+
+def _empty(step: int, spec: TensorSpec) -> Tensor:
+    shown = f"tensor {_describe(spec)}"
+    try:
+        return empty_tensor(spec.dtype, spec.shape)
+    except MemoryError as error:
+        raise CheckpointUnreadable.for_memory(step, shown) from error
+    except (StateUnsupported, ValueError) as error:
+        raise CheckpointInvalid(step, f"{shown} cannot be made: {error}") from error
 
 
 def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> str | None:

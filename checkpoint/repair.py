@@ -1,30 +1,19 @@
-"""Verification of a step: every digest is compared, and no byte is kept.
+"""Verification of steps, and damaged ones made whole from a second holder, as a mirror or a backup.
 
-The parts of a shard: the smallest things that have a digest of their own.
+The smallest things with a digest of their own are *parts*: a piece of a tensor, or all bytes
+of a shard that lie in no piece.  Invariant: the spans of a shard's parts cover each byte of the
+shard once.  So a shard can be put together from parts of different holders.
 
-A part is a piece of a tensor, or all bytes of a shard that lie in no piece.
-Invariant: the spans of a shard's parts cover each byte of the shard once.  So a shard can
-be put together from parts of different holders.
+An inventory finds the sound parts of a step in a directory; unlike a scan, it goes on after a
+fault.  A step may lie in several directories of a store: under its own name, and under a
+``.bad-`` name for each time that it was moved aside.  Each of them may have parts that the others
+lack, for example after a mend that was cut short.  A part is known by its digest, so it does
+not matter which save of the step it comes from.
 
-The sound parts of a step in a directory; unlike a scan, it goes on after a fault.
-
-What one store has of a step: the sound parts in all directories that hold something of it.
-
-A step may lie in several directories: under its own name, and under a ``.bad-`` name for
-each time that it was moved aside.  Each of them may have parts that the others lack, for
-example after a mend that was cut short.  A part is known by its digest, so it does not
-matter which save of the step it comes from.
-
-A damaged step made whole from a second holder of it, such as a mirror or a backup.
-
-A mend is a save like any other: staged, synced, renamed, while the damaged step
-is moved to its ``.bad-`` name.  Nothing is removed.  Every byte of the new step verifies
-against its manifest: ours, or the other holder's if ours is damaged and both are of one
-run.
-
-A step that was moved aside still counts: a mend takes the sound parts of its ``.bad-``
-directories.  So no sound part is lost if a mend stops between its two renames, or if a
-scrub has moved the step.
+A mend is a save like any other: staged, synced, renamed, while the damaged step is moved to its
+``.bad-`` name.  Nothing is removed.  Every byte of the new step verifies against its manifest:
+ours, or the other holder's if ours is damaged and both are of one run.  So no sound part is lost
+if a mend stops between its two renames, or if a scrub has moved the step.
 """
 
 from __future__ import annotations
@@ -58,6 +47,59 @@ from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.scan import Scan, digest_span, read_span
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
+
+CountBytes: TypeAlias = Callable[[int], None]
+"""Is told how many more bytes have been read."""
+
+_MOST_NAMED = 5
+
+
+def silent(_count: int) -> None:
+    """Ignore progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCheck:
+    """The outcome of verifying a step: its size in bytes, and the reason not to use it.
+
+    ``nbytes`` is 0 if the manifest gives no size; ``reason`` is None if every byte verifies.
+    """
+
+    step: int
+    nbytes: int
+    reason: str | None = None
+    signature: Signature = Signature.NONE
+    is_unread: bool = False
+    """Whether the reason is that it could not be read just now: it may be whole."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether every byte verified."""
+        return self.reason is None
+
+
+def verify_step(
+    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: CountBytes = silent
+) -> StepCheck:
+    """Compare every digest of a committed step, and its run with ``run_id`` if given."""
+    nbytes = 0
+
+    def pass_by(_tensor: TensorEntry, piece: PieceEntry) -> None:
+        progress(piece.bytes)
+
+    try:
+        scan = store.scan(step)
+        manifest = scan.manifest()
+        nbytes = manifest.nbytes
+        manifest.refuse_other_run(run_id)
+        scan.read(manifest, pass_by)
+    except CheckpointUnreadable as error:
+        return StepCheck(step, nbytes, error.reason, is_unread=True)
+    except CheckpointInvalid as error:
+        return StepCheck(step, nbytes, error.reason)
+    except CheckpointError as error:
+        return StepCheck(step, nbytes, str(error))
+    return StepCheck(step, nbytes, signature=manifest.signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +164,6 @@ def _span(piece: PieceEntry) -> tuple[int, int]:
     return piece.offset, piece.offset + piece.bytes
 
 
-CountBytes: TypeAlias = Callable[[int], None]
-"""Is told how many more bytes have been read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The parts that verify, and one sentence on each fault."""
@@ -137,10 +175,6 @@ class Inventory:
     def is_whole(self) -> bool:
         """Whether the step is as it was saved."""
         return not self.faults
-
-
-def silent(_count: int) -> None:
-    """Ignore progress."""
 
 
 def take_inventory(
@@ -211,9 +245,6 @@ def take_holding(store: CheckpointStore, manifest: Manifest, progress: CountByte
         more = take_inventory(store.disk, directory, manifest, progress)
         places = dict.fromkeys(more.sound, directory) | places
     return Holding(Inventory(frozenset(places), found.faults), places)
-
-
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +328,9 @@ def mend_step(
         return MendResult(step)
     faults = (*([complaint] if complaint else []), *mine.inventory.faults)
     sources = _sources(holders, manifest, mine, progress=progress)
-    name = _staging_name(holders.here, sources.manifest)
+    chosen = sources.manifest
+    header = Header(chosen.run_id, chosen.generation, chosen.step)
+    name = StagingName(chosen.step, chosen.generation, holders.here.next_attempt(header))
     staging = holders.here.staging(name.step, name.generation, name.attempt)
     try:
         _write(staging, sources, holders)
@@ -305,7 +338,7 @@ def mend_step(
         if holders.here.disk.identity(target) != found and _verifies(holders.here, step, run_id):
             staging.abandon()  # it was saved, or mended, meanwhile
             return MendResult(step)
-        bad_name = _replace(holders.here, staging, sources.manifest, name)
+        bad_name = _replace(holders.here, staging, chosen, name)
     except BaseException:
         staging.abandon()
         raise
@@ -393,30 +426,20 @@ def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
     return theirs if theirs.run_id == manifest.run_id and theirs != manifest else None
 
 
-def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
-    header = Header(manifest.run_id, manifest.generation, manifest.step)
-    return StagingName(header.step, header.generation, store.next_attempt(header))
-
-
 def _write(staging: Staging, sources: _Sources, holders: Holders) -> None:
     """Put each shard together in memory, one at a time, and make it durable if it verifies."""
     manifest = sources.manifest
     for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
-        image = _image(manifest.step, record)
+        try:
+            image = memoryview(bytearray(record.size))
+        except MemoryError as error:
+            reason = f"there is no memory for shard {record.index}, {record.size} bytes"
+            raise MendImpossible(manifest.step, reason) from error
         for (disk, path), found in _by_file(sources, parts, holders).items():
             with disk.reading(path) as file:
                 for part in found:
                     read_part(file, part, image)  # the check of the whole image finds changes
         staging.write_image(image, record, manifest.writers)
-
-
-def _image(step: int, record: ShardRecord) -> memoryview:
-    """Return room for a whole shard."""
-    try:
-        return memoryview(bytearray(record.size))
-    except MemoryError as error:
-        reason = f"there is no memory for shard {record.index}, {record.size} bytes"
-        raise MendImpossible(step, reason) from error
 
 
 def _by_file(
@@ -489,47 +512,3 @@ def _records(manifest: Manifest) -> list[ShardRecord]:
             ShardRecord(shard.index, shard.size, shard.digest, found, manifest.version.digest)
         )
     return records
-
-
-@dataclass(frozen=True, slots=True)
-class StepCheck:
-    """The outcome of verifying a step: its size in bytes, and the reason not to use it.
-
-    ``nbytes`` is 0 if the manifest gives no size; ``reason`` is None if every byte verifies.
-    """
-
-    step: int
-    nbytes: int
-    reason: str | None = None
-    signature: Signature = Signature.NONE
-    is_unread: bool = False
-    """Whether the reason is that it could not be read just now: it may be whole."""
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether every byte verified."""
-        return self.reason is None
-
-
-def verify_step(
-    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: CountBytes = silent
-) -> StepCheck:
-    """Compare every digest of a committed step, and its run with ``run_id`` if given."""
-    nbytes = 0
-
-    def pass_by(_tensor: TensorEntry, piece: PieceEntry) -> None:
-        progress(piece.bytes)
-
-    try:
-        scan = store.scan(step)
-        manifest = scan.manifest()
-        nbytes = manifest.nbytes
-        manifest.refuse_other_run(run_id)
-        scan.read(manifest, pass_by)
-    except CheckpointUnreadable as error:
-        return StepCheck(step, nbytes, error.reason, is_unread=True)
-    except CheckpointInvalid as error:
-        return StepCheck(step, nbytes, error.reason)
-    except CheckpointError as error:
-        return StepCheck(step, nbytes, str(error))
-    return StepCheck(step, nbytes, signature=manifest.signature)

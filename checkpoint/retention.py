@@ -21,7 +21,6 @@ import threading
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.known_steps import (
     FEWEST_KEPT_ASIDE,
     KEPT_ASIDE,
@@ -36,7 +35,7 @@ from holdfast.checkpoint.known_steps import (
 )
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.space import Space, steps_too_many
-from holdfast.checkpoint.store import hide_steps, remove_hidden
+from holdfast.checkpoint.store import hide_steps, noting, remove_hidden
 
 FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
 _NEWEST, _EVERY, _BEST = range(3)
@@ -200,15 +199,13 @@ class Pruner:
     def prune(self, now: float) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
         reasons: list[str] = []
-        try:
-            remove_hidden(self._store.disk, self._store.directory, reasons)
+        with noting(reasons):
+            remove_hidden(self._store, reasons)
             self._bad.hide(KEPT_ASIDE, now, reasons)
             steps = self._known.newest_first(are_read=self._retention.needs_manifests)
             plan = self._plan(steps, self._limit(), now, reasons)
             self._tell_space(plan, reasons)
             self._remove(plan, reasons)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
     def make_room(
@@ -226,14 +223,12 @@ class Pruner:
         ordinary, raises nothing.
         """
         reasons: list[str] = []
-        try:
+        with noting(reasons):
             hide_dead_staging(self._store, generation, in_flight, reasons)
             self._bad.hide(FEWEST_KEPT_ASIDE, now, reasons)
             missing = needed - free_hidden(self._store, reasons)
             if missing > 0:
                 self._free_steps(missing, now, reasons)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
     def _free_steps(self, missing: int, now: float, reasons: list[str]) -> None:
@@ -249,12 +244,11 @@ class Pruner:
 
     def _remove(self, plan: PrunePlan, reasons: list[str]) -> None:
         """Remove the steps of a plan, but for those that are protected by now."""
-        disk, directory = self._store.disk, self._store.directory
         for step in plan.removed:
             with self._removing:
                 if step not in self._retention.forever:
-                    hide_steps(disk, directory, (step,), reasons)
-        remove_hidden(disk, directory, reasons)
+                    hide_steps(self._store.disk, self._store.directory, (step,), reasons)
+        remove_hidden(self._store, reasons)
 
     def _limit(self) -> int | None:
         """Return the bytes that the steps may take; what was moved aside counts as well."""
@@ -285,7 +279,8 @@ class Pruner:
         A step that does not verify is left out, and the plan is made again.  So is one whose
         manifest cannot be read: it may be damaged, and it may be another run's, so it stays.
         """
-        unclear = {known.step for known in steps if self._is_unclear(known.step)}
+        owner_of = self._steps.owner_of
+        unclear = {known.step for known in steps if owner_of(known.step) is Owner.UNKNOWN}
         unsound = {known.step for known in steps if self._marks.is_damaged(known.step)} | unclear
         while True:
             plan = prune_plan(steps, self._retention, unsound, limit)
@@ -300,9 +295,6 @@ class Pruner:
                 reasons.append(
                     f"step {step} does not verify, so it replaces no older step: {reason}"
                 )
-
-    def _is_unclear(self, step: int) -> bool:
-        return self._steps.owner_of(step) is Owner.UNKNOWN
 
     def _next_to_read(self, plan: PrunePlan, unsound: Set[int]) -> int | None:
         """Return a step that must be read before the plan is carried out, None if there is none.

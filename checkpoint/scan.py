@@ -8,18 +8,17 @@ manifest.  So a single wrong bit anywhere makes it raise.
 
 HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
 
-Whether the first save of a step, which stays, has the state that a later save has.
-
-A run that goes on from a checkpoint meets the same state again at each later step.  So it does not
-matter which save of a step stays.  Other numerics, or a bug, break this.  Then the state on the
+A scan also tells whether the first save of a step, which stays, has the state of a later
+one.  A run that goes on from a checkpoint meets the same state again, so as a rule it does
+not matter which save stays.  Other numerics, or a bug, break this.  Then the state on the
 disk is not the one that was to be saved, and people must be told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -50,6 +49,8 @@ _CHUNK_BYTES = 256 * 1024
 # Errors that mean damage to a checkpoint; any other error may be gone at the next read.
 _DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
 
+_MOST_NAMED = 3
+
 
 class Scan:
     """Reads one committed step; raises ``CheckpointInvalid`` for anything that does not verify.
@@ -68,11 +69,11 @@ class Scan:
     def manifest(self, *, is_from_disk: bool = False) -> Manifest:
         """Return the manifest, once its sha256 and the sizes of all shards are verified."""
         manifest = self.manifest_alone(is_from_disk=is_from_disk)
-        try:
-            for shard in manifest.shards:
-                self._check_size(shard, manifest.writers)
-        except StorageFailed as error:
-            raise self._failed(error) from error
+        for shard in manifest.shards:
+            with self._reading(manifest, shard.index) as file:
+                size = file.size()
+            if size != shard.size:
+                raise self._invalid(f"shard {shard.index} has {size} of {shard.size} bytes")
         return manifest
 
     def manifest_alone(self, *, is_from_disk: bool = False) -> Manifest:
@@ -96,8 +97,9 @@ class Scan:
         Returns the manifest, which comes from the disk as well.
         """
         manifest = self.manifest(is_from_disk=True)
-        shards = range(manifest.writers)
-        self.read_shards(manifest, shards, lambda _tensor, _piece: None, is_from_disk=True)
+        self.read_shards(
+            manifest, range(manifest.writers), lambda _tensor, _piece: None, is_from_disk=True
+        )
         return manifest
 
     def read(self, manifest: Manifest, target: Target) -> None:
@@ -118,46 +120,33 @@ class Scan:
         """Do what ``read`` does for some of the shards."""
         placed, kind = pieces_by_shard(manifest), manifest.version.digest
         for index in shards:
-            shard = manifest.shards[index]
-            try:
-                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
-                    if is_from_disk:
-                        file.uncache()
-                    self._read_shard(file, shard, placed[index], target=target, kind=kind)
-            except StorageFailed as error:
-                raise self._failed(error) from error
-            except MemoryError as error:
-                raise CheckpointUnreadable.for_memory(self._step, f"shard {index}") from error
+            with self._reading(manifest, index) as file:
+                if is_from_disk:
+                    file.uncache()
+                shard = manifest.shards[index]
+                self._read_shard(file, shard, placed[index], target=target, kind=kind)
 
     def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
         """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
         for piece in tensor.pieces:
             begin = piece.start * tensor.spec.itemsize
             own = Digest(manifest.version.digest)
-            try:
-                shard = manifest.shards[piece.shard]
-                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
-                    read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
-            except StorageFailed as error:
-                raise self._failed(error) from error
+            with self._reading(manifest, piece.shard) as file:
+                read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
             self._compare(tensor, piece, own)
 
-    def digest_elements(
-        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int], digest: Digest
-    ) -> None:
-        """Digest the elements of a tensor from the first of ``span`` up to the last."""
-        itemsize = tensor.spec.itemsize
+    def digest_of_elements(
+        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int], kind: DigestKind
+    ) -> str:
+        """Return the digest of the elements of a tensor from the first of ``span`` to the last."""
+        itemsize, digest = tensor.spec.itemsize, Digest(kind)
         for piece in tensor.pieces:
             start, stop = max(span[0], piece.start), min(span[1], piece.stop)
             begin = piece.offset + (start - piece.start) * itemsize
-            if start >= stop:
-                continue
-            try:
-                shard = manifest.shards[piece.shard]
-                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+            if start < stop:
+                with self._reading(manifest, piece.shard) as file:
                     digest_span(file, begin, begin + (stop - start) * itemsize, digest)
-            except StorageFailed as error:
-                raise self._failed(error) from error
+        return digest.hexdigest()
 
     def _read_shard(
         self,
@@ -201,14 +190,17 @@ class Scan:
             file.read_into(memoryview(data), 0)
         return bytes(data)
 
-    def _check_size(self, shard: ShardEntry, writers: int) -> None:
-        with self._disk.reading(self._shard_path(shard, writers)) as file:
-            size = file.size()
-        if size != shard.size:
-            raise self._invalid(f"shard {shard.index} has {size} of {shard.size} bytes")
-
-    def _shard_path(self, shard: ShardEntry, writers: int) -> Path:
-        return self._directory / shard_name(shard.index, writers)
+    @contextlib.contextmanager
+    def _reading(self, manifest: Manifest, index: int) -> Iterator[ReadFile]:
+        """Open a shard; what fails while it is read is said of the step."""
+        path = self._directory / shard_name(index, manifest.writers)
+        try:
+            with self._disk.reading(path) as file:
+                yield file
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        except MemoryError as error:
+            raise CheckpointUnreadable.for_memory(self._step, f"shard {index}") from error
 
     def _invalid(self, reason: str) -> CheckpointInvalid:
         return CheckpointInvalid(self._step, reason)
@@ -238,15 +230,17 @@ def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -
         digest.update(chunk)
 
 
-_MOST_NAMED = 3
-
-
 def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
     """Return one sentence on the tensors in which two saves of a step differ, None if in none.
 
     ``scan`` reads the first save.  Raises ``CheckpointInvalid`` if that cannot be read.
     """
-    names = _other_tensors(scan, first, later)
+    here = {tensor.spec.name: tensor for tensor in first.tensors}
+    new = {tensor.spec.name: tensor for tensor in later.tensors}
+    kind = later.version.digest
+    both, only_in_one = here.keys() & new.keys(), here.keys() ^ new.keys()
+    changed = {n for n in both if not _is_same(scan, first, here[n], new[n], kind)}
+    names = sorted(changed | only_in_one)
     if not names:
         return None
     shown = ", ".join(map(repr, names[:_MOST_NAMED]))
@@ -258,40 +252,22 @@ def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
     )
 
 
-def _other_tensors(scan: Scan, first: Manifest, later: Manifest) -> list[str]:
-    here = {tensor.spec.name: tensor for tensor in first.tensors}
-    new = {tensor.spec.name: tensor for tensor in later.tensors}
-    in_both = here.keys() & new.keys()
-    only_in_one = here.keys() ^ new.keys()
-    compared = _Compared(scan, first, later)
-    return sorted(only_in_one | {n for n in in_both if not compared.is_same(here[n], new[n])})
+def _is_same(
+    scan: Scan, first: Manifest, here: TensorEntry, new: TensorEntry, kind: DigestKind
+) -> bool:
+    """Return whether a later save, with digests of ``kind``, has the same bytes of a tensor.
 
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """Two saves of a step; the first one can be read."""
-
-    scan: Scan
-    first: Manifest
-    later: Manifest
-
-    def is_same(self, here: TensorEntry, new: TensorEntry) -> bool:
-        """Return whether both saves have the same bytes of a tensor.
-
-        The digests tell it if both are cut alike.  Another number of writers cuts otherwise:
-        then the bytes are digested once more, as the later save is cut.
-        """
-        if here.spec != new.spec:
-            return False
-        kind = self.later.version.digest
-        if kind is self.first.version.digest and _cuts(here) == _cuts(new):
-            return [p.digest for p in here.pieces] == [p.digest for p in new.pieces]
-        return all(self._digest(here, piece, kind) == piece.digest for piece in new.pieces)
-
-    def _digest(self, here: TensorEntry, piece: PieceEntry, kind: DigestKind) -> str:
-        digest = Digest(kind)
-        self.scan.digest_elements(self.first, here, (piece.start, piece.stop), digest)
-        return digest.hexdigest()
+    The digests tell it if both are cut alike.  Another number of writers cuts otherwise:
+    then the bytes are digested once more, as the later save is cut.
+    """
+    if here.spec != new.spec:
+        return False
+    if kind is first.version.digest and _cuts(here) == _cuts(new):
+        return [p.digest for p in here.pieces] == [p.digest for p in new.pieces]
+    return all(
+        scan.digest_of_elements(first, here, (piece.start, piece.stop), kind) == piece.digest
+        for piece in new.pieces
+    )
 
 
 def _cuts(tensor: TensorEntry) -> list[tuple[int, int]]:

@@ -12,16 +12,7 @@ All shards of one writer, layout and run differ in 16 bytes only: the mark of th
 The mark is the data of a dataset of its own, because HDF5 puts checksums on metadata but
 not on data.  So a skeleton is built once and marked anew for each save.
 
-This is the only file that knows h5py.
-
-HDF5's plugins: shared libraries that it loads from a path in the environment.
-
-A shard has no filters, so it needs no plugin.  A plugin that is never loaded cannot run
-foreign code.  HDF5 looks at the environment once, when it is loaded: if the script has
-imported h5py before, the script's setting stays.
-
-Where a tensor appears inside a shard: the way from its name to an HDF5 path.
-
+The name of a tensor becomes an HDF5 path, for people: a restore goes by the manifest alone.
 The slashes of a name make groups.  Components that HDF5 would read differently are
 percent-encoded, so that different names never share a path:
 
@@ -31,7 +22,7 @@ percent-encoded, so that different names never share a path:
 * where one name continues another (``a`` and ``a/b``), the shorter one ends in
   an extra ``%``, because a dataset cannot also be a group.
 
-Only people use these paths.  A restore goes by the manifest alone.
+This is the only file that knows h5py.
 """
 
 from __future__ import annotations
@@ -52,10 +43,24 @@ from holdfast.checkpoint.tensor import Piece, ShardLayout, storage_dtype
 
 _PRELOAD, _NO_PLUGINS = "HDF5_PLUGIN_PRELOAD", "::"  # H5PL_NO_PLUGIN of H5PLpublic.h
 
+ALIGNMENT_BYTES = 4096
+_METADATA_BLOCK_BYTES = 64 * 1024
+_PAGE_BYTES = 4096
+
+_MARK_PATH = "%save"
+"""No tensor's name makes this path (`dataset_paths`)."""
+_MARK = struct.Struct("<qq")
+
 
 @contextlib.contextmanager
 def no_plugins() -> Iterator[None]:
-    """Forbid plugins to an HDF5 that is loaded meanwhile; child processes inherit nothing."""
+    """Forbid plugins to an HDF5 that is loaded meanwhile; child processes inherit nothing.
+
+    A shard has no filters, so it needs no plugin: a shared library that HDF5 finds by a path
+    in the environment.  One that is never loaded cannot run foreign code.  HDF5 looks at the
+    environment once, when it is loaded: if the script has imported h5py before, the script's
+    setting stays.
+    """
     before = os.environ.get(_PRELOAD)
     os.environ[_PRELOAD] = _NO_PLUGINS
     try:
@@ -67,35 +72,9 @@ def no_plugins() -> Iterator[None]:
             os.environ[_PRELOAD] = before
 
 
-def dataset_paths(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the HDF5 path of each name, as the components from the root."""
-    paths = {name: tuple(map(_encode, name.split("/"))) for name in names}
-    groups = {path[:depth] for path in paths.values() for depth in range(1, len(path))}
-    return {
-        name: (*path[:-1], path[-1] + "%") if path in groups else path
-        for name, path in paths.items()
-    }
-
-
-def _encode(component: str) -> str:
-    if not component:
-        return "%"
-    if set(component) == {"."}:
-        return "%2E" * len(component)
-    return component.replace("%", "%25").replace("\0", "%00")
-
-
 with no_plugins():
     import h5py
     from h5py import h5a, h5d, h5f, h5fd, h5g, h5p, h5s, h5t
-
-ALIGNMENT_BYTES = 4096
-_METADATA_BLOCK_BYTES = 64 * 1024
-_PAGE_BYTES = 4096
-
-MARK_PATH = "%save"
-"""No tensor's name makes this path (`dataset_path`)."""
-_MARK = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +114,9 @@ def build_skeleton(layout: ShardLayout, writer: int, run_id: str) -> Skeleton:
     memory = _SparseFile()
     try:
         with _create(memory) as file:
-            _describe(file, layout, writer, run_id=run_id)
+            _annotate(file.id, "run_id", run_id)
+            _annotate(file.id, "writer", writer)
+            _annotate(file.id, "writers", layout.writers)
             mark = _reserve_mark(file)
             groups, creation = _Groups(file.id), _creation()
             offsets = tuple(
@@ -167,6 +148,24 @@ def _gaps(memory: _SparseFile, spans: Sequence[tuple[int, int]]) -> tuple[bytes,
     return (*gaps, memory.peek(position, memory.size))
 
 
+def dataset_paths(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the HDF5 path of each name, as the components from the root."""
+    paths = {name: tuple(map(_encode, name.split("/"))) for name in names}
+    groups = {path[:depth] for path in paths.values() for depth in range(1, len(path))}
+    return {
+        name: (*path[:-1], path[-1] + "%") if path in groups else path
+        for name, path in paths.items()
+    }
+
+
+def _encode(component: str) -> str:
+    if not component:
+        return "%"
+    if set(component) == {"."}:
+        return "%2E" * len(component)
+    return component.replace("%", "%25").replace("\0", "%00")
+
+
 def _create(memory: _SparseFile) -> h5py.File:
     """Create a file without timestamps, so that the same layout always has the same bytes."""
     creation = h5p.create(h5p.FILE_CREATE)
@@ -181,16 +180,10 @@ def _create(memory: _SparseFile) -> h5py.File:
     return h5py.File(h5f.create(b"shard", h5f.ACC_TRUNC, fcpl=creation, fapl=access))
 
 
-def _describe(file: h5py.File, layout: ShardLayout, writer: int, *, run_id: str) -> None:
-    _annotate(file.id, "run_id", run_id)
-    _annotate(file.id, "writer", writer)
-    _annotate(file.id, "writers", layout.writers)
-
-
 def _reserve_mark(file: h5py.File) -> int:
     """Create the unwritten dataset of generation and step; return its offset in the file."""
     space = h5s.create_simple((_MARK.size // 8,))
-    mark = h5d.create(file.id, MARK_PATH.encode(), h5t.STD_I64LE, space, _creation())
+    mark = h5d.create(file.id, _MARK_PATH.encode(), h5t.STD_I64LE, space, _creation())
     _annotate(mark, "fields", "generation step")
     return int(mark.get_offset())
 

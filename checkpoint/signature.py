@@ -1,13 +1,12 @@
-"""Signatures: proof that the writer of a manifest has the run's key.
+"""Signatures: proof that the writer of a manifest has the run's key, and the file of that key.
 
 A signature is worth as much as the digests under it, so a signed manifest has digests
-that cannot be forged (`digest`).  This file loads neither NumPy nor HDF5, because the
-command line looks at keys before anything starts.
+that cannot be forged (`digest`).  Other processes get the path and the id of a key, never
+the key itself.  Each process that signs or verifies reads the file, and checks by the id
+that it still holds the same key.
 
-A key's file on the disk, and the description of it that other processes get.
-
-Other processes get the path and the id, never the key itself.  Each process that signs
-or verifies reads the file, and checks by the id that it still holds the same key.
+This file loads neither NumPy nor HDF5, because the command line looks at keys before
+anything starts.
 """
 
 from __future__ import annotations
@@ -23,11 +22,18 @@ from pathlib import Path
 
 from holdfast.checkpoint.errors import KeyUnusable
 
-FEWEST_KEY_BYTES = 32
+_FEWEST_KEY_BYTES = 32
 """The length of a sha256; a shorter key would be the weakest part (RFC 2104, section 3)."""
-SIGNATURE_LENGTH = 64  # hexadecimal digits
-KEY_ID_LENGTH = 16
+_SIGNATURE_LENGTH = 64  # hexadecimal digits
+_KEY_ID_LENGTH = 16
 _ID_OF = b"holdfast key id"  # no manifest begins like this, so that no signature is an id
+
+_CHECKSUM_BYTES = 65  # sha256 as text, and a line feed
+_SIGNATURE = re.compile(rb"([0-9a-f]{%d}) ([0-9a-f]{%d})\n" % (_KEY_ID_LENGTH, _SIGNATURE_LENGTH))
+
+_LARGEST_KEY_BYTES = 4096
+_ROOT = 0
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Signature(str, Enum):
@@ -46,15 +52,15 @@ class SigningKey:
 
     def __post_init__(self) -> None:
         """Refuse a secret that could be guessed."""
-        if len(self.secret) < FEWEST_KEY_BYTES:
+        if len(self.secret) < _FEWEST_KEY_BYTES:
             raise KeyUnusable(
-                f"a key needs at least {FEWEST_KEY_BYTES} bytes, this one has {len(self.secret)}"
+                f"a key needs at least {_FEWEST_KEY_BYTES} bytes, this one has {len(self.secret)}"
             )
 
     @property
     def id(self) -> str:
         """Sixteen hexadecimal digits that tell keys apart and give nothing of the secret away."""
-        return self.sign(_ID_OF)[:KEY_ID_LENGTH]
+        return self.sign(_ID_OF)[:_KEY_ID_LENGTH]
 
     def sign(self, data: bytes) -> str:
         """Return the HMAC-SHA256 of ``data``, as 64 lower-case hexadecimal digits."""
@@ -63,10 +69,6 @@ class SigningKey:
     def has_signed(self, data: bytes, signature: str) -> bool:
         """Return whether ``signature`` is that of ``data``, in the same time for both answers."""
         return hmac.compare_digest(self.sign(data).encode(), signature.encode())
-
-
-_CHECKSUM_BYTES = 65  # sha256 as text, and a line feed
-_SIGNATURE = re.compile(rb"([0-9a-f]{%d}) ([0-9a-f]{%d})\n" % (KEY_ID_LENGTH, SIGNATURE_LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,6 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
-LARGEST_KEY_BYTES = 4096
-_ROOT = 0
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
 @dataclass(frozen=True, slots=True)
 class KeyFile:
     """Where a key lies, and the id of the key that must be in it."""
@@ -156,7 +153,7 @@ def read_key(path: Path) -> SigningKey:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _refuse_unsafe(path, os.fstat(descriptor))
-            return SigningKey(os.read(descriptor, LARGEST_KEY_BYTES))
+            return SigningKey(os.read(descriptor, _LARGEST_KEY_BYTES))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -181,12 +178,12 @@ def _refuse_unsafe(path: Path, found: os.stat_result) -> None:
             f"key file {path} has mode {mode:04o}, so others than its owner may use it; "
             f"if it is still secret: chmod 600 {path}"
         )
-    if not FEWEST_KEY_BYTES <= found.st_size <= LARGEST_KEY_BYTES:
+    if not _FEWEST_KEY_BYTES <= found.st_size <= _LARGEST_KEY_BYTES:
         raise KeyUnusable(
-            f"key file {path} has {found.st_size} bytes, a key has {FEWEST_KEY_BYTES} to "
-            f"{LARGEST_KEY_BYTES}; {_how_to_make(path)}"
+            f"key file {path} has {found.st_size} bytes, a key has {_FEWEST_KEY_BYTES} to "
+            f"{_LARGEST_KEY_BYTES}; {_how_to_make(path)}"
         )
 
 
 def _how_to_make(path: Path) -> str:
-    return f"make one: head -c {FEWEST_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"
+    return f"make one: head -c {_FEWEST_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"

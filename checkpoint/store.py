@@ -1,4 +1,4 @@
-"""The directory of a job's checkpoints: staging, commit, listing.
+"""The directory of a job's checkpoints: staging, commit, listing, and the removal of names.
 
 Invariant: *visible means complete*.  A directory gets its name ``step-…`` after every
 file in it, and the names of those files, are durable.  So a reader that sees a step sees
@@ -9,16 +9,11 @@ renamed to the step → parent synced → acknowledged.  The first save of a ste
 Any failure before the rename leaves only staging behind, which is never read.  Older
 checkpoints are not touched.
 
-Removal of whole directories from a store: each is renamed first, and emptied afterwards.
-
+A whole directory is removed in the same spirit: it is renamed first, and emptied afterwards.
 So a step stops being visible at once and as a whole.  A save that was given up can no
 longer be committed: the rename of a killed process may be carried out late, and finds
 nothing under the old name.  Without this it could make a directory visible as a step that
 is being emptied.  A removal that is cut short is completed by the next ``remove_hidden``.
-
-A whole save in one process: all shards, one after the other, and the commit.
-
-A job saves by its host's committer, which writes all shards at once.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.digest import DigestKind
@@ -59,61 +54,6 @@ from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 
-def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:
-    """Give a directory its hidden name, and return that; None if the directory is not there."""
-    hidden = directory.with_name(hidden_name)
-    try:
-        try:
-            disk.rename(directory, hidden)
-        except StorageFailed as failure:
-            if failure.errno not in _EXISTS:
-                raise
-            disk.remove_tree(hidden)  # an earlier removal of the same name was cut short
-            disk.rename(directory, hidden)
-    except StorageFailed as failure:
-        if failure.errno != errno.ENOENT:
-            raise
-        return None
-    return hidden
-
-
-def hide_steps(disk: Disk, store: Path, steps: Sequence[int], reasons: list[str]) -> None:
-    """Rename committed steps so that no reader sees them any more."""
-    for step in steps:
-        try:
-            hide(disk, store / step_name(step), removed_name(step))
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-
-
-def remove_staging(disk: Disk, staging: Path, hidden_name: str) -> None:
-    """Remove a save that was never committed; a power cut may bring its name back, but empty."""
-    hidden = hide(disk, staging, hidden_name)
-    if hidden is not None:
-        disk.remove_tree(hidden)
-
-
-def remove_hidden(disk: Disk, store: Path, reasons: list[str]) -> None:
-    """Remove what is hidden in a store, once a power cut can bring no step's old name back."""
-    hidden = [name for name in _names(disk, store) if is_removed(name)]
-    if hidden:
-        disk.fsync_directory(store)
-    for name in hidden:
-        try:
-            disk.remove_tree(store / name)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-
-
-def _names(disk: Disk, store: Path) -> tuple[str, ...]:
-    try:
-        return disk.names(store)
-    except StorageFailed as failure:
-        if failure.errno != errno.ENOENT:
-            raise
-        return ()
-
-
 class CheckpointStore:
     """The checkpoints of one run directory; with a key, only checkpoints signed with it.
 
@@ -130,25 +70,17 @@ class CheckpointStore:
         first_stays: bool = True,
     ) -> None:
         self._run_dir = Path(run_dir)
+        self.directory = self._run_dir / STORE_NAME
         self.key = key
         self.first_stays = first_stays
         """Whether a step stays that is saved again with another state, and the save is none."""
-        self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
+        self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
+        """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
         self._making = threading.Lock()
         self._is_anchored = False
         self._was_removed = False
-        self._doubtful: set[int] = set()
-        """Steps that are visible, though their renames may not be durable."""
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the checkpoints."""
-        return self._run_dir / STORE_NAME
-
-    @property
-    def disk(self) -> Disk:
-        """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
-        return self._disk
+        self.doubtful: set[int] = set()
+        """Steps that are visible, though no save may rely on them: their renames may be lost."""
 
     @property
     def digest_kind(self) -> DigestKind:
@@ -184,12 +116,12 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first; a listed step may still be damaged."""
-        found = map(step_of, self._listed(self._disk.directories))
+        found = map(step_of, self._listed(self.disk.directories))
         return tuple(sorted((step for step in found if step is not None), reverse=True))
 
     def names(self) -> tuple[str, ...]:
         """Return all names in the store's directory, none if there is no such directory."""
-        return self._listed(self._disk.names)
+        return self._listed(self.disk.names)
 
     def _listed(self, listing: Callable[[Path], tuple[str, ...]]) -> tuple[str, ...]:
         try:
@@ -201,7 +133,7 @@ class CheckpointStore:
 
     def scan(self, step: int) -> Scan:
         """Return the way to read a committed step."""
-        return Scan(self._disk, self.directory / step_name(step), step, self.key)
+        return Scan(self.disk, self.directory / step_name(step), step, self.key)
 
     def clean_staging(self, below_generation: int) -> tuple[str, ...]:
         """Remove the staging of dead generations; returns a reason for each one that is left.
@@ -209,20 +141,13 @@ class CheckpointStore:
         Only for the coordinator of ``below_generation`` or later.
         """
         reasons: list[str] = []
-        try:
+        with noting(reasons):
             for name in self.names():
-                parsed = StagingName.parse(name)
-                if parsed is not None and parsed.generation < below_generation:
-                    self._remove(name, parsed, reasons)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
+                save = StagingName.parse(name)
+                if save is not None and save.generation < below_generation:
+                    with noting(reasons):
+                        remove_staging(self.disk, self.directory / name, save.removed_name)
         return tuple(reasons)
-
-    def _remove(self, name: str, save: StagingName, reasons: list[str]) -> None:
-        try:
-            remove_staging(self._disk, self.directory / name, save.removed_name)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
 
     def make_directory(self) -> None:
         """Make the store's directory durable once, and again after it was removed.
@@ -232,28 +157,16 @@ class CheckpointStore:
         """
         with self._making:
             if self._is_anchored:
-                if self._disk.is_directory(self.directory):
+                if self.disk.is_directory(self.directory):
                     return
                 self._is_anchored, self._was_removed = False, True
             for path in (self._run_dir, self.directory):
-                is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
+                is_new = not self.disk.is_directory(path) and self.disk.make_directory(path)
                 self._anchor(path, is_new=is_new)
-            if not self._disk.is_directory(self.directory):
+            if not self.disk.is_directory(self.directory):
                 error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
                 raise StorageFailed("use", self.directory, error)
             self._is_anchored = True
-
-    def is_doubtful(self, step: int) -> bool:
-        """Return whether a step is visible, though its rename may not be durable."""
-        return step in self._doubtful
-
-    def doubt(self, step: int) -> None:
-        """Take note that no save may rely on a visible step."""
-        self._doubtful.add(step)
-
-    def trust(self, step: int) -> None:
-        """Take note that a step is durable now."""
-        self._doubtful.discard(step)
 
     def take_removal(self) -> bool:
         """Return whether the directory was made again since this was asked last."""
@@ -262,12 +175,12 @@ class CheckpointStore:
 
     def _anchor(self, path: Path, *, is_new: bool) -> None:
         try:
-            self._disk.fsync_parent(path)
+            self.disk.fsync_parent(path)
         except StorageFailed:
             if is_new:
                 # Syncing the same entry again may claim success without effect.
                 with contextlib.suppress(StorageFailed):
-                    self._disk.remove_empty(path)
+                    self.disk.remove_empty(path)
             raise
 
 
@@ -400,7 +313,7 @@ class Staging:
             raise
 
     def _stays(self, target: Path, manifest: Manifest) -> bool:
-        if self._store.is_doubtful(manifest.step):
+        if manifest.step in self._store.doubtful:
             return False
         try:
             found = self._store.scan(manifest.step).verify()
@@ -434,9 +347,9 @@ class Staging:
             try:
                 self._disk.rename(target, self.path)
             except StorageFailed:  # the first failure counts
-                self._store.doubt(step)
+                self._store.doubtful.add(step)
             raise
-        self._store.trust(step)
+        self._store.doubtful.discard(step)
 
 
 def save(
@@ -449,6 +362,7 @@ def save(
 ) -> Path:
     """Save ``state`` as ``writers`` shards and commit it; returns the checkpoint's directory.
 
+    All in this process, one shard after the other.  A job saves by its host's committer.
     Raises ``CheckpointError`` if the checkpoint is not durable; then nothing of it is left.
     """
     layout = ShardLayout(specs_of(state), writers)
@@ -462,3 +376,54 @@ def save(
     except CheckpointError:
         staging.abandon()
         raise
+
+
+def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:
+    """Give a directory its hidden name, and return that; None if the directory is not there."""
+    hidden = directory.with_name(hidden_name)
+    try:
+        try:
+            disk.rename(directory, hidden)
+        except StorageFailed as failure:
+            if failure.errno not in _EXISTS:
+                raise
+            disk.remove_tree(hidden)  # an earlier removal of the same name was cut short
+            disk.rename(directory, hidden)
+    except StorageFailed as failure:
+        if failure.errno != errno.ENOENT:
+            raise
+        return None
+    return hidden
+
+
+def hide_steps(disk: Disk, store: Path, steps: Sequence[int], reasons: list[str]) -> None:
+    """Rename committed steps so that no reader sees them any more."""
+    for step in steps:
+        with noting(reasons):
+            hide(disk, store / step_name(step), removed_name(step))
+
+
+def remove_staging(disk: Disk, staging: Path, hidden_name: str) -> None:
+    """Remove a save that was never committed; a power cut may bring its name back, but empty."""
+    hidden = hide(disk, staging, hidden_name)
+    if hidden is not None:
+        disk.remove_tree(hidden)
+
+
+def remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
+    """Remove what is hidden in a store, once a power cut can bring no step's old name back."""
+    hidden = [name for name in store.names() if is_removed(name)]
+    if hidden:
+        store.disk.fsync_directory(store.directory)
+    for name in hidden:
+        with noting(reasons):
+            store.disk.remove_tree(store.directory / name)
+
+
+@contextlib.contextmanager
+def noting(reasons: list[str]) -> Iterator[None]:
+    """Note the failure of a call as a reason, and go on."""
+    try:
+        yield
+    except StorageFailed as failure:
+        reasons.append(str(failure))

@@ -1,11 +1,10 @@
-"""The stored bytes of a tensor: little-endian, in C order, for any array in memory.
+"""The stored bytes of a tensor, and the share of each writer in the bytes of all tensors.
 
-A dtype has two names.  The user computes with the *logical* one, and the manifest
-records it; HDF5 holds the *storage* one.  They differ only for the types of
-``ml_dtypes`` (bfloat16 and its kin), which HDF5 does not know.  The bits of those are
-stored as unsigned integers of the same width.
-
-The share of each writer: the elements of each tensor that it stores.
+Stored bytes are little-endian and in C order, for any array in memory.  A dtype has two
+names.  The user computes with the *logical* one, and the manifest records it; HDF5 holds
+the *storage* one.  They differ only for the types of ``ml_dtypes`` (bfloat16 and its kin),
+which HDF5 does not know.  The bits of those are stored as unsigned integers of the same
+width.
 
 All tensors, in the order of their names, make one byte space.  It is cut evenly
 into one range for each writer, at multiples of 4 KiB rounded down to whole elements.
@@ -43,6 +42,10 @@ _HUGE_PAGE_BYTES = 2**21
 _HUGE_FROM_BYTES = 2**22  # where numpy begins to ask for them
 
 DTYPES: tuple[str, ...] = (*_PLAIN, *_EXTENDED)
+
+CUT_BYTES = 4096  # a page, and the block of every common file system
+_LONGEST_NAME_BYTES = 1024  # an HDF5 attribute must fit an object header of 64 KiB
+_MOST_DIMENSIONS = 32  # H5S_MAX_RANK
 
 
 # Cached: a save asks several times a tensor while training waits, and numpy takes microseconds.
@@ -119,11 +122,6 @@ def _plain(tensor: Tensor) -> Tensor:
     return contiguous
 
 
-CUT_BYTES = 4096  # a page, and the block of every common file system
-LONGEST_NAME_BYTES = 1024  # an HDF5 attribute must fit an object header of 64 KiB
-MOST_DIMENSIONS = 32  # H5S_MAX_RANK
-
-
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """The name, dtype and shape of a tensor; ``dtype`` is a logical numpy name."""
@@ -167,12 +165,6 @@ class Piece:
         return (self.stop - self.start) * self.spec.itemsize
 
 
-@functools.cache
-def _name_of(dtype: np.dtype[np.generic]) -> str:
-    """Return a dtype's name from a cache, because NumPy builds it anew each time."""
-    return str(dtype.name)
-
-
 def specs_of(state: Tensors) -> tuple[TensorSpec, ...]:
     """Return the specs of the tensors of ``state``, in the order of their names.
 
@@ -185,6 +177,36 @@ def specs_of(state: Tensors) -> tuple[TensorSpec, ...]:
     for spec in specs:
         refuse_unsupported(spec)
     return specs
+
+
+@functools.cache
+def _name_of(dtype: np.dtype[np.generic]) -> str:
+    """Return a dtype's name from a cache, because NumPy builds it anew each time."""
+    return str(dtype.name)
+
+
+def refuse_unsupported(spec: TensorSpec) -> None:
+    """Raise ``StateUnsupported`` unless a tensor like this can be stored."""
+    try:
+        length = len(spec.name.encode())
+    except UnicodeEncodeError as error:
+        raise StateUnsupported(
+            f"tensor name {spec.name!r} is not valid Unicode; rename the tensor"
+        ) from error
+    if length > _LONGEST_NAME_BYTES:
+        raise StateUnsupported(
+            f"tensor name {spec.name[:40]!r}… has {length} bytes; "
+            f"rename it to at most {_LONGEST_NAME_BYTES}"
+        )
+    if len(spec.shape) > _MOST_DIMENSIONS:
+        raise StateUnsupported(
+            f"tensor {spec.name!r} has {len(spec.shape)} dimensions; "
+            f"reshape it to at most {_MOST_DIMENSIONS}"
+        )
+    try:
+        storage_dtype(spec.dtype)
+    except StateUnsupported as error:
+        raise StateUnsupported(f"tensor {spec.name!r} cannot be stored: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,27 +259,3 @@ class ShardLayout:
 def _element(offset: int, spec: TensorSpec) -> int:
     """Return the element at a byte offset from the tensor's start, clipped to the tensor."""
     return min(max(offset, 0) // spec.itemsize, spec.size)
-
-
-def refuse_unsupported(spec: TensorSpec) -> None:
-    """Raise ``StateUnsupported`` unless a tensor like this can be stored."""
-    try:
-        length = len(spec.name.encode())
-    except UnicodeEncodeError as error:
-        raise StateUnsupported(
-            f"tensor name {spec.name!r} is not valid Unicode; rename the tensor"
-        ) from error
-    if length > LONGEST_NAME_BYTES:
-        raise StateUnsupported(
-            f"tensor name {spec.name[:40]!r}… has {length} bytes; "
-            f"rename it to at most {LONGEST_NAME_BYTES}"
-        )
-    if len(spec.shape) > MOST_DIMENSIONS:
-        raise StateUnsupported(
-            f"tensor {spec.name!r} has {len(spec.shape)} dimensions; "
-            f"reshape it to at most {MOST_DIMENSIONS}"
-        )
-    try:
-        storage_dtype(spec.dtype)
-    except StateUnsupported as error:
-        raise StateUnsupported(f"tensor {spec.name!r} cannot be stored: {error}") from error

@@ -31,6 +31,11 @@ from holdfast.recovery.world import WorkerId
 
 LOOKS_PER_LIMIT = 4
 
+LEAST_S = 5.0
+"""A shorter pause is not worth a word: a busy host may starve a job for seconds."""
+_AWAKE = 0.25
+"""A worker that has counted for this part of the time was awake."""
+
 
 def counted_s(looked_at: float | None, now: float, most_s: float) -> float:
     """Return the seconds that a look at ``now`` adds: those since the last look, or ``most_s``.
@@ -119,12 +124,6 @@ class FailureDetector:
     def findings(self) -> dict[WorkerId, Finding]:
         """Return the verdicts about all watched workers."""
         return {worker: self.finding(worker) for worker in self._sightings}
-
-
-LEAST_S = 5.0
-"""A shorter pause is not worth a word: a busy host may starve a job for seconds."""
-_AWAKE = 0.25
-"""A worker that has counted for this part of the time was awake."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,15 @@ from holdfast.recovery.world import WorkerId
 CHECKPOINTS_OF_A_REFUND = 3
 """So many checkpoints of one launch pay one earlier relaunch back."""
 
+CHECKPOINTS_BEFORE_A_RENEWAL = 3
+"""A launch with so many checkpoints gets on, and so will the next one."""
+CHECKPOINTS_OF_A_SMALL_LAUNCH = 12
+"""A launch that was worn before it got on is renewed once it has got on for so long."""
+
+Commands: TypeAlias = tuple[Command, ...]
+_TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped, LaunchRenewing)
+_PROGRESS = (WorldFormed, CheckpointCommitted)
+
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
@@ -130,12 +139,6 @@ class JobState(Enum):
     OVER = "over"
 
 
-CHECKPOINTS_BEFORE_A_RENEWAL = 3
-"""A launch with so many checkpoints gets on, and so will the next one."""
-CHECKPOINTS_OF_A_SMALL_LAUNCH = 12
-"""A launch that was worn before it got on is renewed once it has got on for so long."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """The user's terms: the number of workers, and the limits of recovery."""
@@ -152,9 +155,6 @@ class JobTerms:
     def is_worn(self, world: tuple[WorkerId, ...]) -> bool:
         """Return whether so few workers are left that a launch of all is worth its start."""
         return 2 * len(world) < self.workers - self.spares
-
-
-Commands: TypeAlias = tuple[Command, ...]
 
 
 class JobMachine:
@@ -372,8 +372,6 @@ class JobMachine:
 
 
 _Action: TypeAlias = Callable[[JobMachine, Event], Commands]
-_TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped, LaunchRenewing)
-_PROGRESS = (WorldFormed, CheckpointCommitted)
 _NOT_RUNNING = (JobState.LAUNCHING, JobState.ENDING)
 _ALIVE = (JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING)
 

@@ -67,9 +67,13 @@ Sight = (
     | LaunchRenewing
 )
 
-
 KILLED_WITH_ITS_LAUNCH = "killed by the supervisor"
 """The cause of a death that ends a launch which was lost before."""
+
+_UNTRAINED = End(
+    ExitCode.PROGRAM_FAILED,
+    "the script ended without training: it has to call model.fit(...), or Trainer(...).run()",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +285,6 @@ def _left(view: LaunchView) -> End | None:
     if view.is_all_clean and not view.completions:
         return _UNTRAINED
     return None
-
-
-_UNTRAINED = End(
-    ExitCode.PROGRAM_FAILED,
-    "the script ended without training: it has to call model.fit(...), or Trainer(...).run()",
-)
 
 
 def _contradicted(step: int, digests: list[str]) -> End:

@@ -47,6 +47,14 @@ _CHUNK_SAMPLES = 1 << 20
 _MAX_TABLE_SAMPLES = 1 << 22
 """32 MiB of hashes."""
 
+# The method ``sum`` is Python code around this ufunc, and doubles its time on cold caches.
+_sum = np.add.reduce
+
+Sums = npt.NDArray[np.float64]
+
+MOST_TURNS = 1024
+"""An update takes fewer turns."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -82,10 +90,6 @@ def fingerprint(ids: npt.ArrayLike) -> int:
 def fingerprint_of_run(first: int, stop: int) -> int:
     """Return the fingerprint of the ids ``first <= id < stop``; epochs have the same runs."""
     return fingerprint(np.arange(first, stop, dtype=np.int64))
-
-
-# The method ``sum`` is Python code around this ufunc, and doubles its time on cold caches.
-_sum = np.add.reduce
 
 
 class FingerprintTable:
@@ -150,12 +154,6 @@ def _fingerprint_of_range(samples: int) -> int:
     for start in range(0, samples, _CHUNK_SAMPLES):
         total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, samples)))
     return total % WORD
-
-
-Sums = npt.NDArray[np.float64]
-
-MOST_TURNS = 1024
-"""An update takes fewer turns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

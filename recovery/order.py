@@ -39,6 +39,14 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
 
+# The first part of each hash chain, so that two uses of one seed never draw the same bits.
+_FOR_PERMUTATION = 1
+_FOR_MICROBATCH = 2
+
+_FIT_IN_32_BITS = 1 << 32
+
+_Permutation: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+
 
 def splitmix64(value: int) -> int:
     """Return the hash of one integer, which is taken modulo 2**64."""
@@ -65,15 +73,6 @@ def chain(*parts: int) -> int:
     for part in parts:
         state = splitmix64(state ^ (part % WORD))
     return state
-
-
-# The first part of each hash chain, so that two uses of one seed never draw the same bits.
-_FOR_PERMUTATION = 1
-_FOR_MICROBATCH = 2
-
-_FIT_IN_32_BITS = 1 << 32
-
-_Permutation: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ import numpy.typing as npt
 from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.world import Assignment, WorkerId, World
 
+_FLOAT32 = np.dtype(np.float32)
+
+FloatVector: TypeAlias = npt.NDArray[np.float32]
+"""A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:
@@ -219,12 +224,6 @@ def quiet_context() -> contextvars.Context:
     context = contextvars.copy_context()
     context.run(np.seterr, over="ignore", invalid="ignore")
     return context
-
-
-_FLOAT32 = np.dtype(np.float32)
-
-FloatVector: TypeAlias = npt.NDArray[np.float32]
-"""A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
 
 
 @dataclass(frozen=True, slots=True)

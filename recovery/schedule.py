@@ -58,6 +58,10 @@ LARGEST_COURTESY = 0.25
 LEAST_COST_S = 0.01
 """A lower cost than this cannot be told from the noise of a step."""
 
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+_HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or "auto"'
+
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
@@ -128,10 +132,6 @@ class Writing:
 
 
 NOT_MEASURED = Writing()
-
-_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
-_HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or "auto"'
 
 
 def parse_schedule(value: object) -> Schedule:

@@ -28,6 +28,17 @@ from dataclasses import dataclass, field, replace
 from holdfast.recovery.detector import LOOKS_PER_LIMIT, counted_s
 from holdfast.recovery.world import WorkerId
 
+_TOLD_FROM_S, _USUAL_PIECES = 5.0, 3
+"""A standstill is worth a word from so many seconds and so many usual pieces of work on."""
+
+LEAST_LIMIT_S = 600.0
+"""Nobody is accused of a shorter standstill, unless the user has named another limit."""
+_STEPS_OF_A_LIMIT = 50
+"""A worker may need so many times as long as the longest piece of work of any worker so far."""
+_FIRST_STEPS_OF_A_LIMIT = 10
+"""The same for the longest of all pieces, of which the first ones compile the model."""
+_MEASURED_COMMITS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -60,10 +71,6 @@ class StallDetector:
         return self.standing_s > self.limit_s
 
 
-_TOLD_FROM_S, _USUAL_PIECES = 5.0, 3
-"""A standstill is worth a word from so many seconds and so many usual pieces of work on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
     """For how long no worker has begun another piece of work, for people who ask.
@@ -90,15 +97,6 @@ class Standing:
         if self.seconds < max(_TOLD_FROM_S, _USUAL_PIECES * usual_s):
             return ()
         return tuple(sorted(w for w, turn in self._turns.items() if not turn.waits_for_peers))
-
-
-LEAST_LIMIT_S = 600.0
-"""Nobody is accused of a shorter standstill, unless the user has named another limit."""
-_STEPS_OF_A_LIMIT = 50
-"""A worker may need so many times as long as the longest piece of work of any worker so far."""
-_FIRST_STEPS_OF_A_LIMIT = 10
-"""The same for the longest of all pieces, of which the first ones compile the model."""
-_MEASURED_COMMITS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,9 @@ from types import MappingProxyType
 
 from holdfast.recovery.errors import IllegalTransition
 
+REFUSAL = 0
+"""The flags of a worker whose exchange failed: its other bits do not count."""
+
 
 class StepState(Enum):
     """The work a worker is doing."""
@@ -234,10 +237,6 @@ def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
     if not wishes.drain:
         flags |= _NO_DRAIN_WANTED
     return flags
-
-
-REFUSAL = 0
-"""The flags of a worker whose exchange failed: its other bits do not count."""
 
 
 # Cached, because there are few outcomes, and nearly every step has the same one.

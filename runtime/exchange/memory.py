@@ -51,6 +51,13 @@ _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 ALIGNMENT_BYTES = 64
 """TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
 
+_TICKET = struct.Struct("<qqqq16s")
+_HEADER_BYTES = 4096
+_LINE_FLOATS = 16
+"""Vectors begin at multiples of 64 bytes: TensorFlow copies all others."""
+
+_LENGTH_BYTES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Sum:
@@ -113,12 +120,6 @@ class _Unprotected:
         self._array = array  # the alias keeps it alive
         interface = array.__array_interface__
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
-
-
-_TICKET = struct.Struct("<qqqq16s")
-_HEADER_BYTES = 4096
-_LINE_FLOATS = 16
-"""Vectors begin at multiples of 64 bytes: TensorFlow copies all others."""
 
 
 class SharedVectors:
@@ -209,9 +210,6 @@ def _nothing() -> None:
 def _bytes_of(floats: int, count: int) -> int:
     stride = -(-floats // _LINE_FLOATS) * _LINE_FLOATS
     return _HEADER_BYTES + 4 * stride * count
-
-
-_LENGTH_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)

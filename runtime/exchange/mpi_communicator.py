@@ -44,10 +44,10 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "serialized"
 
-from mpi4py import MPI  # noqa: E402  (rc must be set first)
-
 LARGEST_BROADCAST = 1 << 30
 """Bytes of one message; Open MPI 5.0 counts in 32 bits and refuses 2 GiB."""
+
+from mpi4py import MPI  # noqa: E402  (rc must be set first)
 
 _MISTAKES = frozenset({MPI.ERR_ARG, MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE})
 

@@ -71,6 +71,14 @@ from holdfast.runtime.exchange.memory import (
 BUCKET_FLOATS = 64 * 1024
 """256 KiB: two roots and their sum fit into a second-level cache of 1 MiB."""
 
+MESSAGE_FLOATS = 256 * 1024
+"""1 MiB: a message of less costs more by the byte."""
+
+WINDOW_BUCKETS = 2
+"""Buckets with posted receives: one to fold, one on its way."""
+
+_ROOT_TAG, _RESULT_TAG = 1, 2
+
 
 class Fold:
     """Sums one bucket of all roots in the order of the tree."""
@@ -152,15 +160,6 @@ class Mapped:
         roots = [self._vectors[rank].at(indices[rank][place]) for rank, place in self._sources]
         self._sums = [([root[part] for root in roots], part) for part in self._parts]
         self._known = told
-
-
-MESSAGE_FLOATS = 256 * 1024
-"""1 MiB: a message of less costs more by the byte."""
-
-WINDOW_BUCKETS = 2
-"""Buckets with posted receives: one to fold, one on its way."""
-
-_ROOT_TAG, _RESULT_TAG = 1, 2
 
 
 @dataclass(frozen=True, slots=True)

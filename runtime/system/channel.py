@@ -44,6 +44,11 @@ _MAX_FDS = 16
 _MAX_LINE_BYTES = 16 << 20
 _MAX_OUTBOX_BYTES = 64 << 20
 
+_LO = b"lo"
+_SIOCGIFFLAGS = 0x8913  # linux/sockios.h
+_IFF_UP = 1  # linux/if.h
+_ANSWERS_WITHIN_S = 5.0
+
 
 class ChannelError(Exception):
     """The peer of a channel broke the protocol: the line is too long or is no JSON object."""
@@ -339,12 +344,6 @@ def _credentials(connection: socket.socket) -> tuple[int, int]:
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * credentials.itemsize)
     credentials.frombytes(option)
     return credentials[0], credentials[1]
-
-
-_LO = b"lo"
-_SIOCGIFFLAGS = 0x8913  # linux/sockios.h
-_IFF_UP = 1  # linux/if.h
-_ANSWERS_WITHIN_S = 5.0
 
 
 class Loopback(Enum):

@@ -29,6 +29,8 @@ QUEUE_BYTES = 32 << 20
 ERASE = b"\r\x1b[2K"
 """Back to the first column, and the line is empty (ECMA-48: CR, EL 2)."""
 
+_GAP = "holdfast: output: "
+
 
 class LineSink:
     """A descriptor to write lines to, without ever waiting for it."""
@@ -142,6 +144,3 @@ class LineSink:
         count = 0 if lines.startswith(_GAP.encode()) else lines.count(b"\n")
         self._dropped += count
         self._untold += count
-
-
-_GAP = "holdfast: output: "

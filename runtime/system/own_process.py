@@ -34,6 +34,13 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 
+# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
+_F_ADD_SEALS = 1033
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+
+_FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+_RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+
 
 def usable_cores() -> int:
     """Return the number of cores that this process may run on; at least 1.
@@ -162,11 +169,6 @@ def _prctl(option: int, argument: object) -> None:
         raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
 
 
-# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
-_F_ADD_SEALS = 1033
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
-
-
 def sealed_memory(name: str, size: int) -> int:
     """Return a descriptor of ``size`` zero bytes that take no memory before they are written.
 
@@ -176,10 +178,6 @@ def sealed_memory(name: str, size: int) -> int:
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
     return fd
-
-
-_FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
-_RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -36,6 +36,14 @@ from holdfast.runtime.system.witnessed_time import Bound
 _STARTED, _LAST_CORE = 19, 36
 """Places in proc_pid_stat(5), counted from the field after the name."""
 
+UNKILLABLE_AFTER_S = 10.0
+"""A process that SIGKILL does not end within this time hangs in the kernel: a dead network
+disk, a driver.  It may hang for ever, and runs no more code of its own."""
+
+_EXEC_WITHIN_S = 1.0
+"""A program is loaded within milliseconds, unless the disk that it is on hangs."""
+_LOOK_S = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class SignalState:
@@ -151,11 +159,6 @@ def ancestors_names() -> tuple[str, ...]:
         except (OSError, KeyError, ValueError):
             break
     return tuple(names)
-
-
-UNKILLABLE_AFTER_S = 10.0
-"""A process that SIGKILL does not end within this time hangs in the kernel: a dead network
-disk, a driver.  It may hang for ever, and runs no more code of its own."""
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -310,11 +313,6 @@ def _has_hung_up(channel: Channel) -> bool:
     waiting = select.poll()
     waiting.register(channel, select.POLLRDHUP)
     return bool(waiting.poll(0))
-
-
-_EXEC_WITHIN_S = 1.0
-"""A program is loaded within milliseconds, unless the disk that it is on hangs."""
-_LOOK_S = 0.001
 
 
 def marked_processes(mark: str) -> dict[int, str]:

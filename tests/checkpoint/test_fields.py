@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.checkpoint.record import LARGEST_INTEGER, Fields
+from holdfast.checkpoint.manifest import LARGEST_INTEGER, Fields
 
 FIELDS = Fields(
     {"n": LARGEST_INTEGER, "t": "text", "h": "0f", "m": {"a": 1}, "l": [1], "yes": True}, "it"

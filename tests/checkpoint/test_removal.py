@@ -111,14 +111,14 @@ def test_removal_that_was_cut_short_is_completed(
     reasons: list[str] = []
     staged(store)
     hide(store.disk, staging.path, NAME.removed_name)
-    remove_hidden(store.disk, store.directory, reasons)
+    remove_hidden(store, reasons)
     assert (store.names(), reasons) == ((), [])
 
 
 def test_store_without_a_directory_has_nothing_hidden(store: CheckpointStore) -> None:
     reasons: list[str] = []
 
-    remove_hidden(store.disk, store.directory, reasons)
+    remove_hidden(store, reasons)
 
     assert reasons == []
 
@@ -131,7 +131,7 @@ def test_hiding_a_step_syncs_before_its_files_go(
     hide(store.disk, store.directory / step_name(30), ".del-000000000030")
     before = len(files.calls)
 
-    remove_hidden(store.disk, store.directory, [])
+    remove_hidden(store, [])
 
     operations = [call.split()[0] for call in files.calls[before:]]
     assert operations.index("fsync_directory") < operations.index("unlink")

@@ -9,8 +9,7 @@ from keys import KEY, OTHER_KEY
 
 from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import CommitRefused
-from holdfast.checkpoint.manifest import FORMAT, Version
-from holdfast.checkpoint.record import Fields
+from holdfast.checkpoint.manifest import FORMAT, Fields, Version
 from holdfast.checkpoint.signature import Signature, SigningKey, Unsealed, seal, unseal
 
 BODIES = st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ") + b"\n")
