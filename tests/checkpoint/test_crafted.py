@@ -1,4 +1,4 @@
-"""Checkpoints that an attacker has crafted: refused with a reason, cheaply, and never obeyed."""
+"""Files that were made to do harm, and states at the limits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import ast
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+import xxhash
 from recording import Recording
 
 import holdfast.checkpoint
@@ -21,10 +25,54 @@ from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 
 STEP = 30
 KERNEL = np.arange(3000, dtype=np.float32)
 PACKAGE = Path(holdfast.checkpoint.__path__[0])
+
+SHAPES = [
+    [2**40],
+    [2**62, 2**62],
+    [2**63 - 1] * 32,
+    [0, 2**63 - 1, 2**63 - 1],
+    [1] * 33,
+    [10**4000],
+    [-1],
+    [2.5],
+    [True],
+]
+
+LOADING_STATE = """
+import ctypes, os, sys
+from holdfast.checkpoint import shard
+import h5py
+
+library, = {
+    line.split(maxsplit=5)[5].strip()
+    for line in open("/proc/self/maps") if "libhdf5-" in line or "libhdf5.so" in line
+}
+state = ctypes.c_uint(7)
+assert ctypes.CDLL(library).H5PLget_loading_state(ctypes.byref(state)) >= 0
+print(state.value, os.environ.get("HDF5_PLUGIN_PRELOAD"), os.environ.get("HDF5_PLUGIN_PATH"))
+"""
+
+RESTORE_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+
+before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = before + int(sys.argv[2]) * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    restore(CheckpointStore(Path(sys.argv[1])), 30)
+except CheckpointInvalid as error:
+    print(error.reason)
+    assert "h5py" not in sys.modules
+"""
 
 
 @pytest.fixture
@@ -161,19 +209,6 @@ def test_what_is_no_file_is_refused_without_waiting(
     assert reason(store).startswith(f"cannot open {folder / name}: ")
 
 
-SHAPES = [
-    [2**40],
-    [2**62, 2**62],
-    [2**63 - 1] * 32,
-    [0, 2**63 - 1, 2**63 - 1],
-    [1] * 33,
-    [10**4000],
-    [-1],
-    [2.5],
-    [True],
-]
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape)[:20])
 def test_shapes_that_cannot_be_are_refused(
     store: CheckpointStore, folder: Path, shape: list[int]
@@ -244,3 +279,185 @@ def test_older_step_is_used_in_the_place_of_a_crafted_one(store: CheckpointStore
     assert restored is not None
     assert restored.manifest.step == 20
     assert [rejection.step for rejection in rejections] == [STEP]
+
+
+def crafted_shard(path: Path, secret: Path) -> None:
+    """Write what HDF5 would follow, uncompress or load code for, if it were asked."""
+    source = h5py.VirtualSource(secret, "data", shape=(4,))
+    layout = h5py.VirtualLayout(shape=(4,), dtype="f4")
+    layout[:] = source
+    with h5py.File(path, "w") as file:
+        file["external link"] = h5py.ExternalLink(str(secret), "/data")
+        file["soft link"] = h5py.SoftLink("/external link")
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("external", (8,), "f4", external=[(str(secret), 0, 32)])
+        file.create_dataset("filtered", data=np.zeros(4096), compression="gzip", fletcher32=True)
+        file.create_dataset("vlen", data=["a", "b"], dtype=h5py.string_dtype())
+        file.create_dataset("kernel", data=KERNEL)
+
+
+def adopt(folder: Path, path: Path, offset: int) -> None:
+    """Make a step of this one shard, signed, with right digests."""
+    data = path.read_bytes()
+    stop = offset + KERNEL.nbytes
+    piece = {"shard": 0, "offset": offset, "bytes": KERNEL.nbytes, "start": 0, "stop": KERNEL.size}
+    piece["digest"] = xxhash.xxh3_128_hexdigest(data[offset:stop])
+    tensor = {"name": "kernel", "dtype": "float32", "shape": [KERNEL.size], "pieces": [piece]}
+    outside = xxhash.xxh3_128_hexdigest(data[:offset] + data[stop:])
+    shards = [{"index": 0, "size": len(data), "digest": outside}]
+    document = json.loads((folder / MANIFEST_NAME).read_bytes().splitlines()[0])
+    document |= {"writers": 1, "shards": shards, "tensors": [tensor]}
+    sign(folder, document)
+
+
+def test_hdf5_in_a_shard_is_never_interpreted(store: CheckpointStore, folder: Path) -> None:
+    """With right digests its raw bytes are restored; HDF5 would read them differently."""
+    secret = folder.parent / "secret.h5"
+    secret.write_bytes(b"nobody may read this")
+    path = folder / "shard-00000-of-00001.h5"
+    crafted_shard(path, secret)
+    with h5py.File(path) as file:
+        offset = file["kernel"].id.get_offset()
+    adopt(folder, path, offset)
+    secret.unlink()
+    os.mkfifo(secret)  # opening it waits for ever
+    files = Recording(folder.parents[1])
+
+    restored = restore(CheckpointStore(folder.parents[1], files), STEP)
+
+    assert restored.state["kernel"].tobytes() == KERNEL.tobytes()
+    assert files.opened == {MANIFEST_NAME, path.name}
+
+
+def test_hdf5_that_points_elsewhere_gives_the_bytes_of_the_file_itself(
+    store: CheckpointStore, folder: Path
+) -> None:
+    """A manifest that calls HDF5's own metadata a tensor gets just that."""
+    path = folder / "shard-00000-of-00001.h5"
+    crafted_shard(path, folder.parent / "secret.h5")
+    adopt(folder, path, offset=0)
+
+    restored = restore(store, STEP)
+
+    assert restored.state["kernel"].tobytes() == path.read_bytes()[: KERNEL.nbytes]
+
+
+@pytest.mark.process
+def test_hdf5_loads_no_plugins_where_we_import_it() -> None:
+    """A plugin is a shared library that HDF5 loads from a path in the environment."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING_STATE],
+        env=os.environ | {"HDF5_PLUGIN_PATH": "/tmp/anybodys"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "0 None /tmp/anybodys\n", done.stderr
+
+
+def restore_in_little_memory(folder: Path, mebibytes: int) -> str:
+    """Restore in a process that may have so many MiB more than at its start; return the reason."""
+    done = subprocess.run(
+        [sys.executable, "-c", RESTORE_IN_LITTLE_MEMORY, str(folder.parents[1]), str(mebibytes)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.process
+def test_four_tebibytes_in_a_small_file_cost_no_memory(folder: Path) -> None:
+    def edit(found: Any) -> None:
+        found["tensors"][0]["shape"] = [2**39]
+        piece = found["tensors"][0]["pieces"][0]
+        piece |= {"stop": 2**39, "bytes": 2**42, "offset": 2**20}
+
+    change(folder, edit)
+
+    assert "is smaller than its pieces" in restore_in_little_memory(folder, 64)
+
+
+@pytest.mark.process
+def test_four_tebibytes_of_holes_are_more_than_there_is_memory(folder: Path) -> None:
+    """Sizes agree, so only the allocation can fail: with a reason, before anything is read."""
+
+    def edit(found: Any) -> None:
+        piece = found["tensors"][0]["pieces"][0]
+        piece |= {"stop": 2**39, "bytes": 2**42, "offset": 2**20}
+        found["tensors"][0]["shape"] = [2**39]
+        found["shards"][piece["shard"]]["size"] = 2**43
+
+    change(folder, edit)
+    index = document(folder)["tensors"][0]["pieces"][0]["shard"]
+    os.truncate(folder / f"shard-{index:05d}-of-00002.h5", 2**43)
+
+    assert "there is no memory for tensor" in restore_in_little_memory(folder, 256)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("count", "mebibytes", "why"),
+    [
+        (10**6, 16, "the manifest has 8"),
+        (10**5, 256, "0 of 1 elements"),
+        (10**5, 16, "there is no memory for its manifest"),
+    ],
+)
+def test_a_million_tensors_are_refused_in_bounded_memory(
+    folder: Path, count: int, mebibytes: int, why: str
+) -> None:
+    tensor = '{"name":"a name of some length %09d","dtype":"float32","shape":[1],"pieces":[]}'
+    tensors = ",".join(tensor % i for i in range(count))
+    text = json.dumps(document(folder) | {"tensors": 0})
+    sign_text(folder, text.replace('"tensors": 0', f'"tensors":[{tensors}]'))
+
+    assert why in restore_in_little_memory(folder, mebibytes)
+
+
+def test_a_thousand_tensors_come_back(
+    store: CheckpointStore, same_bytes: Callable[[dict[str, Tensor], dict[str, Tensor]], bool]
+) -> None:
+    random = np.random.default_rng(1)
+    state: dict[str, Tensor] = {
+        f"block {i // 10}/layer {i}/kernel": random.normal(size=(i % 37, 5)) for i in range(1000)
+    }
+
+    save(store, state, header=Header("run", 1, 1), writers=3)
+
+    assert same_bytes(restore(store, 1).state, state)
+
+
+@pytest.mark.long
+@pytest.mark.extended
+def test_one_tensor_of_a_gigabyte_comes_back(store: CheckpointStore) -> None:
+    """Larger than what one call writes in a page cache's good time, and cut into two shards.
+
+    The tests beside it cut small tensors.
+    """
+    tensor = np.arange(2**27, dtype=np.uint64)
+
+    save(store, {"large": tensor}, header=Header("run", 1, 1), writers=2)
+
+    restored = restore(store, 1).state["large"]
+    assert restored.nbytes == 2**30
+    assert np.array_equal(restored, tensor)
+
+
+def test_any_number_of_writers_reads_what_any_other_has_written(
+    store: CheckpointStore,
+    state_of: Callable[[int], dict[str, Tensor]],
+    same_bytes: Callable[[dict[str, Tensor], dict[str, Tensor]], bool],
+) -> None:
+    """4 -> 3 -> 8 -> 1 -> 4: each saves what it has restored."""
+    state = first = state_of(2)
+
+    for step, writers in enumerate((4, 3, 8, 1, 4), start=1):
+        save(store, state, header=Header("run", step, step), writers=writers)
+        restored = restore(store, step)
+        assert restored.manifest.writers == writers
+        state = restored.state
+
+    assert same_bytes(state, first)

@@ -1,18 +1,48 @@
-"""The contract of file systems, kept by the local one and by the fake."""
+"""The contract of file systems, kept by the local one and the fake; no link is followed."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fake_filesystem import FakeFileSystem
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from filesystem_contract import FileSystemContract, LocalFileSystemContract, errno_of
 
+from holdfast.checkpoint import filesystem
 from holdfast.checkpoint import filesystem as module
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInvalid, StorageFailed
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.reader import restore, restore_newest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.store import CheckpointStore, save
+
+STATE = {"a": np.arange(5000.0)}
+
+DOWNGRADE = "space cannot be reserved ahead: a full disk shows late"
+
+_SAVE = """
+from pathlib import Path
+from holdfast.checkpoint.disk import Disk
+disk = Disk()
+for name in ("first", "second"):
+    disk.write_durably(Path(name), [memoryview(bytes(range(256)) * 1024)])
+print(*disk.downgrades, sep="|")
+"""
+
+ROOT = Path("/run")
+FILE = ROOT / "file"
 
 
 class TestLocalFileSystem(LocalFileSystemContract):
@@ -82,3 +112,441 @@ class TestFakeFileSystem(FileSystemContract):
     @pytest.fixture
     def files(self, root: Path) -> FileSystem:
         return FakeFileSystem(root)
+
+
+def calls_below(stop: int) -> list[object]:
+    """Return the numbers of the calls; a unit test takes only a few."""
+    rest = pytest.mark.long
+    return [pytest.param(call, marks=() if call % 6 == 1 else rest) for call in range(1, stop)]
+
+
+class Swapping(LocalFileSystem):
+    """A file system on which an attacker swaps a directory for a link before the n-th call."""
+
+    def __init__(self, root: Path, victim: Path, elsewhere: Path, call: int) -> None:
+        super().__init__(root)
+        self._victim, self._elsewhere = victim, elsewhere
+        self._calls_left = call
+
+    def __getattribute__(self, name: str) -> object:
+        if not name.startswith("_"):
+            self._count()
+        return super().__getattribute__(name)
+
+    def _count(self) -> None:
+        self._calls_left -= 1
+        if self._calls_left <= 0 and self._victim.is_dir() and not self._victim.is_symlink():
+            self._victim.rename(self._victim.with_name("aside"))
+            self._victim.symlink_to(self._elsewhere)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def save_steps(run_dir: Path, *steps: int) -> CheckpointStore:
+    store = CheckpointStore(run_dir)
+    for step in steps:
+        save(store, STATE, header=Header("run", 1, step), writers=2)
+    return store
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """Return another user's directory, which looks like a place for checkpoints."""
+    store = save_steps(tmp_path / "other", 10, 20)
+    return store.directory
+
+
+def test_step_that_became_a_link_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+    store = save_steps(tmp_path / "run", 10)
+    (store.directory / "step-000000000020").symlink_to(elsewhere / "step-000000000020")
+
+    with pytest.raises(CheckpointInvalid, match="ENOTDIR"):
+        restore(store, 20)
+
+
+def test_run_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+
+    restored, _ = restore_newest(save_steps(tmp_path / "run", 10))
+
+    assert restored is not None
+    assert (tmp_path / "scratch" / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-000000000020"])
+@pytest.mark.parametrize("call", calls_below(24))
+def test_directory_swapped_while_restoring_leads_nowhere(
+    tmp_path: Path, elsewhere: Path, name: str, call: int
+) -> None:
+    """The bytes of elsewhere would verify, so only the way to them can be refused."""
+    run_dir = tmp_path / "run"
+    save_steps(run_dir, 10, 20)
+    target = elsewhere if name == "checkpoints" else elsewhere / "step-000000000020"
+    files = Swapping(run_dir, run_dir / name, target, call)
+    opened = recording(files)
+
+    with contextlib.suppress(CheckpointError):
+        restore_newest(CheckpointStore(run_dir, files))
+
+    for handle in opened:
+        assert Path(os.readlink(f"/proc/self/fd/{handle}")).is_relative_to(run_dir)
+        os.close(handle)
+
+
+def recording(files: LocalFileSystem) -> list[int]:
+    """Return duplicates of all descriptors that will be read from, in a list that fills."""
+    found: list[int] = []
+    opening: Callable[[Path], int] = type(files).__mro__[1].open_read.__get__(files)
+
+    def open_read(path: Path) -> int:
+        handle = opening(path)
+        found.append(os.dup(handle))
+        return handle
+
+    files.open_read = open_read  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "checkpoints/.tmp-000000000030-g1-a1", "checkpoints/step-000000000010"]
+)
+@pytest.mark.parametrize("call", calls_below(60))
+def test_directory_swapped_while_saving_and_pruning_touches_nothing_elsewhere(
+    tmp_path: Path, elsewhere: Path, name: str, call: int
+) -> None:
+    run_dir = tmp_path / "run"
+    save_steps(run_dir, 10, 20)
+    before = contents(elsewhere)
+    target = elsewhere if name == "checkpoints" else elsewhere / "step-000000000010"
+    store = CheckpointStore(run_dir, Swapping(run_dir, run_dir / name, target, call))
+
+    with contextlib.suppress(CheckpointError):
+        save(store, STATE, header=Header("run", 1, 30), writers=2)
+        prune(OwnSteps(store), Retention(2))
+
+    assert contents(elsewhere) == before
+
+
+def let_fallocate_answer(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
+    """Let one call after the other fail with a number, 0 for success; returns the calls made."""
+    answers, calls = list(numbers), []
+
+    def answer(*_arguments: object) -> int:
+        number = answers.pop(0)
+        ctypes.set_errno(number)
+        return -1 if number else 0
+
+    def function(name: str) -> Callable[..., int] | None:
+        calls.append(name)
+        return answer
+
+    monkeypatch.setattr(filesystem, "_function", function)
+    return calls
+
+
+def test_blocks_are_reserved_and_the_file_has_its_size(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        LocalFileSystem().allocate(file.fileno(), 2**20)
+        found = os.fstat(file.fileno())
+
+    assert (found.st_size, found.st_blocks * 512 >= 2**20) == (2**20, True)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
+def test_file_system_without_reservation_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    calls = let_fallocate_answer(monkeypatch, number, number)
+    written: list[int] = []
+    plain = LocalFileSystem.write
+
+    def write(files: LocalFileSystem, handle: int, buffers: list[memoryview], offset: int) -> int:
+        written.append(sum(map(len, buffers)))
+        return plain(files, handle, buffers, offset)
+
+    monkeypatch.setattr(LocalFileSystem, "write", write)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("glibc emulates"))
+    disk, told = Disk(LocalFileSystem(tmp_path)), set[str]()
+
+    for name in ("first", "second"):
+        disk.write_durably(tmp_path / name, [memoryview(bytes(10_000))])
+
+    assert calls == ["fallocate", "fallocate"]
+    assert written == [10_000, 10_000]  # nothing was written twice
+    assert disk.new_downgrades(told) == (DOWNGRADE,)
+    assert disk.new_downgrades(told) == ()
+
+
+def test_libc_without_the_call_is_a_downgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "_function", lambda _name: None)
+    disk = Disk(LocalFileSystem(tmp_path))
+
+    disk.write_durably(tmp_path / "file", [memoryview(b"data")])
+
+    assert (tmp_path / "file").read_bytes() == b"data"
+    assert disk.downgrades == (DOWNGRADE,)
+
+
+def test_interrupted_reservation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = let_fallocate_answer(monkeypatch, errno.EINTR, errno.EINTR, 0)
+
+    LocalFileSystem().allocate(0, 100)
+
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    let_fallocate_answer(monkeypatch, number)
+
+    with pytest.raises(StorageFailed) as failure:
+        Disk(LocalFileSystem(tmp_path)).write_durably(tmp_path / "file", [memoryview(b"data")])
+
+    assert failure.value.errno == number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+def test_kernel_that_reserves_nothing_sees_each_byte_once(tmp_path: Path) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace shows the system calls")
+    trace = tmp_path / "trace"
+    command = [strace, "-f", "-o", str(trace), "-e", "trace=fallocate,pwrite64,pwritev,pwritev2"]
+    command += ["-e", "inject=fallocate:error=EOPNOTSUPP", sys.executable, "-c", _SAVE]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    if "ptrace" in done.stderr.lower():
+        pytest.skip("this machine lets no process be traced")
+    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "(" in line]
+    assert done.stdout.strip() == DOWNGRADE
+    names = [call.split("(")[0].removesuffix("2") for call in calls]
+    assert names == ["fallocate", "pwritev"] * 2
+    assert (tmp_path / "second").read_bytes() == bytes(range(256)) * 1024
+
+
+class Clock:
+    """A clock that only pauses and reads move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def read_all(path: Path, clock: Clock, *, bytes_per_s: float) -> bytes:
+    files = PacedFileSystem(path.parent, bytes_per_s, pause=clock.pause, clock=clock)
+    handle = files.open_read(path)
+    content = b""
+    while True:
+        buffer = bytearray(1000)
+        count = files.read(handle, memoryview(buffer), len(content))
+        if not count:
+            files.close(handle)
+            return content
+        content += bytes(buffer[:count])
+
+
+def test_reads_take_the_time_of_their_bytes(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(250)) * 20)
+
+    content = read_all(tmp_path / "file", clock, bytes_per_s=2000.0)
+
+    assert content == bytes(range(250)) * 20
+    assert clock.now == pytest.approx(100.0 + 5000 / 2000.0)
+
+
+def test_pause_is_short_enough_to_be_ended_between_two(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+
+    read_all(tmp_path / "file", clock, bytes_per_s=100.0)
+
+    assert sum(clock.pauses) == pytest.approx(10.0)
+    assert max(clock.pauses) <= 1.0
+
+
+def test_time_in_which_nothing_was_read_is_not_made_up_for(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    files = PacedFileSystem(tmp_path, 1000.0, pause=clock.pause, clock=clock)
+    handle = files.open_read(tmp_path / "file")
+    files.read(handle, memoryview(bytearray(500)), 0)
+    clock.now += 60.0
+    before = clock.now
+
+    files.read(handle, memoryview(bytearray(500)), 500)
+
+    files.close(handle)
+    assert clock.now == pytest.approx(before + 0.5)
+
+
+def test_reading_that_was_ended_says_nothing_of_the_bytes(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    files = PacedFileSystem(tmp_path, 1000.0, pause=clock.pause, clock=clock)
+    handle = files.open_read(tmp_path / "file")
+
+    files.end()
+
+    with pytest.raises(BlockingIOError) as caught:
+        files.read(handle, memoryview(bytearray(500)), 0)
+    assert caught.value.errno in TRANSIENT
+    files.close(handle)
+
+
+def put(files: FakeFileSystem, path: Path, data: bytes, *, is_synced: bool) -> None:
+    handle = files.create_exclusive(path)
+    files.write(handle, [memoryview(data)], 0)
+    if is_synced:
+        files.fsync(handle)
+    files.close(handle)
+
+
+def read_back(files: FakeFileSystem, path: Path) -> bytes | None:
+    try:
+        handle = files.open_read(path)
+    except FileNotFoundError:
+        return None
+    data = bytearray(files.size(handle))
+    files.read(handle, memoryview(data), 0)
+    return bytes(data)
+
+
+def test_synced_file_in_synced_directory_survives_everything() -> None:
+    files = FakeFileSystem()
+    put(files, FILE, b"data", is_synced=True)
+    files.fsync_directory(ROOT)
+
+    found = {read_back(files.after_power_cut(survival), FILE) for survival in Survival}
+
+    assert found == {b"data"}
+
+
+def test_name_without_directory_sync_is_lost() -> None:
+    files = FakeFileSystem()
+    put(files, FILE, b"data", is_synced=True)
+
+    assert read_back(files.after_power_cut(Survival.NOTHING), FILE) is None
+
+
+def test_contents_without_sync_are_lost_though_the_name_survives() -> None:
+    files = FakeFileSystem()
+    put(files, FILE, b"data", is_synced=False)
+
+    assert read_back(files.after_power_cut(Survival.NAMES), FILE) == b""
+
+
+def test_anything_is_old_new_or_torn_and_each_happens() -> None:
+    files = FakeFileSystem()
+    put(files, FILE, b"data", is_synced=False)
+    files.fsync_directory(ROOT)
+
+    found = {read_back(files.after_power_cut(Survival.ANYTHING, seed), FILE) for seed in range(80)}
+
+    assert found == {b"", b"d", b"da", b"dat", b"data"}
+
+
+def test_rename_without_sync_is_old_or_new_never_both_or_neither() -> None:
+    files = FakeFileSystem()
+    files.mkdir(ROOT / "old")
+    files.fsync_directory(ROOT)
+    files.rename_noreplace(ROOT / "old", ROOT / "new")
+
+    found = {files.after_power_cut(Survival.ANYTHING, seed).list(ROOT) for seed in range(20)}
+
+    assert found == {("old",), ("new",)}
+
+
+def test_removal_without_sync_comes_back() -> None:
+    files = FakeFileSystem()
+    put(files, FILE, b"data", is_synced=True)
+    files.fsync_directory(ROOT)
+    files.unlink(FILE)
+
+    assert read_back(files, FILE) is None
+    assert read_back(files.after_power_cut(Survival.NOTHING), FILE) == b"data"
+
+
+def test_failed_sync_loses_what_a_later_one_claims_to_keep() -> None:
+    """As Linux does: the pages are marked clean when the first sync fails."""
+    files = FakeFileSystem()
+    handle = files.create_exclusive(FILE)
+    files.fsync_directory(ROOT)
+    files.write(handle, [memoryview(b"data")], 0)
+    files.fail_at(len(files.calls), errno.EIO)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        files.fsync(handle)
+    files.fsync(handle)
+
+    assert read_back(files.after_power_cut(Survival.NOTHING), FILE) == b""
+
+
+def test_writeback_makes_nothing_durable_and_may_lose_all_of_it() -> None:
+    begun, failed = FakeFileSystem(), FakeFileSystem()
+    for files in (begun, failed):
+        handle = files.create_exclusive(FILE)
+        files.fsync_directory(ROOT)
+        files.write(handle, [memoryview(b"data")], 0)
+    begun.start_writeback(handle, 0, 4)
+    failed.fail_at(len(failed.calls), errno.EIO)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        failed.start_writeback(handle, 0, 4)
+    failed.fsync(handle)
+
+    for files in (begun, failed):
+        assert read_back(files.after_power_cut(Survival.NOTHING), FILE) == b""
+
+
+def test_failure_strikes_its_call_only_and_does_nothing() -> None:
+    files = FakeFileSystem()
+    files.fail_at(1, errno.ENOSPC)
+    files.mkdir(ROOT / "a")
+
+    with pytest.raises(OSError, match="No space left"):
+        files.mkdir(ROOT / "b")
+    files.mkdir(ROOT / "c")
+
+    assert files.list(ROOT) == ("a", "c")
+
+
+def test_no_call_works_without_power() -> None:
+    files = FakeFileSystem()
+    files.cut_power_at(1)
+    files.mkdir(ROOT / "a")
+
+    for _ in range(3):
+        with pytest.raises(PowerCut):
+            files.list(ROOT)
+
+    assert files.after_power_cut(Survival.NAMES).list(ROOT) == ("a",)
+
+
+def test_shortened_calls_move_half() -> None:
+    files = FakeFileSystem()
+    handle = files.create_exclusive(FILE)
+    files.shorten_at(1)
+    files.shorten_at(2)
+
+    written = files.write(handle, [memoryview(b"abcd"), memoryview(b"ef")], 0)
+    read = files.read(handle, memoryview(bytearray(3)), 0)
+
+    assert (written, read) == (3, 2)

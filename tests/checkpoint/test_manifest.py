@@ -1,17 +1,35 @@
-"""A manifest comes back exactly, or not at all."""
+"""The manifest: strict JSON, entries, metrics, and its lines below."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keys import KEY, OTHER_KEY, resealed
 
-from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
+from holdfast.checkpoint.manifest import (
+    FORMAT,
+    LARGEST_INTEGER,
+    EpochMetrics,
+    Fields,
+    Manifest,
+    PieceEntry,
+    ShardEntry,
+    TensorEntry,
+    Version,
+)
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
 
 HEADER = Header("run-1", 7, 30)
@@ -22,6 +40,20 @@ LAYOUT = ShardLayout(
         TensorSpec("c", "bool", ()),
     ),
     2,
+)
+
+BODIES = st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ") + b"\n")
+KEYS = st.sampled_from([None, KEY, OTHER_KEY])
+
+KIND = DigestKind.XXH3_128
+DIGEST = "0" * KIND.length
+COUNTS = st.integers(0, 2**63 - 1)
+DIGESTS = st.text("0123456789abcdef", min_size=KIND.length, max_size=KIND.length)
+PIECES = st.builds(PieceEntry, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, DIGESTS)
+SPEC = TensorSpec("kernel", "float32", (4, 3))
+
+FIELDS = Fields(
+    {"n": LARGEST_INTEGER, "t": "text", "h": "0f", "m": {"a": 1}, "l": [1], "yes": True}, "it"
 )
 
 
@@ -47,12 +79,6 @@ def manifest() -> Manifest:
     return Manifest.assemble(
         LAYOUT, records(), header=HEADER, cursor=cursor, numerics={"threads": 1}
     )
-
-
-def signed(document: object) -> bytes:
-    """Return a document as a manifest whose sha256 is right."""
-    body = json.dumps(document).encode() + b"\n"
-    return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
 def document() -> Any:
@@ -155,7 +181,7 @@ def test_signed_nonsense_is_refused(change: Callable[[Any], None], reason: str) 
     change(found)
 
     with pytest.raises(ManifestInvalid, match=reason):
-        Manifest.decode(signed(found))
+        Manifest.decode(resealed(found))
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000 + "]" * 100_000, "7", "nonsense", '{"a":1}', ""])
@@ -171,7 +197,7 @@ def test_piece_in_a_shard_that_does_not_exist_is_refused() -> None:
     found["tensors"][0]["pieces"][1]["shard"] = 9
 
     with pytest.raises(ManifestInvalid, match="is in no shard"):
-        Manifest.decode(signed(found))
+        Manifest.decode(resealed(found))
 
 
 def test_missing_and_doubled_shards_are_not_committed() -> None:
@@ -198,3 +224,326 @@ def test_cursor_that_is_not_json_is_refused(value: object) -> None:
 
     with pytest.raises(CommitRefused, match="put only JSON values into cursor and numerics"):
         found.encode()
+
+
+@given(BODIES, KEYS)
+def test_what_was_sealed_is_unsealed_by_whoever_has_the_key(
+    body: bytes, key: SigningKey | None
+) -> None:
+    expected = Unsealed(
+        body, key.id if key else None, Signature.VERIFIED if key else Signature.NONE
+    )
+
+    assert unseal(seal(body, key), key) == expected
+
+
+@given(BODIES)
+def test_without_a_key_a_signature_is_not_checked(body: bytes) -> None:
+    assert unseal(seal(body, KEY), None) == Unsealed(body, KEY.id, Signature.NOT_CHECKED)
+
+
+@given(BODIES)
+def test_nothing_is_trusted_that_another_or_nobody_has_signed(body: bytes) -> None:
+    with pytest.raises(ValueError, match=f"signed with key {OTHER_KEY.id}, not with {KEY.id}"):
+        unseal(seal(body, OTHER_KEY), KEY)
+    with pytest.raises(ValueError, match="it is not signed"):
+        unseal(seal(body, None), KEY)
+
+
+@given(BODIES, st.sampled_from([None, KEY]), st.data())
+def test_any_flipped_bit_is_noticed(
+    body: bytes, key: SigningKey | None, data: st.DataObject
+) -> None:
+    sealed = bytearray(seal(body, key))
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+
+    with pytest.raises(ValueError, match=r"damaged|signed"):
+        unseal(bytes(sealed), key)
+
+
+@given(BODIES, st.sampled_from([None, KEY]), st.data())
+def test_any_cut_is_noticed(body: bytes, key: SigningKey | None, data: st.DataObject) -> None:
+    sealed = seal(body, key)
+    cut = sealed[: data.draw(st.integers(0, len(sealed) - 1))]
+
+    with pytest.raises(ValueError, match=r"damaged|signed"):
+        unseal(cut, key)
+
+
+@given(BODIES, st.binary(min_size=1, max_size=9))
+def test_anything_more_is_noticed(body: bytes, more: bytes) -> None:
+    for key in (None, KEY):
+        with pytest.raises(ValueError, match=r"no signature|not signed"):
+            unseal(seal(body, key) + more, key)
+
+
+@given(BODIES, BODIES)
+def test_signature_of_one_manifest_is_none_of_another(body: bytes, other: bytes) -> None:
+    signature = seal(other, KEY).splitlines(keepends=True)[-1]
+    forged = seal(body, None) + signature
+
+    if body == other:
+        assert unseal(forged, KEY).signature is Signature.VERIFIED
+    else:
+        with pytest.raises(ValueError, match="its signature does not match"):
+            unseal(forged, KEY)
+
+
+def fields(**changes: object) -> Fields:
+    document = {"format": FORMAT, "version": 1, "digest": DigestKind.XXH3_128.value}
+    return Fields(document | changes, "the manifest")
+
+
+def test_key_decides_the_version_and_the_version_the_digest() -> None:
+    assert Version.with_key(None) is Version.PLAIN
+    assert Version.with_key(KEY) is Version.SIGNED
+    assert Version.PLAIN.digest is DigestKind.XXH3_128
+    assert Version.SIGNED.digest is DigestKind.SHA256
+
+
+@pytest.mark.parametrize("version", list(Version))
+@pytest.mark.parametrize("shards", [1, 4])
+def test_shards_of_one_digest_are_of_its_version(version: Version, shards: int) -> None:
+    assert Version.of_digests([version.digest] * shards) is version
+
+
+def test_shards_of_different_digests_make_no_checkpoint() -> None:
+    with pytest.raises(CommitRefused, match="give all workers the same key file"):
+        Version.of_digests([DigestKind.SHA256, DigestKind.XXH3_128, DigestKind.SHA256])
+
+
+@pytest.mark.parametrize("version", list(Version))
+def test_manifest_says_its_version_as_it_is_written(version: Version) -> None:
+    said = fields(version=version.value, digest=version.digest.value)
+
+    assert Version.decode(said, is_signed=version is Version.SIGNED) is version
+    with pytest.raises(ValueError, match=f"its version is {version.value}, but it is"):
+        Version.decode(said, is_signed=version is not Version.SIGNED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "tar"}, "its format is 'tar'"),
+        ({"version": 0}, "its version is 0, this version reads 1 and 2"),
+        ({"version": 3}, "its version is 3, this version reads 1 and 2"),
+        ({"digest": "md5"}, "its digest is 'md5', version 1 has 'xxh3_128'"),
+        ({"version": 2}, "its digest is 'xxh3_128', version 2 has 'sha256'"),
+    ],
+)
+def test_manifest_of_another_kind_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Version.decode(fields(**changes), is_signed=False)
+
+
+def tensor(*cuts: int, shards: int = 1) -> TensorEntry:
+    """Return the entry of a tensor of 12 elements that is cut at these places."""
+    bounds = [0, *cuts, 12]
+    pieces = tuple(
+        PieceEntry(place % shards, 0, 4 * (stop - start), start, stop, DIGEST)
+        for place, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )
+    return TensorEntry(SPEC, pieces)
+
+
+@given(PIECES)
+def test_piece_is_read_back_from_its_json(piece: PieceEntry) -> None:
+    assert PieceEntry.of(json.loads(json.dumps(piece.as_json())), KIND) == piece
+
+
+@given(st.builds(ShardEntry, COUNTS, COUNTS, DIGESTS))
+def test_shard_is_read_back_from_its_json(shard: ShardEntry) -> None:
+    assert ShardEntry.of(json.loads(json.dumps(shard.as_json())), KIND) == shard
+
+
+@given(st.lists(PIECES, max_size=4), st.lists(st.integers(0, 99), max_size=4))
+def test_tensor_is_read_back_from_its_json(pieces: list[PieceEntry], shape: list[int]) -> None:
+    entry = TensorEntry(TensorSpec("a/b", "float64", tuple(shape)), tuple(pieces))
+
+    assert TensorEntry.of(json.loads(json.dumps(entry.as_json())), KIND) == entry
+
+
+@pytest.mark.parametrize("name", ["shard", "offset", "bytes", "start", "stop"])
+@pytest.mark.parametrize("value", [-1, 2**63, 1.0, "1", True, None])
+def test_number_of_a_piece_that_is_none_is_refused_by_name(name: str, value: object) -> None:
+    document = PieceEntry(0, 0, 4, 0, 1, DIGEST).as_json() | {name: value}
+
+    with pytest.raises(ValueError, match=f"{name} of a piece"):
+        PieceEntry.of(document, KIND)
+
+
+@pytest.mark.parametrize("name", ["shard", "offset", "bytes", "start", "stop", "digest"])
+def test_piece_that_lacks_something_is_refused_by_name(name: str) -> None:
+    document = PieceEntry(0, 0, 4, 0, 1, DIGEST).as_json()
+    del document[name]
+
+    with pytest.raises(ValueError, match=f"a piece has no {name}"):
+        PieceEntry.of(document, KIND)
+
+
+@pytest.mark.parametrize("digest", ["", DIGEST[1:], DIGEST + "0", "G" + DIGEST[1:]])
+def test_digest_of_another_form_is_refused(digest: str) -> None:
+    for document, read in (
+        (PieceEntry(0, 0, 4, 0, 1, digest).as_json(), PieceEntry.of),
+        (ShardEntry(0, 4, digest).as_json(), ShardEntry.of),
+    ):
+        with pytest.raises(ValueError, match=f"is not {KIND.length} hexadecimal digits"):
+            read(document, KIND)
+
+
+@pytest.mark.parametrize("document", [None, [], "piece", 3])
+def test_what_is_no_object_is_no_entry(document: object) -> None:
+    for read in (PieceEntry.of, ShardEntry.of, TensorEntry.of):
+        with pytest.raises(ValueError, match="is not an object"):
+            read(document, KIND)
+
+
+def test_tensor_of_a_dtype_that_no_state_has_is_refused() -> None:
+    document = tensor().as_json() | {"dtype": "|O"}
+
+    with pytest.raises(StateUnsupported):
+        TensorEntry.of(document, KIND)
+
+
+@given(st.sets(st.integers(1, 11)), st.integers(1, 5))
+def test_pieces_that_follow_each_other_tile_their_tensor(cuts: set[int], shards: int) -> None:
+    tensor(*sorted(cuts), shards=shards).check_tiling(writers=shards)
+
+
+@given(st.sets(st.integers(1, 11), min_size=1), st.data())
+def test_piece_that_is_left_out_is_noticed(cuts: set[int], data: st.DataObject) -> None:
+    whole = tensor(*sorted(cuts))
+    left_out = data.draw(st.integers(0, len(whole.pieces) - 1))
+    pieces = whole.pieces[:left_out] + whole.pieces[left_out + 1 :]
+
+    with pytest.raises(ManifestInvalid, match=r"do not tile it|of 12 elements"):
+        TensorEntry(SPEC, pieces).check_tiling(writers=1)
+
+
+@given(st.sets(st.integers(1, 11), min_size=1), st.data())
+def test_pieces_in_another_order_are_noticed(cuts: set[int], data: st.DataObject) -> None:
+    whole = tensor(*sorted(cuts))
+    order = data.draw(st.permutations(whole.pieces).filter(lambda found: found != [*whole.pieces]))
+
+    with pytest.raises(ManifestInvalid, match="do not tile it"):
+        TensorEntry(SPEC, tuple(order)).check_tiling(writers=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shard": 2}, "is in no shard"),
+        ({"bytes": 47}, "has a wrong size"),
+        ({"stop": 0, "bytes": 0}, "do not tile it"),
+        ({"stop": 13, "bytes": 52}, "13 of 12 elements"),
+        ({"start": 1}, "do not tile it"),
+    ],
+)
+def test_piece_that_cannot_be_is_refused(change: dict[str, int], words: str) -> None:
+    piece = dataclasses.replace(tensor().pieces[0], **change)
+
+    with pytest.raises(ManifestInvalid, match=words):
+        TensorEntry(SPEC, (piece,)).check_tiling(writers=2)
+
+
+def test_empty_tensor_has_no_pieces() -> None:
+    empty = TensorSpec("none", "float32", (0, 3))
+
+    TensorEntry(empty, ()).check_tiling(writers=1)
+    with pytest.raises(ManifestInvalid):
+        TensorEntry(empty, (PieceEntry(0, 0, 0, 0, 0, DIGEST),)).check_tiling(writers=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=8))
+def test_pieces_lie_apart_if_and_only_if_no_byte_is_of_two(spans: list[tuple[int, int]]) -> None:
+    placed = [
+        (tensor(), PieceEntry(0, offset, size, 0, 1, DIGEST)) for offset, size in sorted(spans)
+    ]
+    taken = [byte for offset, size in spans for byte in range(offset, offset + size)]
+    shard = ShardEntry(0, 100, DIGEST)
+
+    if len(taken) == len(set(taken)):
+        shard.check_apart(placed)
+    else:
+        with pytest.raises(ManifestInvalid, match="overlaps another"):
+            shard.check_apart(placed)
+
+
+def test_shard_that_ends_before_its_last_piece_is_refused() -> None:
+    piece = PieceEntry(0, 90, 12, 0, 3, DIGEST)
+
+    ShardEntry(3, 102, DIGEST).check_apart([(tensor(), piece)])
+    with pytest.raises(ManifestInvalid, match="shard 3 is smaller than its pieces"):
+        ShardEntry(3, 101, DIGEST).check_apart([(tensor(), piece)])
+
+
+def test_fields_of_the_right_type_are_returned() -> None:
+    assert FIELDS.integer("n") == LARGEST_INTEGER
+    assert FIELDS.text("t") == "text"
+    assert FIELDS.hexadecimal("h", digits=2) == "0f"
+    assert FIELDS.mapping("m") == {"a": 1}
+    assert FIELDS.array("l") == [1]
+
+
+def test_mismatches_name_the_field() -> None:
+    with pytest.raises(ValueError, match="it has no x"):
+        FIELDS.integer("x")
+    with pytest.raises(ValueError, match="t of it is not an integer"):
+        FIELDS.integer("t")
+    with pytest.raises(ValueError, match="yes of it is not an integer"):
+        FIELDS.integer("yes")
+    with pytest.raises(ValueError, match="n of it is not a string"):
+        FIELDS.text("n")
+    with pytest.raises(ValueError, match="t of it is not 4 hexadecimal digits"):
+        FIELDS.hexadecimal("t", digits=4)
+    with pytest.raises(ValueError, match="l of it is not an object"):
+        FIELDS.mapping("l")
+    with pytest.raises(ValueError, match="m of it is not an array"):
+        FIELDS.array("m")
+    with pytest.raises(ValueError, match="it is not an object"):
+        Fields([], "it")
+
+
+def test_metrics_are_read_back_from_a_manifests_cursor() -> None:
+    metrics = EpochMetrics.join(3, 120, {"loss": 0.5, "accuracy": 1}, {"loss": 0.75})
+
+    cursor = json.loads(json.dumps(metrics.into({"step": 125})))
+
+    assert cursor["step"] == 125
+    assert EpochMetrics.of(cursor) == metrics
+    assert metrics.values == {"loss": 0.5, "accuracy": 1, "val_loss": 0.75}
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    cursor = EpochMetrics(1, 10, {"loss": math.nan, "a": math.inf, "b": 2.0}).into({})
+
+    found = EpochMetrics.of(json.loads(json.dumps(cursor, allow_nan=False)))
+
+    assert found == EpochMetrics(1, 10, {"b": 2.0})
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        {},
+        {"epoch": 3},
+        {"epoch": {"number": 3, "step": 1}},
+        {"epoch": {"number": "3", "step": 1, "metrics": {}}},
+        {"epoch": {"number": 3, "step": None, "metrics": {}}},
+    ],
+)
+def test_other_cursors_hold_none(cursor: dict[str, object]) -> None:
+    assert EpochMetrics.of(cursor) is None
+
+
+@pytest.mark.parametrize("crafted", ["1" + "0" * 400, "1e999", "-Infinity", "NaN"])
+def test_number_that_no_float_holds_is_no_metric(crafted: str) -> None:
+    cursor = json.loads(f'{{"epoch": {{"number": 1, "step": 1, "metrics": {{"a": {crafted}}}}}}}')
+
+    assert EpochMetrics.of(cursor) == EpochMetrics(1, 1, {})
+
+
+def test_what_is_no_number_is_no_metric() -> None:
+    cursor = {"epoch": {"number": 1, "step": 1, "metrics": {"a": "1", "b": True, "c": 1}}}
+
+    assert EpochMetrics.of(cursor) == EpochMetrics(1, 1, {"c": 1.0})

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
+from holders import small_state
 
 from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.checkpoint.tensor import Tensor
 
 pytestmark = pytest.mark.usefixtures("early_writeback")
 
@@ -36,15 +35,6 @@ CASES = [
     *((Survival.ANYTHING, seed) for seed in range(3)),
     *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
 ]
-
-
-def small_state(step: int) -> dict[str, Tensor]:
-    random = np.random.default_rng(step)
-    return {
-        "kernel": random.normal(size=(40, 70)).astype(np.float32),
-        "bias": random.normal(size=70).astype(np.float32),
-        "step": np.array(step, np.int64),
-    }
 
 
 def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> None:

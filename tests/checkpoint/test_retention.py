@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem
+from holders import damage, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,11 +123,6 @@ def test_plan_made_again_plans_the_rest(
     assert set(again.removed) == set(plan.removed) - done
 
 
-def fill(store: CheckpointStore, *steps: int) -> None:
-    for step in steps:
-        save(store, {"a": np.full(3, step)}, header=Header("run", 1, step))
-
-
 def fill_measured(store: CheckpointStore, losses: dict[int, float], *, epoch: int) -> None:
     """Save steps, those at the end of an epoch with its loss and all others with the last one."""
     latest: EpochMetrics | None = None
@@ -135,13 +131,6 @@ def fill_measured(store: CheckpointStore, losses: dict[int, float], *, epoch: in
             latest = EpochMetrics(step // epoch, step, {"loss": loss})
         cursor = latest.into({}) if latest else {}
         save(store, {"a": np.full(3, step)}, header=Header("run", 1, step), cursor=cursor)
-
-
-def damage(store: CheckpointStore, step: int) -> None:
-    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
 
 
 def pruner_of(store: CheckpointStore, retention: Retention) -> tuple[Pruner, ReadMarks]:

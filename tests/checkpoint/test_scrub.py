@@ -5,33 +5,20 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem
+from holders import damage, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.scrub import Reading, Scrubber, next_step
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 GENERATION = 7
-
-
-def fill(store: CheckpointStore, *steps: int) -> None:
-    for step in steps:
-        save(store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-
-
-def damage(store: CheckpointStore, step: int) -> None:
-    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
 
 
 def scrubber_of(store: CheckpointStore) -> tuple[Scrubber, ReadMarks]:

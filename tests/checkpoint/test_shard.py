@@ -1,25 +1,54 @@
-"""Shards are ordinary HDF5 around data that HDF5 never touches."""
+"""A shard is an ordinary HDF5 file whose data HDF5 never sees."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import itertools
+import os
+import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.shard import ALIGNMENT_BYTES, Skeleton, build_skeleton
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
+from holdfast.checkpoint.digest import digest_of
+from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.names import shard_name
+from holdfast.checkpoint.record import Header, ShardRecord
+from holdfast.checkpoint.shard import (
+    ALIGNMENT_BYTES,
+    Skeleton,
+    build_skeleton,
+    dataset_paths,
+    no_plugins,
+)
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import ShardLayout, Tensor, Tensors, TensorSpec, specs_of
 
 HEADER = Header("run of ümläut", 7, 30)
+
+needs_tools = pytest.mark.skipif(
+    shutil.which("h5ls") is None or shutil.which("h5dump") is None,
+    reason="h5ls and h5dump are not installed (Debian: hdf5-tools)",
+)
+STATE_HEADER = Header("run", 1, 30)
+STATE: dict[str, Tensor] = {
+    "a": np.arange(9000, dtype=np.float32).reshape(90, 100),
+    "b": np.arange(7, dtype=np.int64),
+    "empty": np.zeros((0, 2)),
+}
+
+NAMES = st.sets(st.text("a./%\0é 2E5", max_size=8), max_size=12)
+
+VARIABLE = "HDF5_PLUGIN_PRELOAD"
 
 
 def written(store: CheckpointStore, state: dict[str, Tensor], writers: int) -> list[Path]:
@@ -234,3 +263,184 @@ def _interleaved(skeleton: Skeleton) -> Iterator[bytes]:
     for gap, piece in itertools.zip_longest(skeleton.gaps, skeleton.order):
         yield gap
         yield b"" if piece is None else bytes(skeleton.pieces[piece].nbytes)
+
+
+def write_shard_of(
+    directory: Path, state: Tensors, layout: ShardLayout, writer: int = 0
+) -> tuple[ShardRecord, Path]:
+    """Return the record of a shard, and its file."""
+    staging = CheckpointStore(directory).staging(STATE_HEADER.step, STATE_HEADER.generation, 1)
+    record = staging.write_shard(state, layout, writer, STATE_HEADER)
+    return record, staging.path / shard_name(writer, layout.writers)
+
+
+def test_record_describes_the_file(tmp_path: Path) -> None:
+    layout = ShardLayout(specs_of(STATE), 2)
+
+    record, path = write_shard_of(tmp_path, STATE, layout)
+
+    data = path.read_bytes()
+    assert record.index == 0
+    assert record.size == len(data)
+    outside = bytearray(data)
+    for piece in sorted(record.pieces, key=lambda piece: -piece.offset):
+        assert piece.digest == digest_of(data[piece.offset : piece.offset + piece.bytes])
+        del outside[piece.offset : piece.offset + piece.bytes]
+    assert record.digest == digest_of(outside)
+
+
+def test_piece_digests_are_those_of_the_arrays(tmp_path: Path) -> None:
+    layout = ShardLayout(specs_of(STATE), 1)
+
+    record, _ = write_shard_of(tmp_path, STATE, layout)
+
+    found = {piece.tensor: piece.digest for piece in record.pieces}
+    assert found == {name: digest_of(STATE[name].tobytes()) for name in ("a", "b")}
+
+
+def test_state_is_not_copied(tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {f"t{i}": np.ones(500_000, np.float32) for i in range(10)}
+    layout = ShardLayout(specs_of(state), 1)
+    tracemalloc.start()
+
+    try:
+        write_shard_of(tmp_path, state, layout)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1_000_000 < layout.nbytes
+
+
+def test_awkward_memory_is_copied_for_the_rows_in_question_only(tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {"t": np.ones((1000, 2000), np.float64)[:, ::2]}
+    layout = ShardLayout(specs_of(state), 8)
+    tracemalloc.start()
+
+    try:
+        write_shard_of(tmp_path, state, layout, 3)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < layout.nbytes / 4
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        STATE | {"more": np.zeros(1)},
+        STATE | {"b": np.zeros(8, np.int64)},
+        STATE | {"b": np.zeros(7)},
+    ],
+)
+def test_state_of_another_layout_is_refused(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    layout = ShardLayout(specs_of(STATE), 1)
+
+    with pytest.raises(StateUnsupported, match="make a layout of its specs"):
+        write_shard_of(tmp_path, state, layout)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(NAMES)
+def test_paths_are_distinct_and_no_dataset_is_a_group(found: set[str]) -> None:
+    paths = dataset_paths(found)
+
+    distinct = set(paths.values())
+    groups = {path[:depth] for path in distinct for depth in range(1, len(path))}
+    assert len(distinct) == len(found)
+    assert not distinct & groups
+
+
+@given(NAMES)
+def test_components_are_plain(found: set[str]) -> None:
+    for path in dataset_paths(found).values():
+        for component in path:
+            assert component not in ("", ".", "..")
+            assert not set(component) & {"/", "\0"}
+
+
+def test_usual_names_are_left_alone() -> None:
+    paths = dataset_paths(["dense/kernel", "optimizer/dense kernel/m", "ümlaut"])
+
+    assert ["/".join(path) for path in paths.values()] == [*paths]
+
+
+def test_awkward_names_are_encoded_as_documented() -> None:
+    paths = dataset_paths(["a", "a/b", "../x/./y", "//", "50%"])
+
+    assert ["/".join(path) for path in paths.values()] == [
+        "a%",
+        "a/b",
+        "%2E%2E/x/%2E/y",
+        "%/%/%",
+        "50%25",
+    ]
+
+
+@pytest.mark.parametrize("before", [None, "", "/opt/plugins", "::"])
+def test_environment_is_as_before_whatever_it_was(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(VARIABLE, before)
+
+    with no_plugins():
+        assert os.environ[VARIABLE] == "::"
+
+    assert os.environ.get(VARIABLE) == before
+
+
+def test_environment_is_as_before_when_loading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/opt/plugins")
+
+    with pytest.raises(ImportError), no_plugins():
+        raise ImportError("no HDF5")
+
+    assert os.environ[VARIABLE] == "/opt/plugins"
+
+
+def output_of(*command: str) -> str:
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stderr == ""
+    return found.stdout
+
+
+@pytest.fixture
+def plain_shard(store: CheckpointStore, state_of: Callable[[int], dict[str, Tensor]]) -> Path:
+    state = state_of(1) | {"plain/kernel": np.arange(12, dtype=np.float32).reshape(3, 4) / 4}
+    directory = save(store, state, header=Header("run", 7, 30))
+    (path,) = directory.glob("*.h5")
+    return path
+
+
+@needs_tools
+def test_h5ls_lists_every_tensor(
+    plain_shard: Path, state_of: Callable[[int], dict[str, Tensor]]
+) -> None:
+    listing = output_of("h5ls", "-r", str(plain_shard))
+
+    assert listing.count(" Dataset ") == len(state_of(1)) + 2  # ours, and the mark
+    assert "/plain/kernel            Dataset {3, 4}" in listing
+    assert "/%save" in listing
+
+
+@needs_tools
+def test_h5dump_shows_the_values_and_where_they_belong(plain_shard: Path) -> None:
+    dump = output_of("h5dump", "-d", "/plain/kernel", str(plain_shard))
+
+    assert "(0,0): 0, 0.25, 0.5, 0.75," in dump
+    assert "(2,0): 2, 2.25, 2.5, 2.75" in dump
+    assert "H5T_IEEE_F32LE" in dump
+    for attribute in ("name", "dtype", "shape", "start", "stop"):
+        assert f'ATTRIBUTE "{attribute}"' in dump
+
+
+@needs_tools
+def test_h5dump_shows_which_save_a_shard_belongs_to(plain_shard: Path) -> None:
+    dump = output_of("h5dump", "-d", "/%save", str(plain_shard))
+
+    assert "(0): 7, 30" in dump

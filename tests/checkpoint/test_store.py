@@ -1,4 +1,4 @@
-"""Staging is invisible, commits are whole, the first one wins."""
+"""Staging, commit, listing and removal: visible means complete."""
 
 from __future__ import annotations
 
@@ -22,13 +22,26 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header, ShardRecord
-from holdfast.checkpoint.store import CheckpointStore, Staging, save
+from holdfast.checkpoint.store import (
+    CheckpointStore,
+    Staging,
+    hide,
+    remove_hidden,
+    remove_staging,
+    save,
+)
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of
 
 HEADER = Header("run", 7, 30)
+
+SAVED_TWICE = 30
+
+NAME = StagingName(30, 7, 1)
+
+LOOKS = ("list", "identity")
 
 
 def state_of(value: float) -> dict[str, Tensor]:
@@ -396,3 +409,174 @@ def test_listing_and_restoring_need_no_hdf5() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def state_with(value: float, **more: Tensor) -> dict[str, Tensor]:
+    kernel = np.arange(3000, dtype=np.float32).reshape(100, 30)
+    return {
+        "bias": np.full(777, value, np.float16),
+        "kernel": kernel,
+        "scalar": np.array(7),
+        **more,
+    }
+
+
+def save_twice(
+    store: CheckpointStore, first: dict[str, Tensor], later: dict[str, Tensor], writers: int
+) -> tuple[str, ...]:
+    """Save a step with three writers, then with other ones; return what is told."""
+    save(store, first, header=Header("run", 2, SAVED_TWICE), writers=3)
+    save(store, later, header=Header("run", 9, SAVED_TWICE), writers=writers)
+    assert store.steps() == (SAVED_TWICE,)
+    assert store.scan(SAVED_TWICE).manifest().generation == 2
+    return store.disk.downgrades
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3, 5])
+def test_same_state_is_acknowledged_without_a_word(store: CheckpointStore, writers: int) -> None:
+    """After a death the survivors save the same step with fewer writers."""
+    assert save_twice(store, state_with(1.0), state_with(1.0), writers) == ()
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3, 5])
+def test_other_state_is_told_and_the_first_stays(store: CheckpointStore, writers: int) -> None:
+    (told,) = save_twice(store, state_with(1.0), state_with(2.0), writers)
+
+    assert told.startswith(
+        "step 30 was saved before, by generation 2, and generation 9 has another state: 'bias';"
+    )
+    assert float(restore(store, SAVED_TWICE).state["bias"][0]) == 1.0
+
+
+def test_single_element_counts(store: CheckpointStore) -> None:
+    later = state_with(1.0)
+    later["kernel"] = later["kernel"].copy()
+    later["kernel"][99, 29] += 1
+
+    (told,) = save_twice(store, state_with(1.0), later, 2)
+
+    assert "another state: 'kernel';" in told
+
+
+def test_tensors_of_one_save_alone_are_named(store: CheckpointStore) -> None:
+    more = {f"extra {i}": np.zeros(3) for i in range(4)}
+
+    (told,) = save_twice(store, state_with(1.0), state_with(1.0, **more), 3)
+
+    assert "'extra 0', 'extra 1', 'extra 2' and 1 more" in told
+
+
+def test_other_shape_is_another_state(store: CheckpointStore) -> None:
+    later = state_with(1.0)
+    later["kernel"] = later["kernel"].reshape(30, 100)
+
+    (told,) = save_twice(store, state_with(1.0), later, 1)
+
+    assert "'kernel'" in told
+
+
+def test_it_is_told_once(store: CheckpointStore) -> None:
+    told: set[str] = set()
+    save_twice(store, state_with(1.0), state_with(2.0), 2)
+
+    assert len(store.disk.new_downgrades(told)) == 1
+    assert store.disk.new_downgrades(told) == ()
+
+
+@pytest.fixture
+def fake_files() -> FakeFileSystem:
+    return FakeFileSystem()
+
+
+@pytest.fixture
+def fake_store(fake_files: FakeFileSystem) -> CheckpointStore:
+    return CheckpointStore(Path("/run/job"), fake_files)
+
+
+@pytest.mark.parametrize("remover", ["the next generation", "its own"])
+def test_staging_has_lost_its_name_before_its_first_file_goes(
+    fake_store: CheckpointStore, fake_files: FakeFileSystem, remover: str
+) -> None:
+    staging, _ = staged(fake_store, 0.0)
+    before = len(fake_files.calls)
+
+    if remover == "its own":
+        staging.abandon()
+    else:
+        assert fake_store.clean_staging(8) == ()
+
+    changes = [call for call in fake_files.calls[before:] if call.split()[0] not in LOOKS]
+    assert changes[0] == f"rename_noreplace {fake_store.directory / NAME.removed_name}"
+    assert fake_store.names() == ()
+
+
+def test_late_rename_of_a_killed_process_makes_no_hollow_step(
+    fake_store: CheckpointStore, fake_files: FakeFileSystem
+) -> None:
+    """The kernel carries out the rename of a process that was killed in it, minutes later."""
+    staging, _ = staged(fake_store, 0.0)
+    target = fake_store.directory / step_name(30)
+    plain, late = fake_files.unlink, []
+
+    def unlink(path: Path) -> None:
+        plain(path)
+        try:
+            fake_files.rename_noreplace(staging.path, target)
+        except OSError as error:
+            late.append(error.errno)
+
+    fake_files.unlink = unlink  # type: ignore[method-assign]
+
+    fake_store.clean_staging(8)
+
+    assert set(late) == {errno.ENOENT}
+    assert fake_store.names() == ()
+
+
+def test_late_rename_that_came_first_has_made_a_whole_step(fake_store: CheckpointStore) -> None:
+    staging, manifest = staged(fake_store, 0.0)
+    staging.commit(manifest)
+
+    remove_staging(fake_store.disk, staging.path, NAME.removed_name)
+
+    assert fake_store.steps() == (30,)
+    fake_store.scan(30).verify()
+
+
+def test_removal_that_was_cut_short_is_completed(
+    fake_store: CheckpointStore, fake_files: FakeFileSystem
+) -> None:
+    staging, _ = staged(fake_store, 0.0)
+    hide(fake_store.disk, staging.path, NAME.removed_name)
+    staged(fake_store, 0.0)  # the attempt's name is free again
+
+    staging.abandon()
+
+    assert fake_store.names() == ()
+    reasons: list[str] = []
+    staged(fake_store, 0.0)
+    hide(fake_store.disk, staging.path, NAME.removed_name)
+    remove_hidden(fake_store, reasons)
+    assert (fake_store.names(), reasons) == ((), [])
+
+
+def test_store_without_a_directory_has_nothing_hidden(fake_store: CheckpointStore) -> None:
+    reasons: list[str] = []
+
+    remove_hidden(fake_store, reasons)
+
+    assert reasons == []
+
+
+def test_hiding_a_step_syncs_before_its_files_go(
+    fake_store: CheckpointStore, fake_files: FakeFileSystem
+) -> None:
+    """A power cut in between must not bring back a step of which fake_files are gone."""
+    save(fake_store, state_of(0.0), header=HEADER)
+    hide(fake_store.disk, fake_store.directory / step_name(30), ".del-000000000030")
+    before = len(fake_files.calls)
+
+    remove_hidden(fake_store, [])
+
+    operations = [call.split()[0] for call in fake_files.calls[before:]]
+    assert operations.index("fsync_directory") < operations.index("unlink")

@@ -1,4 +1,4 @@
-"""A step of a small state, a second holder of it, and ways to damage the first."""
+"""Steps of small states, a second holder of one, and ways to damage the first."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 4
     path.write_bytes(data)
+
+
+def fill(store: CheckpointStore, *steps: int, run_id: str = "run") -> None:
+    """Save a state of one tensor as each of the steps."""
+    for step in steps:
+        save(store, {"a": np.full(3, step)}, header=Header(run_id, 1, step))
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    """Flip a bit of the first shard of a step."""
+    flip(min((store.directory / step_name(step)).glob("*.h5")), -1)

@@ -1,16 +1,20 @@
-"""A damaged step is whole again if each of its parts is sound in one of two holders."""
+"""A step verified, or made whole from two holders."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
+from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
@@ -22,7 +26,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import (
@@ -32,11 +36,55 @@ from holdfast.checkpoint.repair import (
     parts_of,
     plan_mend,
     take_inventory,
+    verify_step,
 )
 from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.store import CheckpointStore, save
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
+
+TENSORS = 100
+
+RUN_DIR = Path("/run/job")
+LOST_SHARD = shard_name(1, WRITERS)
+MANY = [(Survival.NAMES, 0), *((Survival.ANYTHING, seed) for seed in range(6))]
+SURVIVALS = [(Survival.NOTHING, 0), *(pytest.param(*case, marks=pytest.mark.long) for case in MANY)]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> CheckpointStore:
+    return Copies.make(tmp_path).here
+
+
+def test_whole_step_is_valid_and_every_tensor_is_counted(here: CheckpointStore) -> None:
+    counts: list[int] = []
+    described = here.scan(STEP).manifest()
+
+    verdict = verify_step(here, STEP, run_id=RUN_ID, progress=counts.append)
+
+    assert verdict.is_valid
+    assert verdict.nbytes == described.nbytes
+    assert sum(counts) == sum(spec.nbytes for spec in described.specs)
+
+
+def test_flipped_bit_is_named(here: CheckpointStore) -> None:
+    flip(shard(here, 1), 4096)
+
+    verdict = verify_step(here, STEP)
+
+    assert not verdict.is_valid
+    assert verdict.reason is not None
+    assert "in shard 1 have a wrong digest" in verdict.reason
+
+
+def test_damaged_manifest_is_named(here: CheckpointStore) -> None:
+    flip(manifest(here), 50)
+
+    assert "its sha256 does not match" in str(verify_step(here, STEP).reason)
+
+
+def test_step_of_another_run_is_not_valid(here: CheckpointStore) -> None:
+    assert "belongs to run" in str(verify_step(here, STEP, run_id="other").reason)
 
 
 @pytest.fixture
@@ -405,3 +453,108 @@ def test_inventory_tells_how_many_bytes_it_has_read(copies: Copies) -> None:
 
     assert found.is_whole
     assert sum(counts) == described.nbytes
+
+
+class CountingFiles(LocalFileSystem):
+    """Counts how often each shard is opened for reading."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened: Counter[str] = Counter()
+
+    def open_read(self, path: Path) -> int:
+        self.opened[f"{path.parent.name}/{path.name}"] += path.suffix == ".h5"
+        return super().open_read(path)
+
+
+def test_file_is_not_opened_for_each_piece(tmp_path: Path) -> None:
+    state = {f"t{number}": np.arange(50) * number for number in range(TENSORS)}
+    save(CheckpointStore(tmp_path / "here"), state, header=Header(RUN_ID, 2, STEP), writers=2)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    here, there = CountingFiles(tmp_path / "here"), CountingFiles(tmp_path / "there")
+    stores = CheckpointStore(tmp_path / "here", here), CheckpointStore(tmp_path / "there", there)
+    for path in (stores[0].directory / step_name(STEP)).glob("*.h5"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+        path.write_bytes(content)
+
+    found = mend_step(Holders(*stores), STEP, run_id=RUN_ID)
+
+    assert TENSORS / 4 < found.taken < found.parts - TENSORS / 4, "parts come from both"
+    shards = {f"{step_name(STEP)}/shard-{number:05d}-of-00002.h5" for number in range(2)}
+    assert {name: there.opened[name] for name in shards} == dict.fromkeys(shards, 2), (
+        "once for the inventory, and once to take parts"
+    )
+    staged = [name for name in here.opened if name not in shards]
+    assert {name: here.opened[name] for name in shards} == dict.fromkeys(shards, 4), (
+        "twice as in the other holder, then for the size and the bytes of the mended step"
+    )
+    assert [here.opened[name] for name in staged if here.opened[name]] == [1, 1], "at the commit"
+
+
+def test_step_that_was_saved_meanwhile_stays(tmp_path: Path) -> None:
+    here, there = CheckpointStore(tmp_path / "here"), CheckpointStore(tmp_path / "there")
+    state = {"a": np.arange(50)}
+    save(there, state, header=Header(RUN_ID, 2, STEP))
+    holders = Holders(here, there, lambda: str(save(here, state, header=Header(RUN_ID, 3, STEP))))
+
+    found = mend_step(holders, STEP, run_id=RUN_ID)
+
+    assert (found.bad_name, found.taken) == (None, 0)
+    assert here.names() == (step_name(STEP),)
+    assert here.scan(STEP).verify().generation == 3
+
+
+def saved() -> FakeFileSystem:
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(RUN_DIR, filesystem)
+    save(store, small_state(), header=Header(RUN_ID, 2, STEP), writers=WRITERS)
+    return filesystem
+
+
+def damaged() -> FakeFileSystem:
+    filesystem = saved()
+    directory = RUN_DIR / "checkpoints" / step_name(STEP)
+    filesystem.unlink(directory / LOST_SHARD)
+    filesystem.fsync_directory(directory)
+    return filesystem
+
+
+@functools.lru_cache
+def mirror() -> FakeFileSystem:
+    """Return the other holder, which is only read."""
+    return saved()
+
+
+def repair_cut(filesystem: FakeFileSystem) -> None:
+    stores = (CheckpointStore(RUN_DIR, files) for files in (filesystem, mirror()))
+    mend_step(Holders(*stores), STEP, run_id=RUN_ID)
+
+
+def calls_of_a_repair() -> range:
+    filesystem = damaged()
+    first = len(filesystem.calls)
+    repair_cut(filesystem)
+    return range(first, len(filesystem.calls))
+
+
+@pytest.mark.parametrize(("survival", "seed"), SURVIVALS)
+def test_nothing_is_lost_and_repairing_again_succeeds(survival: Survival, seed: int) -> None:
+    for call in calls_of_a_repair():
+        filesystem = damaged()
+        filesystem.cut_power_at(call)
+        with pytest.raises(PowerCut):
+            repair_cut(filesystem)
+
+        after = filesystem.after_power_cut(survival, seed + call)
+
+        store = CheckpointStore(RUN_DIR, after)
+        names = [name for name in store.names() if not name.startswith(".tmp-")]
+        holders = [name for name in names if LOST_SHARD not in after.list(store.directory / name)]
+        where = filesystem.calls[-1]
+        assert len(holders) == 1, f"call {call}: the damaged step is gone after {where}"
+        for name in set(names) - set(holders):
+            assert name == step_name(STEP)
+            restore(store, STEP)
+        repair_cut(after)
+        assert restore(store, STEP).manifest.run_id == RUN_ID
