@@ -1,7 +1,8 @@
-"""What faulthandler and py-spy write becomes one form, within bounds."""
+"""Stacks, tracebacks and last lines, as a user reads them."""
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.evidence import stacks as module
-from holdfast.runtime.evidence.stacks import MOST_CHARACTERS, Frame, Stacks, Thread
+from holdfast.runtime.evidence.stacks import (
+    MOST_CHARACTERS,
+    MOST_LINES,
+    Frame,
+    LastLines,
+    Stacks,
+    Thread,
+    users_trace,
+)
 
 HOLDFAST = Path(module.__file__).parents[2]
 FAULTHANDLER = f"""Thread 0x00007f23065846c0 (most recent call first):
@@ -34,6 +43,41 @@ Thread 27382 (active+gil): "MainThread"
     _compute ({HOLDFAST}/runtime/training/loop.py:168)
     <module> (/home/ann/train.py:99)
     _run_code (<frozen runpy>:88)
+"""
+
+FIT = Frame("/home/ann/train.py", "99", "<module>")
+HOOK = Frame("/home/ann/train.py", "12", "on_epoch_end")
+BATCHES = Frame("/home/ann/train.py", "30", "batches")
+
+PY_FUNC = Frame("/venv/site-packages/tensorflow/python/ops/script_ops.py", "269", "__call__")
+
+OWN = Path(module.__file__).parents[1]
+TRACE = f"""Traceback (most recent call last):
+  File "/home/ann/train.py", line 20, in <module>
+    model.fit(x, y)
+    ~~~~~~~~~^^^^^^
+  File "{OWN}/fit/keras_fit.py", line 68, in _fit
+    return fit(model, FitCall(*args, **arguments))
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{OWN}/training/loop.py", line 105, in run
+    state = next_state(state, self._act(state))
+  [Previous line repeated 3 more times]
+  File "/venv/lib/python3.11/site-packages/keras/src/callbacks/callback_list.py", line 170, in f
+    callback.on_epoch_end(epoch, logs)
+  File "/home/ann/train.py", line 9, in on_epoch_end
+    raise ValueError("no such column")
+ValueError: no such column
+"""
+USERS = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 20, in <module>
+    model.fit(x, y)
+    ~~~~~~~~~^^^^^^
+  [2 calls of holdfast: -v shows more]
+  File "/venv/lib/python3.11/site-packages/keras/src/callbacks/callback_list.py", line 170, in f
+    callback.on_epoch_end(epoch, logs)
+  File "/home/ann/train.py", line 9, in on_epoch_end
+    raise ValueError("no such column")
+ValueError: no such column
 """
 
 
@@ -69,12 +113,8 @@ def holdfasts(room: str, name: str, line: int) -> Frame:
     return Frame(f"{HOLDFAST}/runtime/{room}", str(line), name)
 
 
-FIT = Frame("/home/ann/train.py", "99", "<module>")
-HOOK = Frame("/home/ann/train.py", "12", "on_epoch_end")
-BATCHES = Frame("/home/ann/train.py", "30", "batches")
 NEXT = holdfasts("data/tf_source.py", "__next__", 46)
 READ = holdfasts("data/tf_source.py", "_read", 70)
-PY_FUNC = Frame("/venv/site-packages/tensorflow/python/ops/script_ops.py", "269", "__call__")
 
 
 @pytest.mark.parametrize(
@@ -135,3 +175,72 @@ def test_text_is_bounded_and_begins_with_the_main_thread(threads: int, frames: i
 
     assert len(str(stacks)) <= MOST_CHARACTERS
     assert str(stacks).startswith("  t0:\n    f (")
+
+
+def test_calls_of_holdfast_become_one_line() -> None:
+    assert users_trace(TRACE) == USERS
+
+
+def test_each_error_of_a_chain_loses_its_own() -> None:
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+    assert users_trace(TRACE + link + TRACE) == USERS + link + USERS
+
+
+def test_error_that_comes_from_holdfast_still_has_its_words() -> None:
+    trace = TRACE.partition('  File "/venv')[0] + "TypeError: fit() got a list\n  of words\n"
+
+    shown = users_trace(trace)
+
+    assert shown.endswith(
+        "  [2 calls of holdfast: -v shows more]\nTypeError: fit() got a list\n  of words\n"
+    )
+
+
+def test_trace_without_calls_of_holdfast_is_left_alone() -> None:
+    assert users_trace(USERS) == USERS
+    assert users_trace("") == ""
+
+
+def test_trace_that_python_writes_is_understood() -> None:
+    try:
+        users_trace(None)  # type: ignore[arg-type]
+    except AttributeError:
+        trace = traceback.format_exc()
+
+    shown = users_trace(trace)
+
+    assert "users_trace.py" not in shown.replace(__file__, "")
+    assert "  [2 calls of holdfast: -v shows more]\n" in shown
+    assert shown.splitlines()[0] == trace.splitlines()[0]
+    assert shown.splitlines()[-1] == trace.splitlines()[-1]
+
+
+def test_newest_lines_are_kept_in_order() -> None:
+    last = LastLines()
+
+    last.take(b"first\n")
+    last.take(b"".join(b"line %d\n" % n for n in range(MOST_LINES)))
+
+    assert last.lines == tuple(f"line {n}" for n in range(MOST_LINES))
+
+
+def test_end_of_a_progress_bar_is_kept() -> None:
+    last = LastLines()
+
+    last.take(b"\r".join(b"%d of 1000" % n for n in range(1000)) + b"\n")
+
+    (line,) = last.lines
+    assert line.endswith("999 of 1000")
+    assert len(line) == 300
+
+
+@given(st.lists(st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=60)))
+def test_lines_are_the_last_of_all_that_are_not_empty(chunks: list[list[bytes]]) -> None:
+    last, everything = LastLines(), []
+    for chunk in chunks:
+        last.take(b"".join(line + b"\n" for line in chunk))
+        everything += [line.rstrip().decode(errors="replace") for line in chunk if line.strip()]
+
+    newest = everything[-MOST_LINES:]
+    assert last.lines[len(last.lines) - len(newest) :] == tuple(newest) or not newest

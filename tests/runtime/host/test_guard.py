@@ -1,16 +1,22 @@
+"""What a guard tells its agent, and the one word after which it need not kill itself."""
+
 from __future__ import annotations
 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.host import guard
 from holdfast.runtime.system.channel import FDS, Listener, pair
+
+PEACE = guard._WORKER_HAS_LEFT
 
 
 @pytest.mark.parametrize(
@@ -88,3 +94,173 @@ def test_guard_hands_over_the_connection_that_hydra_gave_its_rank(tmp_path: Path
     listener.close()
     os.close(theirs)
     assert process.wait(60) == -9
+
+
+class Killed(BaseException):
+    """The guard has killed itself."""
+
+
+class Agent:
+    """A connection on which these pieces arrive one by one; an empty one is its end."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self._readable, writable = os.pipe()
+        os.close(writable)
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def recv(self, _bytes: int) -> bytes:
+        assert self.pieces, "the guard waits for more"
+        return self.pieces.pop(0)
+
+    def close(self) -> None:
+        os.close(self._readable)
+
+
+class LostAgent(Agent):
+    def recv(self, _bytes: int) -> bytes:
+        raise ConnectionResetError
+
+
+@pytest.fixture(autouse=True)
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a guard that kills itself raise an error instead, since it is this process."""
+
+    def die() -> None:
+        raise Killed
+
+    monkeypatch.setattr(guard, "_die", die)
+
+
+@pytest.fixture
+def launcher() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe; the first is readable when the launcher is gone."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def _wait(agent: Agent, launcher_end: int) -> None:
+    try:
+        guard._wait(agent, launcher_end)  # type: ignore[arg-type]
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize(
+    "pieces", [(PEACE,), (PEACE[:7], PEACE[7:]), tuple(bytes([byte]) for byte in PEACE)]
+)
+def test_guard_whose_worker_has_left_ends_in_peace(
+    launcher: tuple[int, int], pieces: tuple[bytes, ...]
+) -> None:
+    agent = Agent(*pieces)
+
+    _wait(agent, launcher[0])
+
+    assert agent.pieces == []
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        lambda: Agent(b""),
+        LostAgent,
+        lambda: Agent(PEACE[:7], b""),
+        lambda: Agent(PEACE.replace(b"true", b"false")),
+        lambda: Agent(PEACE + b"\n"),
+    ],
+    ids=["agent gone", "agent lost", "half a word", "unclean end", "more words"],
+)
+def test_guard_kills_itself_after_everything_else(
+    launcher: tuple[int, int], agent: Callable[[], Agent]
+) -> None:
+    with pytest.raises(Killed):
+        _wait(agent(), launcher[0])
+
+
+def test_guard_kills_itself_with_its_launcher_whatever_the_agent_says(
+    launcher: tuple[int, int],
+) -> None:
+    os.write(launcher[1], b"gone")
+
+    with pytest.raises(Killed):
+        _wait(Agent(PEACE), launcher[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4", "PMI_RANK": "5"}, 3),
+        ({"PMIX_RANK": "4", "PMI_RANK": "5"}, 4),
+        ({"PMI_RANK": "5"}, 5),
+    ],
+    ids=["Open MPI", "PMIx", "Hydra"],
+)
+def test_rank_is_that_of_the_job_under_every_launcher(
+    monkeypatch: pytest.MonkeyPatch, ranks: dict[str, str], rank: int
+) -> None:
+    for name in guard._RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**ranks, "HOLDFAST_GENERATION": "7"}.items():
+        monkeypatch.setenv(name, value)
+
+    hello = json.loads(guard._hello(0))
+
+    assert (hello["kind"], hello["rank"], hello["generation"]) == ("guard", rank, 7)
+    assert hello["cwd"] == os.getcwd()
+
+
+def test_worker_gets_what_mpi_told_its_rank_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "PMIX_NAMESPACE": "job.1",
+        "OPAL_PREFIX": "/opt/mpi",
+        "HYDI_CONTROL_FD": "7",
+        "I_MPI_FABRICS": "shm",
+        "UCX_TLS": 'posix,"cma"',
+    }
+    other = {"TMPDIR": "/tmp/launch-1", "HOLDFAST_GENERATION": "1", "XPMIX_RANK": "1", "PMIX": "2"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", {**told, **other})
+        hello = json.loads(guard._hello(0))
+
+    assert hello["env"] == told
+
+
+def test_guard_reaches_an_agent_whose_path_is_longer_than_a_socket_may_have(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    listener = Listener(folder / "agent.sock")
+
+    connection = guard._connect(str(folder / "agent.sock"))
+
+    agent = listener.accept()
+    assert agent is not None
+    assert agent.peer_pid == os.getpid()
+    connection.close()
+    agent.close()
+    listener.close()
+
+
+@pytest.mark.process
+def test_guard_without_an_agent_says_so_and_kills_itself(tmp_path: Path) -> None:
+    path = tmp_path / "nothing" / "agent.sock"
+
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", guard.__file__],
+        env={"HOLDFAST_AGENT": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == -signal.SIGKILL
+    assert f"no agent at {path}: " in ended.stderr
+    assert ended.stderr.endswith("is it still running?\n")

@@ -1,15 +1,19 @@
-"""A launch that was told to stop is halted, with a clock of our own."""
+"""How the workers of a launch leave together: by an order to stop, or with the script."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.halting import Halting
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage, Phase
+from holdfast.runtime.host.halting import Halting, look_at_ends
+from holdfast.runtime.host.hosted_worker import HostedLaunch, HostedWorker
+from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage, Phase, RequestFlag
 
 
 class FakeWorker:
@@ -169,3 +173,87 @@ def test_no_worker_that_answers_ends_the_launch() -> None:
         (0, "stopped at step 7: no worker answered the order to stop, so what came after the "
          "newest checkpoint is lost"),
     ]  # fmt: skip
+
+
+class Ending:
+    """Workers 4 and 7 of a launch, and what is told on their behalf."""
+
+    def __init__(self) -> None:
+        launch = HostedLaunch(worker_config(4, (4, 7)), {})
+        self.workers = [HostedWorker(worker, launch) for worker in launch.workers]
+        self.told: list[tuple[int, Message]] = []
+
+    def come(self, *ends: tuple[int, bool]) -> None:
+        """Let each worker have begun so many trainings, and perhaps end; then look."""
+        for hosted, (trainings, is_at_end) in zip(self.workers, ends, strict=True):
+            hosted.trainings, hosted.is_at_end = trainings, is_at_end
+        all_workers = (WorkerId(2), WorkerId(4), WorkerId(7))  # 2 has died before
+        look_at_ends(self.workers, all_workers, lambda *told: self.told.append(told))
+
+    def heard(self) -> list[list[str]]:
+        """Return what each worker was told."""
+        return [self._heard(hosted) for hosted in self.workers]
+
+    def _heard(self, hosted: HostedWorker) -> list[str]:
+        worker = Channel.adopt(os.dup(hosted.their_fds[0]))
+        kinds = [message["kind"] for message in worker.drain()]
+        worker.close()
+        return kinds
+
+    def close(self) -> None:
+        for hosted in self.workers:
+            hosted.close()
+            os.close(hosted.stdout_fd)
+            os.close(hosted.stderr_fd)
+
+
+@pytest.fixture
+def ending() -> Iterator[Ending]:
+    made = Ending()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("trainings", [0, 1, 3])
+def test_workers_leave_together(ending: Ending, trainings: int) -> None:
+    ending.come((trainings, True), (trainings, False))
+    assert ending.heard() == [[], []]
+
+    ending.come((trainings, True), (trainings, True))
+
+    assert ending.heard() == [["leave"], ["leave"]]
+    assert ending.told == []
+
+
+def test_worker_does_not_wait_for_one_that_is_condemned(ending: Ending) -> None:
+    ending.workers[1].kill("guard lost")
+
+    ending.come((1, True), (2, False))
+
+    assert ending.heard()[0] == ["leave"]
+
+
+def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(
+    ending: Ending,
+) -> None:
+    ending.come((1, True), (2, False))
+
+    assert [worker for worker, _ in ending.told] == [2, 4, 7]
+    for _, error in ending.told:
+        assert (error["kind"], error["type"], error["exit_code"]) == ("error", "ScriptsApart", 1)
+        assert error["message"].startswith("worker 4 ended its script after 1 training, but")
+    assert all(hosted.is_condemned for hosted in ending.workers)
+
+
+@pytest.mark.parametrize(("trainings", "kinds"), [(1, ["stopped"]), (0, ["error"] * 3)])
+def test_scripts_that_go_apart_after_an_order_to_stop_have_stopped_at_their_last_training(
+    ending: Ending, trainings: int, kinds: list[str]
+) -> None:
+    ending.workers[0].page.commit(40)
+    ending.workers[1].page.ask(RequestFlag.STOP)
+
+    ending.come((trainings, True), (2, False))
+
+    assert [report["kind"] for _, report in ending.told] == kinds
+    assert ending.told[0][1].get("step") == (40 if trainings else None)
+    assert all(hosted.is_condemned for hosted in ending.workers)

@@ -1,36 +1,52 @@
-"""What the time and signals of a batch job mean, and how it comes back."""
+"""A job inside a batch system: its limit, its chain, its signals, its return."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from holdfast.checkpoint.names import step_name
 from holdfast.recovery.event import ExitCode, StopAsked
 from holdfast.recovery.job import JobState
+from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.sbatch import SlurmRefused
 from holdfast.runtime.batch.schedulers import Allocation, Deadline, Due, Scheduler
+from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor import batch_job
-from holdfast.runtime.supervisor.batch_job import STOPS, BatchJob
+from holdfast.runtime.supervisor.batch_job import STOPS, BatchJob, ChainLink, Order, OrderSignals
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_run import batch_of
 from holdfast.runtime.supervisor.screen import ProgressLog
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.processes import HeldProcess, age_s
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
 HOUR = Deadline(0.0, 3600.0, "squeue")
+
+Step = Callable[[BatchJob], object]
+
+RUN = "00112233aabbccdd"
+JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")
+
+HUP = signal.SIGHUP
+BOUND_S = 90.0
 
 
 def job_of(allocation: Allocation = ON_SLURM) -> BatchJob:
@@ -43,9 +59,6 @@ def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     monkeypatch.setattr(batch_job, "requeue", asked.append)
     return asked
-
-
-Step = Callable[[BatchJob], object]
 
 
 def deadline(job: BatchJob) -> object:
@@ -411,3 +424,242 @@ def test_time_of_a_job_that_is_taken_over_ends_when_it_would_have_ended(
     taken.agent.close()
     assert age > 0
     assert job.look(now - age + at_s) is due
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> JobOptions:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    RunDirectory(run_dir).create_record(RunRecord(RUN, 1, 0.0, microbatches=4, seed=0, threads=1))
+    (tmp_path / "train.py").write_text("train()")
+    return JobOptions(script=tmp_path / "train.py", run_dir=run_dir)
+
+
+def save(options: JobOptions, step: int) -> None:
+    (RunDirectory(options.run_dir).checkpoints_path / step_name(step)).mkdir(parents=True)
+
+
+def start(options: JobOptions, job: Allocation = JOB) -> str:
+    return ChainLink(options, job).begin(RUN)
+
+
+def test_each_start_is_counted_and_names_its_step(options: JobOptions) -> None:
+    first = start(options)
+    save(options, 40)
+
+    assert first == "Slurm job 7, incarnation 1, from step 0"
+    assert start(options) == "Slurm job 7, incarnation 2, from step 40"
+
+
+def test_slurm_may_have_counted_more(options: JobOptions) -> None:
+    assert "incarnation 4" in start(options, replace(JOB, restarts=3))
+
+
+def test_two_incarnations_without_progress_stop_the_chain(options: JobOptions) -> None:
+    save(options, 40)
+    start(options)
+    start(options)
+
+    for _ in range(2):
+        with pytest.raises(RecoveryImpossible, match=r"incarnation 1 and .* incarnation 2 began"):
+            start(options)
+
+    assert "incarnation 1" in start(options, replace(JOB, chain="slurm 8"))
+
+
+def test_end_of_a_chain_that_the_user_named_asks_for_another_name(
+    options: JobOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CHAIN", "c1")
+    start(options, replace(JOB, chain="c1"))
+    start(options, replace(JOB, chain="c1"))
+
+    with pytest.raises(RecoveryImpossible, match=r"a new HOLDFAST_CHAIN \(it was c1\)"):
+        start(options, replace(JOB, chain="c1"))
+    assert "incarnation 1" in start(options, replace(JOB, chain="c2"))
+
+
+def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
+    for step in (10, 20, 30, 40):
+        start(options)
+        save(options, step)
+
+    assert start(options).endswith("incarnation 5, from step 40")
+
+
+def test_link_of_a_complete_run_has_nothing_to_do(options: JobOptions) -> None:
+    link = ChainLink(options, JOB)
+    link.begin(RUN)
+    assert not ChainLink(options, JOB).is_complete
+
+    link.completed()
+
+    assert ChainLink(options, JOB).is_complete
+    assert not ChainLink(replace(options, argv=("--epochs", "9")), JOB).is_complete
+    assert not ChainLink(options, replace(JOB, chain="slurm 8")).is_complete
+
+
+def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
+    fresh = replace(options, fresh=True)
+
+    assert ChainLink(fresh, JOB).asked(fresh).fresh
+    start(options)
+    assert not ChainLink(fresh, JOB).asked(fresh).fresh
+
+
+def test_script_that_cannot_be_read_is_never_complete(options: JobOptions) -> None:
+    options.script.unlink()
+    link = ChainLink(options, JOB)
+    link.begin(RUN)
+    link.completed()
+
+    assert not ChainLink(options, JOB).is_complete
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, fresh: bool
+) -> None:
+    """Each of its incarnations would set the progress of the last one aside."""
+
+    def refuse(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(incarnations, "create_durably", refuse)
+    link = ChainLink(replace(options, fresh=fresh), JOB)
+
+    with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
+        link.begin(RUN)
+
+
+class Heard:
+    """The orders so far, and the time."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Order, int]] = []
+        self.now = 100.0
+        self.reactor = Reactor()
+        self.signals = OrderSignals(
+            self.reactor, lambda order, number: self.orders.append((order, number)), self._clock
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hearing() -> Iterator[Heard]:
+    made = Heard()
+    yield made
+    made.signals.restore()
+    made.reactor.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "order"),
+    [(INT, Order.STOP), (TERM, Order.STOP), (USR2, Order.SAVE), (HUP, Order.GO_ON)],
+)
+def test_signal_to_this_process_becomes_an_order(
+    hearing: Heard, number: signal.Signals, order: Order
+) -> None:
+    os.kill(os.getpid(), number)
+    while not hearing.orders:
+        hearing.reactor.run_once(BOUND_S)
+
+    assert hearing.orders == [(order, number)]
+
+
+def test_order_that_a_scheduler_sends_twice_at_once_is_one(hearing: Heard) -> None:
+    """To the process and to its group, for example."""
+    hearing.signals.hear(bytes([TERM, TERM]))
+    hearing.now += 0.9
+    hearing.signals.hear(bytes([TERM]))
+
+    assert hearing.orders == [(Order.STOP, TERM)]
+
+
+def test_same_signal_later_is_a_second_order(hearing: Heard) -> None:
+    for _ in range(3):
+        hearing.signals.hear(bytes([TERM]))
+        hearing.now += 1.1
+
+    assert hearing.orders == [(Order.STOP, TERM)] * 3
+
+
+def test_key_that_is_pressed_twice_is_two_orders(hearing: Heard) -> None:
+    hearing.signals.hear(bytes([INT]))
+    hearing.now += 0.3
+    hearing.signals.hear(bytes([INT]))
+
+    assert hearing.orders == [(Order.STOP, INT)] * 2
+
+
+def test_another_signal_is_a_second_order(hearing: Heard) -> None:
+    hearing.signals.hear(bytes([TERM]))
+    hearing.signals.hear(bytes([INT]))
+
+    assert hearing.orders == [(Order.STOP, TERM), (Order.STOP, INT)]
+
+
+def test_every_save_is_asked_for(hearing: Heard) -> None:
+    hearing.signals.hear(bytes([USR2]))
+    hearing.signals.hear(bytes([USR2]))
+
+    assert hearing.orders == [(Order.SAVE, USR2)] * 2
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(HUP, signal.SIG_IGN)
+    made = Heard()
+
+    os.kill(os.getpid(), HUP)
+    made.reactor.run_once(0.0)
+
+    assert made.orders == []
+    made.signals.restore()
+    made.reactor.close()
+    assert signal.getsignal(HUP) is signal.SIG_IGN
+    signal.signal(HUP, before)
+
+
+def test_signal_that_asks_for_nothing_gives_no_order(hearing: Heard) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    hearing.reactor.run_once(BOUND_S)
+
+    assert hearing.orders == []
+
+
+def test_limit_of_processor_time_is_one_order_however_often_it_is_sent(hearing: Heard) -> None:
+    for _ in range(10):
+        hearing.signals.hear(bytes([signal.SIGXCPU]))
+        hearing.now += 1.0
+
+    assert hearing.orders == [(Order.STOP, signal.SIGXCPU)]
+
+
+def test_under_a_batch_system_sigusr2_stops_and_holdfast_save_still_saves() -> None:
+    orders: list[tuple[Order, int]] = []
+    reactor = Reactor()
+    signals = OrderSignals(
+        reactor, lambda order, number: orders.append((order, number)), stops=(TERM, USR2)
+    )
+    try:
+        signals.hear(bytes([USR2]))
+        signals.hear(bytes([USR2, SAVE_SIGNAL]))
+    finally:
+        signals.restore()
+        reactor.close()
+
+    assert orders == [(Order.STOP, USR2), (Order.SAVE, SAVE_SIGNAL)]
+
+
+def test_late_request_to_save_ends_nobody() -> None:
+    """The supervisor has its signals' defaults back, and is about to end."""
+    orders: list[tuple[Order, int]] = []
+    reactor = Reactor()
+    OrderSignals(reactor, lambda order, number: orders.append((order, number))).restore()
+    reactor.close()
+
+    os.kill(os.getpid(), SAVE_SIGNAL)
+
+    assert orders == []

@@ -1,4 +1,4 @@
-"""How a job comes to its run directory, what it says there, and how it ends."""
+"""A job from its request to its exit code, begun, in a batch system, or taken over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +14,14 @@ from typing import Any, cast
 import pytest
 from supervised import WARM, Agent, completed, joined, setup_in
 
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.supervisor import job_run, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
+from holdfast.runtime.supervisor.batch_job import BatchJob, ChainLink
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.channel import Listener
@@ -27,8 +30,12 @@ from holdfast.runtime.system.processes import HeldProcess
 FREE = "the setup of a job that may begin"
 ORPHAN = cast(Takeover, "a job without its supervisor")
 NOBODY = None
-
 Answer = str | Takeover | Exception | None
+
+RUN = "00112233aabbccdd"
+BY_HAND = Allocation(Scheduler.SLURM, "7", chain="", is_batch=False, ends_at=4e9)
+
+IN_BATCH = replace(BY_HAND, chain="slurm 7", is_batch=True)
 
 
 class Directory:
@@ -342,3 +349,115 @@ def test_job_is_taken_over_with_its_own_batch_job(monkeypatch: pytest.MonkeyPatc
     job_run.run_job(options)
 
     assert gone_on == [orphan, options, ("batch of", orphan), None]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> JobOptions:
+    run = RunRecord(RUN, 1, 0.0, microbatches=4, seed=0, threads=1)
+    RunDirectory(tmp_path).create_record(run)
+    (tmp_path / "train.py").write_text("train()")
+    return JobOptions(script=tmp_path / "train.py", run_dir=tmp_path, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "fresh"),
+    [(BY_HAND, [True, True, True]), (replace(BY_HAND, chain="slurm 7"), [True])],
+    ids=["typed in a shell of salloc", "batch job"],
+)
+def test_job_that_a_person_starts_is_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    options: JobOptions,
+    allocation: Allocation,
+    fresh: list[bool],
+) -> None:
+    started: list[bool] = []
+
+    def run_job(
+        asked: JobOptions, batch: BatchJob, link: ChainLink | None = None, **_: object
+    ) -> ExitCode:
+        started.append(asked.fresh)
+        assert batch.incarnation == "Slurm job 7"
+        if link is not None:
+            link.begin(RUN)
+        return ExitCode.DONE
+
+    monkeypatch.setattr(job_run, "run_job", run_job)
+
+    codes = [job_run.run_batch_job(options, allocation) for _ in range(3)]
+
+    assert (codes, started) == ([ExitCode.DONE] * 3, fresh)
+
+
+class Runs:
+    """Stands in for the job: ends with a code or an error, and notes what it was asked for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, end: ExitCode | Exception) -> None:
+        self.end, self.asked, self.said = end, list[JobOptions](), list[str]()
+        self.hits_limit = False
+        patch.setattr(job_run, "run_job", self._run)
+        patch.setattr(job_run, "say", self.said.append)
+
+    def _run(self, asked: JobOptions, batch: BatchJob, link: ChainLink) -> ExitCode:
+        self.asked.append(asked)
+        if isinstance(self.end, Exception):
+            raise self.end
+        if self.hits_limit:
+            batch.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
+        batch.incarnation = link.begin(RUN)
+        return self.end
+
+
+def test_job_of_a_complete_run_has_nothing_to_do_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.DONE)
+
+    codes = [job_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+
+    assert codes == [ExitCode.DONE] * 2
+    assert len(runs.asked) == 1
+    assert runs.said == [f"the run in {options.run_dir} is complete: Slurm job 7 has nothing to do"]
+
+
+def test_job_after_one_that_stopped_early_goes_on_with_its_run(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
+
+    codes = [job_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+
+    assert codes == [ExitCode.STOPPED_EARLY] * 2
+    assert [asked.fresh for asked in runs.asked] == [True, False]
+    assert runs.said == [
+        "--fresh began this run with the first incarnation; this one goes on with it"
+    ]
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_link_leaves_a_run_alone_that_another_link_still_has(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, is_chain: bool
+) -> None:
+    """Of a single job it is an error that its user must see."""
+    runs = Runs(monkeypatch, RunDirectoryBusy("pid 3 has it"))
+    if is_chain:
+        monkeypatch.setenv(CHAIN, "mine")
+    else:
+        monkeypatch.delenv(CHAIN, raising=False)
+
+    if is_chain:
+        assert job_run.run_batch_job(options, IN_BATCH) == ExitCode.RUN_DIRECTORY_BUSY
+        assert runs.said == ["pid 3 has it; Slurm job 7 leaves it alone"]
+    else:
+        with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
+            job_run.run_batch_job(options, IN_BATCH)
+
+
+@pytest.mark.parametrize(("hits_limit", "code"), [(True, 99), (False, ExitCode.STOPPED_EARLY)])
+def test_job_that_its_limit_stops_gets_the_exit_code_of_its_batch_system(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, code: int, *, hits_limit: bool
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
+    runs.hits_limit = hits_limit
+    job = Allocation(Scheduler.SGE, "5", chain="sge 5", requeue_code=99)
+
+    assert job_run.run_batch_job(options, job) == code

@@ -1,4 +1,4 @@
-"""The supervisor between its machine and an agent whose words are written beforehand."""
+"""The supervisor between agent and machine, and the events that it makes of messages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,40 @@ from typing import Any, NoReturn
 import pytest
 from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined, report
 
-from holdfast.recovery.event import ExitCode, Launch
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    ExitCode,
+    Launch,
+    LaunchEnded,
+    LaunchRenewing,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import Allocation, Scheduler
-from holdfast.runtime.run.journal import HistoryReader, read_journal
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.journal import HistoryReader, Journal, read_journal
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.supervisor import event_of, missed_faults
 from holdfast.runtime.system.channel import FDS, Message
 
 TERM, USR2, HUP = signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
 Make = Callable[..., Job]
+
+WORKER = WorkerId(3)
+ERROR = {"kind": "error", "message": "m", "traceback": "t", "exit_code": 1}
+
+KILL_7 = "kill worker=7 step=3"
 
 
 @pytest.fixture
@@ -355,3 +376,119 @@ def test_end_of_a_job_is_said_in_its_lease_when_nothing_can_follow(
 
     assert "ended" not in job.directory.lease_owner()
     assert last == ([] if is_left else [job.setup.lease.end])
+
+
+def reported(**fields: Any) -> dict[str, Any]:
+    return {"kind": "worker_report", "worker": 3, "report": fields}
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        (reported(kind="joined"), WorkerJoined(WORKER)),
+        (
+            reported(kind="world", generation=2, workers=[1, 3], step=5),
+            WorldFormed(2, (WorkerId(1), WORKER), 5),
+        ),
+        (reported(kind="checkpoint", step=5), CheckpointCommitted(WORKER, 5)),
+        (
+            reported(kind="complete", step=9, sha256="cafe", is_first=True),
+            WorkerCompleted(WORKER, 9, "cafe", is_first=True),
+        ),
+        (reported(kind="stopped", step=7), WorkerStopped(WORKER, 7)),
+        (
+            {"kind": "worker_exited", "worker": 3, "clean": True, "cause": "exit 0"},
+            WorkerExited(WORKER, is_clean=True, cause="exit 0"),
+        ),
+        (
+            {"kind": "worker_exited", "worker": 3, "clean": False, "cause": "guard lost"},
+            WorkerExited(WORKER, is_clean=False, cause="guard lost"),
+        ),
+    ],
+)
+def test_message_becomes_an_event(message: dict[str, Any], event: Event) -> None:
+    assert event_of(message) == event
+
+
+@pytest.mark.parametrize(
+    ("error", "is_death"),
+    [("ValueError", False), ("KeyError", False), ("InjectedFault", True), ("WorldLost", True)],
+)
+def test_only_what_a_relaunch_may_mend_is_a_death(error: str, *, is_death: bool) -> None:
+    event = event_of(reported(**ERROR, type=error))
+
+    assert event == WorkerFailed(WORKER, error, "m", "t", 1, is_death)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"kind": "warm", "pid": 1},
+        {"kind": "worker_started", "worker": 3},
+        {"kind": "worker_fenced", "worker": 3},
+        reported(kind="notice", text="disk full"),
+        reported(),
+    ],
+)
+def test_message_that_changes_nothing_is_no_event(message: dict[str, Any]) -> None:
+    assert event_of(message) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        ({"kind": "renewing", "worker": 3}, LaunchRenewing(WORKER)),
+        ({"kind": "launch_ended", "words": ""}, LaunchEnded()),
+        (
+            {"kind": "launch_ended", "words": "no slots"},
+            LaunchEnded("mpiexec started no worker: no slots"),
+        ),
+    ],
+    ids=["renewing", "ended", "never begun"],
+)
+def test_word_on_the_whole_launch_becomes_an_event(message: dict[str, Any], event: Event) -> None:
+    assert event_of(message) == event
+
+
+@pytest.mark.parametrize(("fields", "is_in_training"), [({}, False), ({"is_in_training": 1}, True)])
+def test_error_says_whether_it_has_ended_a_training(
+    fields: dict[str, Any], *, is_in_training: bool
+) -> None:
+    event = event_of(reported(**ERROR, type="ValueError", **fields))
+
+    assert isinstance(event, WorkerFailed)
+    assert event.is_in_training is is_in_training
+    assert event.exit_code is ExitCode.PROGRAM_FAILED
+
+
+@pytest.fixture
+def struck(tmp_path: Path) -> Path:
+    """A run directory in which a fault of worker 1 has struck."""
+    journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="worker 1")
+    journal.record("fault", worker=1, step=3, site="compute", attempt=1, kind="kill")
+    journal.close()
+    return tmp_path
+
+
+def _missed(run_dir: Path, *faults: str) -> list[str]:
+    options = JobOptions(script=Path("train.py"), run_dir=run_dir, workers=2, faults=faults)
+    return list(missed_faults(options))
+
+
+def test_fault_of_a_worker_that_never_was_is_told(struck: Path) -> None:
+    (sentence,) = _missed(struck, "kill worker=1 step=3", KILL_7)
+
+    assert sentence.startswith(
+        "--inject 'kill worker=7 step=3 site=compute attempt=1' never struck"
+    )
+    assert sentence.endswith("are 0 to 1")
+
+
+def test_faults_that_struck_cost_no_word(struck: Path) -> None:
+    assert _missed(struck, "kill worker=1 step=3") == []
+    assert _missed(struck) == []
+
+
+def test_journal_that_is_gone_accuses_nobody(tmp_path: Path) -> None:
+    assert _missed(tmp_path, KILL_7) == []

@@ -1,22 +1,33 @@
+"""An agent with tiny workers that need no MPI: launches, deaths, orders, helpers, its own end."""
+
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agent_harness import BOUND_S, AgentHarness, assert_ended, launcher_of
+from agent_harness import BOUND_S, AgentHarness, agent_running, assert_ended, launcher_of
 from configs import worker_config
+from extended import shortened
 
 from holdfast.runtime.system.channel import Message, connect
+from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 pytestmark = pytest.mark.process
 
 KILLED_ITSELF = -signal.SIGKILL
+
+LIMIT_S = ("--heartbeat-timeout", "1")
+
+WORKERS = 128
 
 
 def test_worker_stands_where_its_launch_stands(harness: AgentHarness, tmp_path: Path) -> None:
@@ -453,3 +464,248 @@ def test_workers_do_not_wait_for_a_dead_one_to_come_to_the_end(harness: AgentHar
 
     assert harness.wait_for_report(0, "told")["kind_told"] == "leave"
     assert guard.wait() == 0
+
+
+def test_worker_that_leaves_ends_its_guard_in_peace(harness: AgentHarness) -> None:
+    harness.launch([7], "leave")
+
+    guard = harness.guard(0)
+
+    event = harness.wait_for("worker_exited", worker=7)
+    assert event["clean"] is True
+    assert event["cause"] == "exit 0"
+    assert event["phase"] == "training"
+    assert event["step"] == 47
+    assert guard.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "cause"),
+    [
+        ("exit_0", 0, "exit 0 without leaving"),
+        ("return_", 0, "exit 0 without leaving"),
+        ("exit_1", 1, "exit 1"),
+        ("leave_then_exit_3", 3, "exit 3"),
+        ("sys_exit_4", 4, "exit 4"),
+        ("raise_", 1, "exit 1"),
+        ("segfault", -11, "signal SIGSEGV"),
+        ("abort", -6, "signal SIGABRT"),
+        ("sigkill", -9, "signal SIGKILL"),
+        ("sigalrm", -14, "signal SIGALRM"),
+    ],
+)
+def test_every_unclean_end_makes_the_guard_kill_itself(
+    harness: AgentHarness, behaviour: str, status: int, cause: str
+) -> None:
+    harness.launch([3, 4], f"4:{behaviour}", "wait")
+    survivor = harness.guard(0)
+
+    guard = harness.guard(1)
+
+    event = harness.wait_for("worker_exited")
+    assert (event["worker"], event["status"], event["cause"]) == (4, status, cause)
+    assert (event["clean"], event["fenced"]) == (False, False)
+    assert (event["step"], event["phase"], event["generation"]) == (44, "training", 1)
+    assert 1 << 20 < event["peak_bytes"] < 1 << 34
+    assert guard.wait() == KILLED_ITSELF
+    assert survivor.poll() is None
+
+
+@pytest.mark.parametrize("behaviour", shortened(["stop", "hold_gil"], here=["stop"]))
+def test_silent_worker_is_fenced(harness: AgentHarness, behaviour: str) -> None:
+    harness.launch([0], behaviour)
+
+    guard = harness.guard(0)
+
+    fenced = harness.wait_for("worker_fenced", worker=0)
+    exited = harness.wait_for("worker_exited", worker=0)
+    assert fenced["silent_s"] > harness.heartbeat_timeout_s
+    assert (fenced["step"], fenced["phase"]) == (40, "training")
+    assert exited["fenced"] is True
+    assert exited["status"] == -signal.SIGKILL
+    assert exited["cause"].startswith("fenced after")
+    assert harness.kinds(0)[-2:] == ["worker_fenced", "worker_exited"]
+    assert guard.wait() == KILLED_ITSELF
+
+
+@pytest.mark.parametrize(
+    "behaviour", shortened(["compute_in_python", "compute_in_c"], here=["compute_in_c"])
+)
+def test_busy_worker_is_left_alone(harness: AgentHarness, behaviour: str) -> None:
+    harness.launch([0], behaviour)
+
+    harness.guard(0)
+
+    assert harness.wait_for("worker_exited", worker=0)["clean"] is True
+    assert "worker_fenced" not in harness.kinds(0)
+
+
+def test_worker_dies_with_its_guard(harness: AgentHarness) -> None:
+    harness.launch([0], "wait")
+    guard = harness.guard(0)
+    worker = harness.wait_for_report(0, "joined")["pid"]
+
+    guard.kill()
+
+    event = harness.wait_for("worker_exited", worker=0)
+    assert (event["status"], event["cause"]) == (-signal.SIGKILL, "guard lost")
+    assert_ended(worker)
+
+
+def test_worker_that_sends_no_messages_any_more_but_noise_is_a_death(
+    harness: AgentHarness,
+) -> None:
+    """It would wait for ever for the answer to what it meant to say."""
+    harness.launch([0], "say_noise")
+    guard = harness.guard(0)
+
+    exited = harness.wait_for("worker_exited", worker=0)
+
+    assert exited["cause"] == "it sent its agent what is no message"
+    assert guard.wait() == -signal.SIGKILL
+
+
+def test_agent_can_follow_one_that_was_killed(harness: AgentHarness, tmp_path: Path) -> None:
+    harness.launch([0], "wait")
+    guard = harness.guard(0)
+    harness.wait_for_report(0, "joined")
+    harness.process.kill()
+    guard.wait()
+
+    with agent_running(tmp_path) as successor:
+        successor.launch([0], "leave", generation=2)
+
+        assert successor.guard(0, generation=2).wait() == 0
+
+
+def test_private_directory_goes_when_the_supervisor_is_lost(tmp_path: Path) -> None:
+    directory = tmp_path / "private"
+    directory.mkdir()
+    with agent_running(directory, "--private") as harness:
+        harness.launch([0], "leave_when_asked")
+        guard = harness.guard(0)
+        harness.wait_for_report(0, "joined")
+        harness.send("request", what="stop")
+
+        harness.channel.close()
+
+        assert guard.wait() == 0
+        assert harness.process.wait() == 0
+    assert not directory.exists()
+
+
+def test_private_directory_is_left_to_a_supervisor_that_lives(tmp_path: Path) -> None:
+    with agent_running(tmp_path, "--private") as harness:
+        harness.send("shutdown")
+
+        assert harness.process.wait() == 0
+    assert tmp_path.exists()
+
+
+def _end_of(harness: AgentHarness, worker: int) -> Message:
+    return harness.wait_for("worker_exited", worker=worker)
+
+
+def test_worker_of_a_stopped_guard_dies_and_so_does_the_guard(tmp_path: Path) -> None:
+    with agent_running(tmp_path, *LIMIT_S) as harness:
+        harness.launch([0, 1], "wait")
+        guards = [harness.guard(0), harness.guard(1)]
+        harness.wait_for("worker_started", worker=0)
+        harness.wait_for("worker_started", worker=1)
+
+        guards[0].send_signal(signal.SIGSTOP)
+
+        assert _end_of(harness, 0)["cause"].startswith("guard stopped for ")
+        assert guards[0].wait() == -signal.SIGKILL
+        assert guards[1].poll() is None
+
+
+def test_guard_that_was_stopped_follows_its_dead_worker_nevertheless(tmp_path: Path) -> None:
+    """It cannot kill itself, and without its death MPI would tell the survivors nothing."""
+    with agent_running(tmp_path, "--heartbeat-timeout", "600") as harness:
+        harness.launch([0], "wait")
+        guard = harness.guard(0)
+        pid = harness.wait_for("worker_started", worker=0)["pid"]
+        guard.send_signal(signal.SIGSTOP)
+
+        os.kill(pid, signal.SIGKILL)
+
+        assert guard.wait() == -signal.SIGKILL
+
+
+def test_stopped_pool_is_replaced_and_its_workers_stay(tmp_path: Path) -> None:
+    with agent_running(tmp_path, *LIMIT_S) as harness:
+        pool = harness.wait_for("warm")["pid"]
+        harness.launch([0], "0:leave_when_asked")
+        guard = harness.guard(0)
+        harness.wait_for_report(0, "joined")
+
+        os.kill(pool, signal.SIGSTOP)
+
+        assert harness.wait_for("pool_restarted")["cause"].startswith("stopped for ")
+        assert_ended(pool)
+        harness.send("request", what="stop")
+        assert guard.wait() == 0
+
+
+def test_helper_that_goes_on_within_the_limit_is_left_alone(tmp_path: Path) -> None:
+    with agent_running(tmp_path, "--heartbeat-timeout", "600") as harness:
+        pool = harness.wait_for("warm")["pid"]
+        os.kill(pool, signal.SIGSTOP)
+        deadline = time.monotonic() + BOUND_S
+        while not is_stopped(pool):
+            assert time.monotonic() < deadline
+        os.kill(pool, signal.SIGCONT)
+
+        harness.launch([0], "leave")
+
+        assert harness.guard(0).wait() == 0
+        harness.wait_for("worker_exited", worker=0, clean=True)
+        assert not [event for event in harness.events if event["kind"] == "pool_restarted"]
+
+
+@contextmanager
+def files_limited_to(count: int) -> Iterator[None]:
+    """Give the processes that are started meanwhile a soft limit of open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_agent_hosts_128_workers_whose_user_may_open_256_files(tmp_path: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with files_limited_to(256), agent_running(tmp_path) as harness:
+        harness.launch(range(WORKERS), "wait")
+        guards = [harness.guard(rank) for rank in range(WORKERS)]
+        pids = [harness.wait_for_report(worker, "joined")["pid"] for worker in range(WORKERS)]
+
+        of_agent = resource.prlimit(harness.process.pid, resource.RLIMIT_NOFILE)
+        of_worker = resource.prlimit(pids[-1], resource.RLIMIT_NOFILE)
+
+    assert of_agent == (usual, usual)
+    assert of_worker == (256 + 4 * WORKERS, usual)
+    assert_ended(*pids, *(guard.pid for guard in guards))
+
+
+def test_launch_that_needs_more_files_than_there_may_be_ends_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    with agent_running(tmp_path) as harness:
+        harness.wait_for("warm")
+        resource.prlimit(harness.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        harness.launch(range(WORKERS), "wait")
+
+        ended = harness.wait_for("launch_ended", generation=1)
+
+        assert "128 workers cannot be made" in ended["words"]
+        assert "Too many open files" in ended["words"]
+        while len(os.listdir(f"/proc/{harness.process.pid}/fd")) > 90:
+            harness.events.clear()
+            harness.send("request", what="unknown")
+            harness.wait_for("refused")
+        harness.launch([1], "leave", generation=2)
+        harness.guard(0, generation=2)
+        harness.wait_for("worker_exited", worker=1, generation=2, clean=True)

@@ -1,7 +1,8 @@
-"""The text of batch scripts."""
+"""The batch script, the calls of Slurm's programs, and times as people write them."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -13,8 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.sbatch import BatchRequest, script_of
+from holdfast.runtime.batch import sbatch
+from holdfast.runtime.batch.sbatch import (
+    BatchRequest,
+    SlurmRefused,
+    clock_s,
+    read_duration,
+    requeue,
+    script_of,
+    submit,
+    time_left_s,
+)
 from holdfast.runtime.errors import UsageError
+
+_WORD = st.text(st.characters(exclude_characters="\n\0\r", exclude_categories=("Cs",)), min_size=1)
 
 
 def request(sbatch: str = "", run: str = "train.py", chain: int | None = None) -> BatchRequest:
@@ -129,9 +142,6 @@ def test_more_workers_than_cores_are_warned_of(
     assert (warning is None) if words is None else str(warning).startswith(words)
 
 
-_WORD = st.text(st.characters(exclude_characters="\n\0\r", exclude_categories=("Cs",)), min_size=1)
-
-
 @given(st.lists(_WORD, min_size=1, max_size=4))
 def test_shell_hands_over_each_word_as_it_was_typed(words: list[str]) -> None:
     made = BatchRequest((), ("train.py", *words), Path("/r"), Path("/bin"))
@@ -147,3 +157,102 @@ def test_script_is_one_that_bash_reads() -> None:
 
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert "#SBATCH '--comment=it is mine'" in script
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def _write(programs: Path, name: str, line: str) -> None:
+    (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+    (programs / name).chmod(0o755)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("echo 1:30", 90.0),
+        ("echo 1-00:00:00", 86_400.0),
+        ("echo UNLIMITED", math.inf),
+        ("echo", None),
+        ("echo 'Invalid job id specified' >&2; exit 1", None),
+    ],
+)
+def test_time_left(programs: Path, line: str, seconds: float | None) -> None:
+    _write(programs, "squeue", line)
+
+    assert time_left_s("7") == seconds
+
+
+@pytest.mark.process
+def test_filters_of_the_user_hide_no_job(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    _write(programs, "squeue", 'test -z "$SQUEUE_STATES" && echo 1:30')
+
+    assert time_left_s("7") == 90.0
+
+
+@pytest.mark.process
+def test_requeue_names_the_job(programs: Path) -> None:
+    _write(programs, "scontrol", f'echo "$@" > {programs}/said')
+
+    requeue("7_3")
+
+    assert (programs / "said").read_text() == "requeue 7_3\n"
+
+
+@pytest.mark.process
+def test_refusal_is_told(programs: Path) -> None:
+    _write(programs, "scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+
+    with pytest.raises(SlurmRefused, match="scontrol: Requested operation is presently disabled"):
+        requeue("7")
+
+
+@pytest.mark.process
+def test_controller_that_does_not_answer_costs_a_bounded_time(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sbatch, "ANSWERS_WITHIN_S", 0.2)
+    _write(programs, "scontrol", "exec sleep 600")
+
+    with pytest.raises(SlurmRefused, match="scontrol has not answered"):
+        requeue("7")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("said", "job"), [("12", "12"), ("12;cluster", "12"), ("hello", None)])
+def test_submitted_job(programs: Path, said: str, job: str | None) -> None:
+    _write(programs, "sbatch", f"cat > {programs}/script; echo '{said}'")
+
+    if job is None:
+        with pytest.raises(SlurmRefused, match="said 'hello' and no job id"):
+            submit("#!/bin/sh\n")
+    else:
+        assert submit("#!/bin/sh\n") == job
+    assert (programs / "script").read_text() == "#!/bin/sh\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0), (90, 90.0), (1.5, 1.5), ("90s", 90.0), ("15min", 900.0), ("1.5 h", 5400.0),
+        ("2d", 172_800.0), ("1:30", 90.0), ("2:00:00", 7200.0), ("1-12:00:00", 129_600.0),
+    ],
+)  # fmt: skip
+def test_duration_is_read(text: object, seconds: float) -> None:
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "1:2:3:4", "nan", "inf", True, None])
+def test_other_texts_are_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a time; give seconds"):
+        read_duration(text)
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "90"])
+def test_words_of_squeue_are_no_time(text: str) -> None:
+    assert clock_s(text) is None

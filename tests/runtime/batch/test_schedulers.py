@@ -1,0 +1,491 @@
+"""Allocations of batch systems as their jobs see them, and the end of a job's time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.batch import schedulers
+from holdfast.runtime.batch.schedulers import (
+    CHAIN,
+    LEAVE_S,
+    UNMEASURED_S,
+    Allocation,
+    Deadline,
+    Due,
+    Lines,
+    Scheduler,
+    Workers,
+    earliest,
+    find_allocation,
+    limit_s,
+    options_of,
+    refuse_copies,
+    refuse_mpi_copies,
+    whole_number,
+)
+from holdfast.runtime.errors import ExitCode, UsageError
+
+SLURM_BATCH = {
+    "ENVIRONMENT": "BATCH",
+    "SLURM_CPUS_ON_NODE": "3",
+    "SLURM_JOB_ID": "812",
+    "SLURM_JOBID": "812",
+    "SLURM_JOB_CPUS_PER_NODE": "3",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_NNODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_NPROCS": "3",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "3",
+}
+SLURM_STEP = SLURM_BATCH | {
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_TASKS_PER_NODE": "2",
+}
+SLURM_SALLOC = {name: value for name, value in SLURM_BATCH.items() if name != "ENVIRONMENT"}
+SLURM_MANY_HOSTS = SLURM_BATCH | {
+    "SLURM_JOB_NODELIST": "gpu[07-09,12]",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_NTASKS": "14",
+    "SLURM_TASKS_PER_NODE": "4(x3),2",
+    "SLURM_JOB_END_TIME": "1800000000",
+    "SLURM_RESTART_COUNT": "2",
+}
+SLURM_ARRAY = SLURM_BATCH | {"SLURM_ARRAY_JOB_ID": "800", "SLURM_ARRAY_TASK_ID": "7"}
+SLURM_WITHOUT_TASKS = {
+    name: value for name, value in SLURM_BATCH.items() if name not in ("SLURM_NTASKS",)
+} | {"SLURM_TASKS_PER_NODE": "64"}
+PBS_PRO = {
+    "PBS_ENVIRONMENT": "PBS_BATCH",
+    "PBS_JOBID": "4711.head",
+    "PBS_NODEFILE": "/var/spool/pbs/aux/4711.head",
+    "NCPUS": "4",
+}
+TORQUE = PBS_PRO | {"PBS_WALLTIME": "7200", "PBS_NP": "6"}
+PBS_NODES = ("r1i0", "r1i0", "r1i0", "r1i0", "r1i1", "r1i1")
+LSF = {
+    "LSB_JOBID": "9001",
+    "LSB_JOBINDEX": "0",
+    "LSB_MCPU_HOSTS": "hostA 4 hostB 2",
+    "LSB_HOSTS": "hostA hostA hostA hostA hostB hostB",
+    "LSB_DJOB_NUMPROC": "6",
+}
+LSF_ARRAY = {
+    "LSB_JOBID": "9001",
+    "LSB_JOBINDEX": "3",
+    "LSB_HOSTS": "hostA hostA",
+    "LSB_RESTART": "Y",
+}
+SGE = {
+    "ENVIRONMENT": "BATCH",
+    "JOB_ID": "55",
+    "SGE_TASK_ID": "undefined",
+    "NSLOTS": "6",
+    "PE_HOSTFILE": "/opt/sge/spool/55.1/pe_hostfile",
+    "RESTARTED": "1",
+}
+SGE_SERIAL = {"ENVIRONMENT": "BATCH", "JOB_ID": "56", "SGE_TASK_ID": "4", "NSLOTS": "1"}
+SGE_HOSTS = ("c01 4 all.q@c01 UNDEFINED", "c02 2 all.q@c02 UNDEFINED")
+FILES = {PBS_PRO["PBS_NODEFILE"]: PBS_NODES, SGE["PE_HOSTFILE"]: SGE_HOSTS}
+
+ON_ONE_HOST = Allocation(
+    Scheduler.SLURM, "812", "slurm 812", ("n1",), Workers(3, "SLURM_NTASKS"), is_batch=True
+)
+ON_PBS = Allocation(
+    Scheduler.PBS, "4711.head", "pbs 4711.head", ("r1i0", "r1i1"), Workers(4, "PBS_NODEFILE")
+)
+ON_LSF = Allocation(
+    Scheduler.LSF,
+    "9001",
+    "lsf 9001",
+    ("hostA", "hostB"),
+    Workers(4, "LSB_MCPU_HOSTS"),
+    requeue_code=75,
+)
+ON_SGE = Allocation(
+    Scheduler.SGE,
+    "55",
+    "sge 55",
+    ("c01", "c02"),
+    Workers(4, "PE_HOSTFILE"),
+    restarts=1,
+    requeue_code=99,
+)
+CASES = {
+    "Slurm, a batch script": (SLURM_BATCH, ON_ONE_HOST),
+    "Slurm, a task of srun": (
+        SLURM_STEP,
+        replace(ON_ONE_HOST, workers=Workers(2, "SLURM_NTASKS"), is_batch=False, copies=2, task=1),
+    ),
+    "Slurm, a shell of salloc": (SLURM_SALLOC, replace(ON_ONE_HOST, is_batch=False, chain="")),
+    "Slurm, a requeued job on many hosts": (
+        SLURM_MANY_HOSTS,
+        replace(
+            ON_ONE_HOST,
+            hosts=("gpu07", "gpu08", "gpu09", "gpu12"),
+            workers=Workers(4, "SLURM_NTASKS"),
+            ends_at=1_800_000_000.0,
+            restarts=2,
+        ),
+    ),
+    "Slurm, the last of these hosts": (
+        SLURM_MANY_HOSTS | {"SLURM_NODEID": "3"},
+        replace(
+            ON_ONE_HOST,
+            hosts=("gpu07", "gpu08", "gpu09", "gpu12"),
+            workers=Workers(2, "SLURM_NTASKS"),
+            ends_at=1_800_000_000.0,
+            restarts=2,
+        ),
+    ),
+    "Slurm, an element of an array": (
+        SLURM_ARRAY,
+        replace(ON_ONE_HOST, job_id="800_7", chain="slurm 800"),
+    ),
+    "Slurm, nobody asked for tasks": (SLURM_WITHOUT_TASKS, replace(ON_ONE_HOST, workers=None)),
+    "PBS Professional": (PBS_PRO, ON_PBS),
+    "PBS without its file of nodes": (
+        PBS_PRO | {"PBS_NODEFILE": "/gone"},
+        replace(ON_PBS, hosts=(), workers=None),
+    ),
+    "PBS, an interactive job": (
+        PBS_PRO | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"},
+        replace(ON_PBS, is_batch=False),
+    ),
+    "LSF": (LSF, ON_LSF),
+    "LSF, a requeued element of an array": (
+        LSF_ARRAY,
+        replace(
+            ON_LSF, job_id="9001[3]", hosts=("hostA",), workers=Workers(2, "LSB_HOSTS"), restarts=1
+        ),
+    ),
+    "SGE": (SGE, ON_SGE),
+    "SGE, one slot of an array": (
+        SGE_SERIAL,
+        Allocation(Scheduler.SGE, "56.4", "sge 56", workers=Workers(1, "NSLOTS"), requeue_code=99),
+    ),
+}
+
+_NAMES = sorted(
+    set().union(*(environ for environ, _ in CASES.values())) | {"SLURM_JOB_END_TIME", CHAIN}
+)
+
+OF_SLURM = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH"}
+OF_PBS = {"PBS_JOBID": "8.head", "PBS_ENVIRONMENT": "PBS_BATCH"}
+OF_LSF = {"LSB_JOBID": "9", "LSB_HOSTS": "a a b"}
+OF_SGE = {"JOB_ID": "5", "SGE_TASK_ID": "undefined", "NSLOTS": "2"}
+
+HOUR = Deadline(begun_at=0.0, ends_at=3600.0, source="squeue")
+
+_SECONDS = st.floats(0.0, 1e6)
+
+
+def lines(path: str) -> tuple[str, ...]:
+    return FILES.get(path, ())
+
+
+def found(environ: Mapping[str, str], read: Lines | None = lines) -> Allocation:
+    allocation = find_allocation(environ, read)
+    assert allocation is not None
+    return allocation
+
+
+@pytest.mark.parametrize(("environ", "expected"), CASES.values(), ids=CASES)
+def test_environment_is_read(environ: Mapping[str, str], expected: Allocation) -> None:
+    assert find_allocation(environ, lines) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"JOB_ID": "7"}, {"SLURM_CONF": "/etc/slurm.conf"}, {"PBS_JOBID": ""}],
+    ids=["nothing", "a variable that anybody may set", "a login node", "an empty one"],
+)
+def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> None:
+    assert find_allocation(environ, lines) is None
+
+
+def test_all_links_of_a_chain_have_one_name() -> None:
+    assert found(SLURM_BATCH | {CHAIN: "c0ffee"}).chain == "c0ffee"
+
+
+def test_only_torque_tells_its_limit_in_the_environment() -> None:
+    limits = {
+        name: limit_s(found(environ), environ)
+        for name, environ in (("Torque", TORQUE), ("PBS Pro", PBS_PRO), ("LSF", LSF), ("SGE", SGE))
+    }
+
+    assert limits == {"Torque": 7200.0, "PBS Pro": None, "LSF": None, "SGE": None}
+
+
+def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
+    assert options_of(found(SLURM_BATCH)) == {"workers": ("SLURM_NTASKS of Slurm job 812", 3)}
+    assert options_of(found(SLURM_WITHOUT_TASKS)) == {}
+    assert options_of(None) == {}
+
+
+def test_copies_of_one_command_are_refused() -> None:
+    refuse_copies(found(SLURM_BATCH))
+
+    with pytest.raises(UsageError, match="srun has started this command 2 times"):
+        refuse_copies(found(SLURM_STEP | {"SLURM_PROCID": "0"}))
+    with pytest.raises(SystemExit, match="2"):
+        refuse_copies(found(SLURM_STEP))
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("login", ["login"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-11],m7", ["n08", "n09", "n10", "n11", "m7"]),
+        ("r[1,3]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r3n1-ib", "r3n2-ib"]),
+        ("odd[1-x]", ["odd1-x"]),
+    ],
+)
+def test_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
+    assert list(schedulers.expand_hosts(text)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"), [("3", [3]), ("4(x3),2", [4, 4, 4, 2]), ("", []), ("many", [])]
+)
+def test_tasks_of_hosts(text: str, tasks: list[int]) -> None:
+    assert schedulers.tasks_of_hosts(text) == tasks
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), st.text(max_size=12)))
+def test_no_environment_is_an_error(environ: dict[str, str]) -> None:
+    allocation = find_allocation(environ, lambda path: tuple(re.split(r"\s", path)))
+
+    assert allocation is None or allocation.workers is None or allocation.workers.count > 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "label"),
+    [
+        (OF_SLURM | OF_PBS | OF_LSF | OF_SGE, "Slurm job 7"),
+        (OF_PBS | OF_LSF | OF_SGE, "PBS job 8.head"),
+        (OF_LSF | OF_SGE, "LSF job 9"),
+        (OF_SGE, "SGE job 5"),
+    ],
+)
+def test_innermost_batch_system_counts(environ: Mapping[str, str], label: str) -> None:
+    assert found(environ).label == label
+
+
+def test_file_of_nodes_is_read_from_the_disk_without_its_empty_lines(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("r1\n\n  r1  \nr2\n")
+
+    job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
+
+    assert job.hosts == ("r1", "r2")
+    assert job.workers == Workers(2, "PBS_NODEFILE")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["no file", "no text"])
+def test_file_of_nodes_that_cannot_be_read_tells_nothing(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    nodes = tmp_path / "nodes"
+    if content is not None:
+        nodes.write_bytes(content)
+
+    job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
+
+    assert (job.hosts, job.workers) == ((), None)
+
+
+def test_host_without_tasks_leaves_the_number_of_workers_to_the_user() -> None:
+    job = found(
+        OF_SLURM | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2,0", "SLURM_NODEID": "1"}
+    )
+
+    assert job.workers is None
+    assert options_of(job) == {}
+
+
+def test_tasks_of_a_host_that_slurm_does_not_list_are_those_that_were_asked_for() -> None:
+    job = found(OF_SLURM | {"SLURM_NTASKS_PER_NODE": "6", "SLURM_TASKS_PER_NODE": "odd"})
+
+    assert job.workers == Workers(6, "SLURM_NTASKS_PER_NODE")
+
+
+def test_chain_without_a_name_of_its_own_has_that_of_its_job() -> None:
+    assert found(OF_SLURM | {CHAIN: ""}).chain == "slurm 7"
+    assert found(OF_SLURM | {CHAIN: "mine"}).chain == "mine"
+
+
+def test_element_of_an_array_is_a_link_of_the_arrays_chain() -> None:
+    array = found(OF_SGE | {"SGE_TASK_ID": "3"})
+
+    assert (array.job_id, array.chain) == ("5.3", "sge 5")
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_batch"),
+    [
+        (OF_SLURM, True),
+        (OF_SLURM | {"SLURM_STEP_ID": "0"}, False),
+        (OF_PBS | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, False),
+        (OF_LSF | {"LSB_INTERACTIVE": "Y"}, False),
+        (OF_SGE | {"ENVIRONMENT": "INTERACTIVE"}, False),
+        (OF_LSF, True),
+        (OF_SGE, True),
+    ],
+)
+def test_only_a_batch_script_can_be_requeued(environ: Mapping[str, str], *, is_batch: bool) -> None:
+    assert found(environ).is_batch == is_batch
+
+
+def test_time_limit_of_torque_is_no_limit_of_another_batch_system() -> None:
+    environ = {"PBS_WALLTIME": "60"}
+
+    assert limit_s(found(OF_PBS), environ) == 60.0
+    assert limit_s(found(OF_PBS), {"PBS_WALLTIME": "0"}) is None
+    assert limit_s(found(OF_SLURM), environ) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12), ("0", 0), (None, 3), ("", 3), ("-1", 3), ("1.5", 3), ("many", 3)],
+)
+def test_variable_without_a_number_counts_as_not_set(text: str | None, number: int) -> None:
+    assert whole_number(text, 3) == number
+
+
+def test_step_of_one_task_is_no_copy() -> None:
+    step = Allocation(Scheduler.SLURM, "7", "slurm 7", copies=1, task=0)
+
+    refuse_copies(step)
+    refuse_copies(replace(step, task=3))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "many", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_RANK": "3"},
+    ],
+    ids=["alone", "mpiexec -n 1", "no number", "a rank of nothing"],
+)
+def test_command_that_is_alone_in_its_world_is_let_go_on(environ: Mapping[str, str]) -> None:
+    refuse_mpi_copies(environ, lambda: ("bash", "mpiexec"))
+
+
+@pytest.mark.parametrize("rank", ["0", "3"])
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")],
+)
+def test_variables_of_an_mpi_job_that_is_over_keep_no_job_from_running(
+    tmp_path: Path, size: str, name: str, rank: str
+) -> None:
+    gone = {"PMIX_SERVER_TMPDIR": str(tmp_path / "prte.host.0")}
+
+    refuse_mpi_copies({size: "4", name: rank, **gone}, lambda: ("bash", "sshd", "systemd"))
+    refuse_mpi_copies({size: "4"}, lambda: ("bash", "prterun"))
+
+    lives = {"PMIX_SERVER_TMPDIR": str(tmp_path)}  # its mpiexec is in another container
+    with pytest.raises((UsageError, SystemExit)):
+        refuse_mpi_copies({size: "4", name: rank, **lives}, lambda: ("bash",))
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"),
+    [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")],
+    ids=["Open MPI", "MPICH"],
+)
+def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
+    size: str, rank: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"this command 4 times, .* `holdfast run -n 4 SCRIPT`"):
+        refuse_mpi_copies({size: "4", rank: "0"}, lambda: ("bash", "prterun"))
+    with pytest.raises(SystemExit) as end:
+        refuse_mpi_copies({size: "4", rank: "1"}, lambda: ("hydra_pmi_proxy",))
+    assert end.value.code == ExitCode.USAGE
+
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("deadline", "lead_s"),
+    [
+        (HOUR, LEAVE_S + UNMEASURED_S),
+        (HOUR.saved(0.5, 0.25), LEAVE_S + 1.5),
+        (HOUR.saved(120.0, 30.0), LEAVE_S + 300.0),
+        (HOUR.saved(120.0, 30.0).saved(1.0, 1.0), LEAVE_S + 300.0),
+        (HOUR.saved(5000.0, 0.0), 1800.0),
+        (Deadline(0.0, 30.0, "--deadline"), 15.0),
+        (Deadline(50.0, 20.0, "squeue"), 0.0),
+    ],
+    ids=[
+        "nothing measured", "short saves", "long saves", "the longest counts",
+        "never more than half", "a short job", "over before it began",
+    ],
+)  # fmt: skip
+def test_lead(deadline: Deadline, lead_s: float) -> None:
+    assert deadline.lead_s == lead_s
+
+
+def test_save_is_due_first_and_the_end_follows() -> None:
+    measured = HOUR.saved(20.0, 10.0)  # 70 s ahead, and 10 s to leave
+
+    moments = (3229.9, 3230.0, 3529.9, 3530.0, 3589.9, 3590.0, 9999.0)
+    seen = [(now, measured.look(now).due) for now in moments]
+
+    assert seen == [
+        (3229.9, Due.NOTHING), (3230.0, Due.HURRY), (3529.9, Due.HURRY), (3530.0, Due.SAVE),
+        (3589.9, Due.SAVE), (3590.0, Due.END), (9999.0, Due.END),
+    ]  # fmt: skip
+
+
+def test_time_that_jumps_back_takes_nothing_back() -> None:
+    assert HOUR.look(3599.0).look(10.0).due is Due.END
+
+
+def test_earlier_deadline_counts() -> None:
+    sooner = Deadline(0.0, 60.0, "--deadline")
+
+    assert earliest(HOUR, None, sooner) is sooner
+    assert earliest(None, HOUR) is HOUR
+    assert earliest(None, None) is None
+
+
+@given(_SECONDS, _SECONDS, _SECONDS)
+def test_save_is_due_before_the_end_and_not_in_the_first_half(
+    whole_s: float, save_s: float, step_s: float
+) -> None:
+    deadline = Deadline(0.0, whole_s, "").saved(save_s, step_s)
+
+    assert deadline.look(whole_s / 2 - 1.0).due <= Due.HURRY
+    assert deadline.look(whole_s).due is Due.END
+    assert 0.0 <= deadline.lead_s <= whole_s / 2
+
+
+def test_one_slow_save_does_not_move_the_end_for_good() -> None:
+    deadline = Deadline(0.0, 86400.0, "").saved(3600.0, 1.0)
+    assert deadline.lead_s == 10.0 + 2 * 3601.0
+
+    for _ in range(4):
+        deadline = deadline.saved(5.0, 1.0)
+    assert deadline.lead_s == 10.0 + 2 * 3601.0
+    assert deadline.saved(5.0, 1.0).lead_s == 10.0 + 2 * 6.0
