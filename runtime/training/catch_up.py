@@ -1,15 +1,13 @@
-"""All workers get the newest state: one routine for starts, resumes and laggards.
+"""All workers get the newest state, and the same effects of their companions.
 
-The source is the lowest rank among those that have committed most.  If no worker has a
-state yet, rank 0 is the source.  It loads the newest valid checkpoint, or keeps the state
-that its model was built with.  So disk, network and a fresh start are one path.  A death
-anywhere in it is repaired like any other.  A lone worker that begins holds the newest state
-already.
+One routine gives the state to starts, resumes and laggards.  The source is the lowest rank among
+those that have committed most.  If no worker has a state yet, rank 0 is the source.  It loads the
+newest valid checkpoint, or keeps the state that its model was built with.  So disk, network and a
+fresh start are one path.  A death anywhere in it is repaired like any other.  A lone worker that
+begins holds the newest state already.
 
-One set of effects for all workers, after their companions have run a round.
-
-Nothing is changed before everything has arrived.  So after a death on the way the round is
-agreed on again, by the survivors.
+After a round of companions all take over one set of effects.  Nothing is changed before everything
+has arrived.  So after a death on the way the round is agreed on again, by the survivors.
 """
 
 from __future__ import annotations
@@ -43,6 +41,11 @@ NO_STATE = -1
 FAILED = -2
 """Version of a worker whose script has failed to begin its training."""
 
+_CARD = struct.Struct("<?BBB")
+"""Whether a stop is wanted, and the lengths of the two digests and of the kind of an error."""
+
+_FIRST = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -65,44 +68,6 @@ class Shared:
     """Whether it was read from a checkpoint."""
     due: Due | None = None
     """The commit whose callbacks have still to run."""
-
-
-def find_source(versions: Sequence[int]) -> Source:
-    """Return the lowest rank with the largest of ``versions``, which are in rank order."""
-    newest = max(versions)
-    rank = versions.index(newest)
-    return Source(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
-
-
-def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:
-    """Return the state of rank ``source``, once all of it has arrived; changes nothing.
-
-    Raises:
-        WorldBroken: a member died; ``state`` is unchanged.
-    """
-    received: dict[str, npt.NDArray[np.generic]] = {}
-    for name, value in state.items():
-        buffer = np.array(value, order="C", copy=True)
-        communicator.broadcast(buffer, source)
-        received[name] = buffer
-    return received
-
-
-def share_notes(communicator: Communicator, source: int, notes: Notes | None) -> Notes | None:
-    """Return the notes of rank ``source``, None if it has none.
-
-    Raises:
-        WorldBroken: a member died.
-    """
-    text = json.dumps(notes).encode()
-    size = np.array([len(text)], np.int64)
-    communicator.broadcast(size, source)
-    buffer = np.empty(int(size[0]), np.uint8)
-    if communicator.rank == source:
-        buffer[:] = np.frombuffer(text, np.uint8)
-    communicator.broadcast(buffer, source)
-    shared: Notes | None = json.loads(buffer.tobytes())
-    return shared
 
 
 class NewestState:
@@ -153,10 +118,42 @@ class NewestState:
         return Shared(share_state(communicator, source.rank, state), notes)
 
 
-_CARD = struct.Struct("<?BBB")
-"""Whether a stop is wanted, and the lengths of the two digests and of the kind of an error."""
+def find_source(versions: Sequence[int]) -> Source:
+    """Return the lowest rank with the largest of ``versions``, which are in rank order."""
+    newest = max(versions)
+    rank = versions.index(newest)
+    return Source(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
 
-_FIRST = 0
+
+def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:
+    """Return the state of rank ``source``, once all of it has arrived; changes nothing.
+
+    Raises:
+        WorldBroken: a member died; ``state`` is unchanged.
+    """
+    received: dict[str, npt.NDArray[np.generic]] = {}
+    for name, value in state.items():
+        buffer = np.array(value, order="C", copy=True)
+        communicator.broadcast(buffer, source)
+        received[name] = buffer
+    return received
+
+
+def share_notes(communicator: Communicator, source: int, notes: Notes | None) -> Notes | None:
+    """Return the notes of rank ``source``, None if it has none.
+
+    Raises:
+        WorldBroken: a member died.
+    """
+    text = json.dumps(notes).encode()
+    size = np.array([len(text)], np.int64)
+    communicator.broadcast(size, source)
+    buffer = np.empty(int(size[0]), np.uint8)
+    if communicator.rank == source:
+        buffer[:] = np.frombuffer(text, np.uint8)
+    communicator.broadcast(buffer, source)
+    shared: Notes | None = json.loads(buffer.tobytes())
+    return shared
 
 
 def agree_on_effects(

@@ -2,14 +2,12 @@
 
 Keras's callbacks are one (`fit`).  Every worker has a companion, and all companions see the
 same commits with the same metrics.  As a rule they decide alike.  A companion that runs code
-of the script has *effects*, and the workers agree on them (`agreement`).  It goes on in
+of the script has *effects*, and the workers agree on them (`catch_up`).  It goes on in
 rounds: what it does until the next agreement is one round.  An error that the script raises in
-a round is one of its effects.
+a round is one of its effects.  A checkpoint that was made in the middle of them says so (`Due`).
 
 Invariant: a companion takes no part in a transaction.  It acts between two of them, after
 the commit and before a checkpoint of the new state.
-
-Callbacks that have still to run: what a checkpoint holds that was made in the middle of them.
 """
 
 from __future__ import annotations
@@ -25,6 +23,9 @@ from holdfast.recovery.work_plan import Work
 
 Notes: TypeAlias = Mapping[str, Any]
 """What a companion knows, as a JSON object; it is kept in the manifest of a checkpoint."""
+
+_DUE = "callbacks due"
+"""The field of a manifest's cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +168,6 @@ class Alone:
 
     def load(self, tensors: Tensors) -> None:
         """Do nothing."""
-
-
-_DUE = "callbacks due"
-"""The field of a manifest's cursor."""
 
 
 @dataclass(frozen=True, slots=True)

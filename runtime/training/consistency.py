@@ -1,20 +1,17 @@
-"""The check that all build the same step: all workers, and a run that goes on.
+"""The checks that all do the same: all workers of a world, and a run that goes on.
 
-Every worker runs the whole script.  A script may take a setting from the pid or the clock.  Then
-each worker would add gradients of another loss, or of another model, and a death would
-change the result.  Digests are compared first.  Only if they differ do the workers tell
-each other what the step is made of, and the first difference is named.
+Every worker runs the whole script, so it may see what the others do not.  Four things are compared:
 
-Weights are compared only where they begin a training.  A checkpoint replaces them.
-
-The check that numerics agree: a difference is a warning, or an error under ``--strict``.
-
-The check that all do the same work, on the same data: all workers, and a run that goes on.
-
-Every worker runs the whole script.  A script may draw its data from an unseeded generator.  It has
-other data on each worker then, and trains on a mixture that no run would give again.
-
-A run is begun by one model on some samples.  A script with other ones is refused when it resumes.
+* *numerics*: a difference is a warning, or an error under ``--strict``;
+* *work*: a script may draw its data from an unseeded generator.  It has other data on each worker
+  then, and trains on a mixture that no run would give again;
+* *run*: it was begun by one model on some samples.  A script with other ones is refused when it
+  resumes;
+* *step*: a script may take a setting from the pid or the clock.  Then each worker would add
+  gradients of another loss, or of another model, and a death would change the result.  Digests are
+  compared first.  Only if they differ do the workers tell each other what the step is made of, and
+  the first difference is named.  Weights are compared only where they begin a training: a
+  checkpoint replaces them.
 """
 
 from __future__ import annotations
@@ -41,6 +38,34 @@ from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.users_modules import script_digest
 
+_PARTS = {
+    "weights": "model",
+    "optimizer": "optimizer",
+    "companion": "callbacks",
+    "cursor": "metrics",
+}
+"""What the script has, by the first part of the names of its tensors; the first that differs is
+told, because the others follow from it."""
+
+_OTHER_PART = "state"
+_MOST_TOLD = 3
+_WAYS_OUT = "begin a new run with --fresh, or choose another --run-dir"
+
+_MAY_BE_LEFT_OUT = ("shuffle", "steps per epoch", "learning rate")
+"""Parts of a job's identity that only some jobs have."""
+
+STEP = "step"
+"""The field of a manifest's cursor that holds a `StepRecord`."""
+
+_MEND = (
+    "every worker runs the whole script, so all must build the same step: seed every random "
+    "generator with a number, and take nothing that acts on training from the clock or the pid"
+)
+_CURSOR = "cursor/"
+_STEP_PARTS = ("weights/", "optimizer/", "companion/")
+_MOST_PARTS = 256
+_RATE = "learning_rate"
+
 
 def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
     """Compare the numerics of all workers of the world with those of rank 0.
@@ -49,8 +74,8 @@ def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) 
         UsageError: they differ and the job is strict; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = membership.communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
-    everyones = [Numerics.from_json(json.loads(card)) for card in cards]
+    cards = _gathered(membership.communicator, mine.to_json())
+    everyones = [Numerics.from_json(card) for card in cards]
     workers = membership.world.workers
     for worker, theirs in zip(workers, everyones, strict=True):
         subject = f"worker {worker} has other numerics than worker {workers[0]}"
@@ -75,22 +100,6 @@ def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None
         context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")
 
 
-_PARTS = {
-    "weights": "model",
-    "optimizer": "optimizer",
-    "companion": "callbacks",
-    "cursor": "metrics",
-}
-"""What the script has, by the first part of the names of its tensors; the first that differs is
-told, because the others follow from it."""
-
-_OTHER_PART = "state"
-_MOST_TOLD = 3
-_WAYS_OUT = "begin a new run with --fresh, or choose another --run-dir"
-_MAY_BE_LEFT_OUT = ("shuffle", "steps per epoch", "learning rate")
-"""Parts of a job's identity that only some jobs have."""
-
-
 def check_same_work(membership: Membership, job: TrainingJob) -> None:
     """Compare the job of all workers of the world with that of rank 0.
 
@@ -98,8 +107,7 @@ def check_same_work(membership: Membership, job: TrainingJob) -> None:
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = membership.communicator.allgather_bytes(json.dumps(job.card).encode())
-    everyones = [json.loads(card) for card in cards]
+    everyones = _gathered(membership.communicator, job.card)
     workers = membership.world.workers
     for worker, theirs in zip(workers, everyones, strict=True):
         name = _first_difference(everyones[0], theirs)
@@ -151,6 +159,12 @@ def _check_identity(
             )
 
 
+def _said(name: str, value: object) -> str:
+    if name == "shuffle":
+        return f"shuffle={value is None}"
+    return f"no {name}" if value is None else f"{name} {value}"
+
+
 def _check_first_epoch(context: WorkerContext, mine: int, saved: Mapping[str, object]) -> None:
     """Refuse epochs that are counted from elsewhere; older checkpoints do not tell."""
     before = saved.get(FIRST_EPOCH, mine)
@@ -159,12 +173,6 @@ def _check_first_epoch(context: WorkerContext, mine: int, saved: Mapping[str, ob
             f"the run in {context.run_dir} was begun with initial_epoch={before}, and the script "
             f"has initial_epoch={mine}: go back to that, {_WAYS_OUT}"
         )
-
-
-def _said(name: str, value: object) -> str:
-    if name == "shuffle":
-        return f"shuffle={value is None}"
-    return f"no {name}" if value is None else f"{name} {value}"
 
 
 def model_difference(saved: Iterable[TensorSpec], mine: Iterable[TensorSpec]) -> str | None:
@@ -211,43 +219,6 @@ def _listed(tensors: Sequence[str]) -> str:
     return ", ".join(tensors[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
-FIELD = "step"
-"""The field of a manifest's cursor that holds a `StepRecord`."""
-
-_MEND = (
-    "every worker runs the whole script, so all must build the same step: seed every random "
-    "generator with a number, and take nothing that acts on training from the clock or the pid"
-)
-_CURSOR = "cursor/"
-_STEP_PARTS = ("weights/", "optimizer/", "companion/")
-_MOST_PARTS = 256
-_RATE = "learning_rate"
-
-
-def refuse_difference(
-    name: str, values: Sequence[str | None], workers: Sequence[WorkerId], other: int
-) -> NoReturn:
-    """Raise the error of workers that differ: that of rank ``other``, and the first one."""
-    one, two = workers[0], workers[other]
-    mine, theirs = _shown(values[0], values[other])
-    is_told = mine is not None or theirs is not None
-    told = f": {mine or 'none'} on worker {one}, {theirs or 'none'} on worker {two}"
-    raise ProgramError(
-        f"workers {one} and {two} build different steps, they differ in {name}"
-        f"{told if is_told else ''}; {_MEND}"
-    )
-
-
-def _shown(*values: str | None) -> list[str | None]:
-    """Return values for people: digests are none, and numbers are short if they still differ."""
-    told = [None if value is None or value.startswith(DIGEST) else value for value in values]
-    with contextlib.suppress(TypeError, ValueError):
-        short: list[str | None] = [f"{float(str(value)):.6g}" for value in told]
-        if len(set(short)) == len(told):
-            return short
-    return told
-
-
 def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> None:
     """Compare what the workers of the world have built with what rank 0 has.
 
@@ -259,7 +230,8 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
     if communicator.size == 1:
         return
     facts, shapes = state.facts, _shapes(state, cursor)
-    settings = _settings_of(state)
+    holder = state.companion
+    settings = dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
     mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
     digests = _gathered(communicator, [*mine, "" if facts is None else facts.digest])
     workers = membership.world.workers
@@ -269,6 +241,14 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
         _refuse_first(communicator, workers, {**told, **shapes, **rest})
     if _is_any_other([digest[1] for digest in digests]):
         _refuse_first(communicator, workers, settings, only_common=True)
+
+
+def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
+    specs = [spec for spec in specs_of(state.tensors(cursor)) if not spec.name.startswith(_CURSOR)]
+    return {
+        f"the shape of {spec.name.removeprefix('weights/')}": f"{spec.shape} {spec.dtype}"
+        for spec in specs
+    }
 
 
 def check_same_weights(membership: Membership, state: JobState, cursor: Cursor) -> None:
@@ -296,6 +276,16 @@ def _initial(name: str) -> str:
     return "the learning rate" if is_rate else f"the initial weights of {short}"
 
 
+def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
+    """Return what all workers have given, in rank order; a JSON value."""
+    found = communicator.allgather_bytes(json.dumps(mine).encode())
+    return [json.loads(text) for text in found]
+
+
+def _is_any_other(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values)
+
+
 def _refuse_first(
     communicator: Communicator,
     workers: Sequence[WorkerId],
@@ -311,30 +301,31 @@ def _refuse_first(
         lone = [] if only_common else [name for name in (*first, *theirs) if name not in common]
         for name in (*common, *lone):
             if first.get(name) != theirs.get(name):
-                refuse_difference(name, [facts.get(name) for facts in everyones], workers, rank)
+                _refuse_difference(name, [facts.get(name) for facts in everyones], workers, rank)
 
 
-def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
-    found = communicator.allgather_bytes(json.dumps(mine).encode())
-    return [json.loads(text) for text in found]
+def _refuse_difference(
+    name: str, values: Sequence[str | None], workers: Sequence[WorkerId], other: int
+) -> NoReturn:
+    """Raise the error of workers that differ: that of rank ``other``, and the first one."""
+    one, two = workers[0], workers[other]
+    mine, theirs = _shown(values[0], values[other])
+    is_told = mine is not None or theirs is not None
+    told = f": {mine or 'none'} on worker {one}, {theirs or 'none'} on worker {two}"
+    raise ProgramError(
+        f"workers {one} and {two} build different steps, they differ in {name}"
+        f"{told if is_told else ''}; {_MEND}"
+    )
 
 
-def _is_any_other(values: Sequence[object]) -> bool:
-    return any(value != values[0] for value in values)
-
-
-def _settings_of(state: JobState) -> dict[str, str]:
-    holder = state.companion
-    return dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
-
-
-def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
-    specs = [spec for spec in specs_of(state.tensors(cursor)) if not spec.name.startswith(_CURSOR)]
-    return {f"the shape of {_abridged(spec.name)}": f"{spec.shape} {spec.dtype}" for spec in specs}
-
-
-def _abridged(name: str) -> str:
-    return name.removeprefix("weights/")
+def _shown(*values: str | None) -> list[str | None]:
+    """Return values for people: digests are none, and numbers are short if they still differ."""
+    told = [None if value is None or value.startswith(DIGEST) else value for value in values]
+    with contextlib.suppress(TypeError, ValueError):
+        short: list[str | None] = [f"{float(str(value)):.6g}" for value in told]
+        if len(set(short)) == len(told):
+            return short
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +408,7 @@ def check_same_record(
     Raises:
         UsageError: the same script builds another step in the same job.
     """
-    before = StepRecord.from_json(saved.get(FIELD))
+    before = StepRecord.from_json(saved.get(STEP))
     if before is None or mine is None or before.script != mine.script:
         return
     part = mine.difference(before)

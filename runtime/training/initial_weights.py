@@ -3,8 +3,6 @@
 Only weights are taken: the optimizer's state, with its count of updates and its
 learning rate, begins anew.  The source must set every weight of the model.  If some are
 missing, an error names them, and training does not begin on a mixture of weights.
-
-TensorFlow's own checkpoints, as ``tf.train.Checkpoint`` writes them; read only.
 """
 
 from __future__ import annotations
@@ -32,40 +30,6 @@ from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.weights_source import WeightsKind, WeightsSource, is_weight
 
-
-def read_into(model: Any, path: Path) -> None:
-    """Set the variables of a Keras model that a checkpoint holds.
-
-    The model may have been saved as ``model=…`` or as the root itself.  ``path`` is the
-    prefix of a checkpoint, or a directory, whose newest checkpoint is read.  Variables that
-    the checkpoint lacks stay as they are, without a warning.
-
-    Raises:
-        OSError: there is no whole checkpoint.
-    """
-    import tensorflow as tf  # it takes seconds, and most weights need it not
-
-    try:
-        prefix = _newest_in(path) if path.is_dir() else str(path)
-        names = [name for name, _ in tf.train.list_variables(prefix)]
-        is_named = any(name.startswith("model/") for name in names)
-        root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
-        root.read(prefix).expect_partial()
-    except tf.errors.InvalidArgumentError:  # for example a dtype: another model's checkpoint
-        raise
-    except (tf.errors.OpError, IndexError) as error:  # IndexError: the data are cut short
-        raise OSError(str(error)) from error
-
-
-def _newest_in(directory: Path) -> str:
-    import tensorflow as tf
-
-    prefix = tf.train.latest_checkpoint(str(directory))
-    if prefix is None:
-        raise OSError(f"the newest checkpoint that {directory} names is not there")
-    return str(prefix)
-
-
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
 """Errors of a file that is cut short or of another kind; other errors come from the model."""
 
@@ -88,7 +52,7 @@ def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
             _fill(replica, path, lambda model: model.load_weights(path))
         case WeightsKind.TENSORFLOW:
             source.check_file()
-            _fill(replica, path, lambda model: read_into(model, path))
+            _fill(replica, path, lambda model: _read_tensorflow(model, path))
 
 
 def _of_run(source: WeightsSource) -> Tensors:
@@ -183,3 +147,36 @@ def _unset(replica: Replica) -> list[str]:
         and value.size
         and bool(np.isnan(value.astype(np.float32)).all())
     ]
+
+
+def _read_tensorflow(model: Any, path: Path) -> None:
+    """Set the variables of a Keras model that a checkpoint holds.
+
+    The model may have been saved as ``model=…`` or as the root itself.  ``path`` is the
+    prefix of a checkpoint, or a directory, whose newest checkpoint is read.  Variables that
+    the checkpoint lacks stay as they are, without a warning.
+
+    Raises:
+        OSError: there is no whole checkpoint.
+    """
+    import tensorflow as tf  # it takes seconds, and most weights need it not
+
+    try:
+        prefix = _newest_in(path) if path.is_dir() else str(path)
+        names = [name for name, _ in tf.train.list_variables(prefix)]
+        is_named = any(name.startswith("model/") for name in names)
+        root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
+        root.read(prefix).expect_partial()
+    except tf.errors.InvalidArgumentError:  # for example a dtype: another model's checkpoint
+        raise
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: the data are cut short
+        raise OSError(str(error)) from error
+
+
+def _newest_in(directory: Path) -> str:
+    import tensorflow as tf
+
+    prefix = tf.train.latest_checkpoint(str(directory))
+    if prefix is None:
+        raise OSError(f"the newest checkpoint that {directory} names is not there")
+    return str(prefix)

@@ -4,11 +4,10 @@ Each state of `recovery.step` is one method.  A method may raise ``WorldBroken``
 the event ``BROKEN``.  The table of `recovery.step` decides the next state; nothing here
 does.
 
-Makes a replica ready for every shape of microbatch, outside of any recovery.
-
 A microbatch that a worker has not owned yet may have another shape, and the first one of
-a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So all
-shapes of the job are prepared after the first commits, one shape at a time.
+a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So
+`Preparation` makes the replica ready for all shapes of the job after the first commits, one
+shape at a time.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
 from holdfast.runtime.training.companion import Due
-from holdfast.runtime.training.consistency import FIELD as STEP
 from holdfast.runtime.training.consistency import (
+    STEP,
     StepRecord,
     check_peers,
     check_same_step,
@@ -63,61 +62,6 @@ from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Transaction, part_of
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
-
-
-@runtime_checkable
-class Preparable(Protocol):
-    """A replica that needs preparation for each shape of microbatch."""
-
-    def prepare(self, batch: Microbatch) -> None:
-        """Become ready for microbatches of this shape; changes no state."""
-
-
-class Preparation:
-    """The shapes for which a replica must still be prepared."""
-
-    def __init__(self, replica: Replica, job: TrainingJob) -> None:
-        self._replica = replica if isinstance(replica, Preparable) else None
-        self._samples = _one_of_each_size(job)
-
-    def prepare_next(self) -> None:
-        """Prepare the replica for one more shape, if one is left."""
-        if self._replica is None:
-            return
-        for batch in self._samples:
-            self._replica.prepare(batch)
-            return
-
-
-def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
-    """Yield one microbatch of every size that the job has."""
-    known: set[tuple[Hashable, int]] = set()
-    for key, read in _every_size(job):
-        if key[1] and key not in known:
-            known.add(key)
-            yield read()
-
-
-def _every_size(
-    job: TrainingJob,
-) -> Iterator[tuple[tuple[Hashable, int], Callable[[], Microbatch]]]:
-    """Yield kind and size of microbatches with how to read one; of a pipeline of one batch."""
-    validated = job.first_of_validation
-    firsts = None if validated is None else job.first_microbatch, validated
-    sources = (job.data, job.order), (job.validation, job.validation_order)
-    for first, (data, order) in zip(firsts, sources, strict=True):
-        kind = None if first is None else first.kind
-        for m in range(job.microbatches):
-            if isinstance(data, Feed) and isinstance(order, BatchOrder):
-                batch = data.first()
-                rows = order.bounds(batch.samples, m)
-                yield (kind, rows[1] - rows[0]), partial(part_of, data, batch, rows, 0)
-            elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
-                assert not isinstance(data, Feed)
-                for index in (0, order.steps_per_epoch - 1):
-                    ids = order.microbatch(index, m)
-                    yield (kind, len(ids)), partial(read_microbatch, data, ids, 0)
-
 
 _POLL_S = 0.005
 _NO_WISHES = Wishes()
@@ -274,13 +218,15 @@ class TrainingLoop:
 
     def _compute(self) -> StepEvent:
         self._rest.settle()
-        self._transaction = self._next_transaction()
+        work = self._job.work_plan.next_work(self._progress.cursor)
+        assert work is not None
+        self._transaction = self._transactions[work]
         if self._transaction.lacks_samples:
             return StepEvent.LACKING
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
         if not self._progress.cursor.turn:  # a companion sees whole updates
-            self._companion.before(self._transaction.work, self._progress.cursor)
+            self._companion.before(work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
         return self._try(
             lambda: self._transaction.compute(self._progress.cursor.step, owned),
@@ -429,12 +375,6 @@ class TrainingLoop:
     def _version(self) -> int:
         return self._progress.cursor.version if self._is_loaded else NO_STATE
 
-    def _next_transaction(self) -> Transaction:
-        """Return the transaction that the cursor asks for next."""
-        work = self._job.work_plan.next_work(self._progress.cursor)
-        assert work is not None
-        return self._transactions[work]
-
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do the work after every commit: tell the agent, save if due, note a request to stop."""
         now = time.monotonic()
@@ -546,3 +486,57 @@ _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
     StepState.REPAIRING: TrainingLoop._repair,
     StepState.FINISHING: TrainingLoop._finish,
 }
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A replica that needs preparation for each shape of microbatch."""
+
+    def prepare(self, batch: Microbatch) -> None:
+        """Become ready for microbatches of this shape; changes no state."""
+
+
+class Preparation:
+    """The shapes for which a replica must still be prepared."""
+
+    def __init__(self, replica: Replica, job: TrainingJob) -> None:
+        self._replica = replica if isinstance(replica, Preparable) else None
+        self._samples = _one_of_each_size(job)
+
+    def prepare_next(self) -> None:
+        """Prepare the replica for one more shape, if one is left."""
+        if self._replica is None:
+            return
+        for batch in self._samples:
+            self._replica.prepare(batch)
+            return
+
+
+def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
+    """Yield one microbatch of every size that the job has."""
+    known: set[tuple[Hashable, int]] = set()
+    for key, read in _every_size(job):
+        if key[1] and key not in known:
+            known.add(key)
+            yield read()
+
+
+def _every_size(
+    job: TrainingJob,
+) -> Iterator[tuple[tuple[Hashable, int], Callable[[], Microbatch]]]:
+    """Yield kind and size of microbatches with how to read one; of a pipeline of one batch."""
+    validated = job.first_of_validation
+    firsts = None if validated is None else job.first_microbatch, validated
+    sources = (job.data, job.order), (job.validation, job.validation_order)
+    for first, (data, order) in zip(firsts, sources, strict=True):
+        kind = None if first is None else first.kind
+        for m in range(job.microbatches):
+            if isinstance(data, Feed) and isinstance(order, BatchOrder):
+                batch = data.first()
+                rows = order.bounds(batch.samples, m)
+                yield (kind, rows[1] - rows[0]), partial(part_of, data, batch, rows, 0)
+            elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
+                assert not isinstance(data, Feed)
+                for index in (0, order.steps_per_epoch - 1):
+                    ids = order.microbatch(index, m)
+                    yield (kind, len(ids)), partial(read_microbatch, data, ids, 0)

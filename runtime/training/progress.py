@@ -1,13 +1,11 @@
-"""The committed progress: the cursor, and the metrics from its sums.
+"""The committed progress: the cursor with the metrics from its sums, and what people hear of it.
 
-How often a world is repaired without a step, and when to give up.
+Only the first worker tells people, a few times a second, through its heartbeat page.  A look at the
+metrics in the middle of an epoch costs up to a millisecond with Keras, and more on a busy host.  So
+the next look waits until that is a small part of the time, and no step is slower for being watched.
+Until then the words go on with the metrics of the last look, if they are of the same epoch.
 
-Tells people, through the heartbeat page, how far training has come.
-
-Only the first worker tells, a few times a second.  A look at the metrics in the middle of an
-epoch costs up to a millisecond with Keras, and more on a busy host.  So the next look waits until
-that is a small part of the time, and no step is slower for being watched.  Until then the words
-go on with the metrics of the last look, if they are of the same epoch.
+Repairs of the world are no progress: `RepairCount` says when it is given up.
 """
 
 from __future__ import annotations
@@ -45,131 +43,19 @@ from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
 
-MAX_REPAIR_ATTEMPTS = 32
+_MOST_REPAIRS = 32
 """Repairs in a row without an applied update, in a small world."""
 
 _REPAIRS_OF_A_DEATH = 2
 """Each death spoils at most as many; all but one of a large world may die one by one."""
 
+_TELL_EVERY_S = 0.25
 
-class RepairCount:
-    """The repairs since the last applied update."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self._most = max(MAX_REPAIR_ATTEMPTS, _REPAIRS_OF_A_DEATH * len(config.workers))
-        self._may_shrink = config.options.shrink
-        self.attempts = 0
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether the world is not to be repaired once more."""
-        return self.attempts > self._most or not self._may_shrink
-
-    def lost(self) -> WorldLost:
-        """Return the error of a world that was given up."""
-        return WorldLost(
-            f"a member of the world died, and {self.attempts - 1} repairs in a row have not "
-            "led to a step; the job must be relaunched"
-        )
-
-
-TELL_EVERY_S = 0.25
 _LOOKS_PER_COST = 500
 """At most 0.2 % of the time is spent on it."""
-_LONGEST_S = 10.0
+
+_LONGEST_LOOK_S = 10.0
 """No look waits longer."""
-
-
-class ProgressTeller:
-    """Writes the progress of one training loop into the page of its worker.
-
-    Call ``committed`` after each commit, on the first worker of the world.
-    """
-
-    def __init__(
-        self,
-        page: HeartbeatPage,
-        replica: Replica,
-        job: TrainingJob,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._page = page
-        self._replica = replica
-        self._job = job
-        self._clock = clock
-        self._due = self._look_due = float("-inf")
-        self._has_looked = False
-        self._writing = threading.Lock()
-        self._untold: tuple[float, Cursor, float | None] | None = None
-        """The newest commit, if the page does not have it."""
-        self._seen: tuple[int, dict[str, float]] = (0, {})
-        """The epoch of the last look, and its metrics."""
-
-    def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
-        """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
-        is_last = cursor.step >= self._job.work_plan.steps
-        if now < self._due and not is_last:
-            self._untold = now, cursor, next_save_at
-            return
-        self._due = now + TELL_EVERY_S
-        if now >= self._look_due or is_last:
-            self._look(now, cursor)
-        self._untold = now, cursor, next_save_at
-        self.tell()
-
-    def tell(self) -> None:
-        """Write the newest commit into the page, if it is not there; any thread may call this.
-
-        A thread that beats does, so that the page is right while the next step takes long.
-        """
-        with self._writing:
-            untold, self._untold = self._untold, None
-            if untold is not None:
-                self._page.tell_progress(self._report(*untold).encode())
-
-    def _look(self, now: float, cursor: Cursor) -> None:
-        begun = self._clock()
-        self._seen = (self._job.work_plan.epoch_of(cursor), self._metrics(cursor))
-        # The first look builds what computes the metrics, and costs far more than the others.
-        cost_s = self._clock() - begun if self._has_looked else 0.0
-        self._has_looked = True
-        self._look_due = now + min(max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s), _LONGEST_S)
-
-    def _report(self, now: float, cursor: Cursor, next_save_at: float | None) -> StepReport:
-        plan = self._job.work_plan
-        epoch, metrics = self._seen
-        return StepReport(
-            now=now,
-            step=cursor.step,
-            steps=UNKNOWN if plan.is_open else plan.steps,
-            stage=self._job.stage.number,
-            epoch=plan.epoch_of(cursor),
-            epochs=plan.last_epoch,
-            step_of_epoch=plan.step_of_epoch(cursor),
-            steps_per_epoch=UNKNOWN if plan.is_open else len(plan.updates_of_epoch(cursor)),
-            metrics=metrics if epoch == plan.epoch_of(cursor) else {},
-            verbose=self._job.verbose,
-            next_save_step=self._next_save(plan.next_save_step(cursor)),
-            next_save_at=next_save_at,
-        )
-
-    @staticmethod
-    def _next_save(step: int) -> int | None:
-        return step if step < NO_END else None  # the end, which nobody knows
-
-    def _metrics(self, cursor: Cursor) -> dict[str, float]:
-        """Return the metrics of the epoch so far; none if the user's own cannot be computed yet.
-
-        A metric that fails here fails at the end of the epoch again, and is an error then.
-        """
-        samples = cursor.ledger.samples
-        if not samples:
-            return {}
-        try:
-            found = self._replica.results(cursor.sums, samples)
-        except Exception:  # the user's code
-            return {}
-        return {name: float(value) for name, value in found.items()}
 
 
 class Progress:
@@ -334,4 +220,114 @@ def check_metric(best: Best | None, replica: Replica, *, has_validation: bool) -
         raise ProgramError(
             f"keep_best asks for {best.metric!r}, but an epoch has "
             f"{', '.join(sorted(known))}; change the script"
+        )
+
+
+class ProgressTeller:
+    """Writes the progress of one training loop into the page of its worker.
+
+    Call ``committed`` after each commit, on the first worker of the world.
+    """
+
+    def __init__(
+        self,
+        page: HeartbeatPage,
+        replica: Replica,
+        job: TrainingJob,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._page = page
+        self._replica = replica
+        self._job = job
+        self._clock = clock
+        self._due = self._look_due = float("-inf")
+        self._has_looked = False
+        self._writing = threading.Lock()
+        self._untold: tuple[float, Cursor, float | None] | None = None
+        """The newest commit, if the page does not have it."""
+        self._seen: tuple[int, dict[str, float]] = (0, {})
+        """The epoch of the last look, and its metrics."""
+
+    def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
+        """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
+        is_last = cursor.step >= self._job.work_plan.steps
+        if now < self._due and not is_last:
+            self._untold = now, cursor, next_save_at
+            return
+        self._due = now + _TELL_EVERY_S
+        if now >= self._look_due or is_last:
+            self._look(now, cursor)
+        self._untold = now, cursor, next_save_at
+        self.tell()
+
+    def tell(self) -> None:
+        """Write the newest commit into the page, if it is not there; any thread may call this.
+
+        A thread that beats does, so that the page is right while the next step takes long.
+        """
+        with self._writing:
+            untold, self._untold = self._untold, None
+            if untold is not None:
+                self._page.tell_progress(self._report(*untold).encode())
+
+    def _look(self, now: float, cursor: Cursor) -> None:
+        begun = self._clock()
+        self._seen = (self._job.work_plan.epoch_of(cursor), self._metrics(cursor))
+        # The first look builds what computes the metrics, and costs far more than the others.
+        cost_s = self._clock() - begun if self._has_looked else 0.0
+        self._has_looked = True
+        self._look_due = now + min(max(_TELL_EVERY_S, _LOOKS_PER_COST * cost_s), _LONGEST_LOOK_S)
+
+    def _report(self, now: float, cursor: Cursor, next_save_at: float | None) -> StepReport:
+        plan = self._job.work_plan
+        epoch, metrics = self._seen
+        next_save = plan.next_save_step(cursor)
+        return StepReport(
+            now=now,
+            step=cursor.step,
+            steps=UNKNOWN if plan.is_open else plan.steps,
+            stage=self._job.stage.number,
+            epoch=plan.epoch_of(cursor),
+            epochs=plan.last_epoch,
+            step_of_epoch=plan.step_of_epoch(cursor),
+            steps_per_epoch=UNKNOWN if plan.is_open else len(plan.updates_of_epoch(cursor)),
+            metrics=metrics if epoch == plan.epoch_of(cursor) else {},
+            verbose=self._job.verbose,
+            next_save_step=next_save if next_save < NO_END else None,  # the end, which nobody knows
+            next_save_at=next_save_at,
+        )
+
+    def _metrics(self, cursor: Cursor) -> dict[str, float]:
+        """Return the metrics of the epoch so far; none if the user's own cannot be computed yet.
+
+        A metric that fails here fails at the end of the epoch again, and is an error then.
+        """
+        samples = cursor.ledger.samples
+        if not samples:
+            return {}
+        try:
+            found = self._replica.results(cursor.sums, samples)
+        except Exception:  # the user's code
+            return {}
+        return {name: float(value) for name, value in found.items()}
+
+
+class RepairCount:
+    """The repairs since the last applied update."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._most = max(_MOST_REPAIRS, _REPAIRS_OF_A_DEATH * len(config.workers))
+        self._may_shrink = config.options.shrink
+        self.attempts = 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the world is not to be repaired once more."""
+        return self.attempts > self._most or not self._may_shrink
+
+    def lost(self) -> WorldLost:
+        """Return the error of a world that was given up."""
+        return WorldLost(
+            f"a member of the world died, and {self.attempts - 1} repairs in a row have not "
+            "led to a step; the job must be relaunched"
         )

@@ -10,7 +10,8 @@ If there is a second holder, rank 0 has a rejected step mended from it, and all 
 once more.  A step that only a second holder has is a candidate like any other.  If it is
 newer than all steps here, the disk has lost it.
 
-The end of a restore that has taken no step: there is none, none is sound, or none was read.
+A restore that has taken no step begins the run only if there is none: not if all are damaged, and
+not if one could not be read.
 """
 
 from __future__ import annotations
@@ -56,50 +57,6 @@ from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
 _MOST_NAMED = 3
-
-
-def refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Trouble]) -> None:
-    """Return if the run has no step, so that it may begin; ``lost`` are those that were not taken.
-
-    Raises:
-        RecoveryImpossible: all of them are damaged.
-        CheckpointsUnread: some of them, or all, may be whole.
-    """
-    spared = {step: unread[step] for step in lost if step in unread}
-    findings = [spared[step].finding if step in spared else Finding.DAMAGED for step in lost]
-    match leftover(findings):
-        case Leftover.IMPOSSIBLE:
-            raise RecoveryImpossible(
-                f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
-                f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
-                "with --fresh"
-            )
-        case Leftover.RUN_AGAIN:
-            damaged = [step for step in lost if step not in spared]
-            raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
-        case Leftover.NOTHING:
-            return
-
-
-def _sentence(run_dir: Path, unread: Mapping[int, Trouble], damaged: Sequence[int]) -> str:
-    named = [f"step {step}: {trouble}" for step, trouble in unread.items()][:_MOST_NAMED]
-    more = [f"and {len(unread) - len(named)} more"] if len(unread) > len(named) else []
-    reasons = "; ".join((*named, *more))
-    if not damaged:
-        return (
-            f"none of the {len(unread)} checkpoints of {run_dir} could be read ({reasons}); {AGAIN}"
-        )
-    return (
-        f"no checkpoint of {run_dir} could be restored: {_steps(damaged)} damaged; "
-        f"{_steps(list(unread))} not known to be damaged, but could not be read ({reasons}); "
-        "run again when the file system answers"
-    )
-
-
-def _steps(steps: Sequence[int]) -> str:
-    """Return steps in words, with the verb that follows."""
-    numbers = ", ".join(map(str, steps))
-    return f"step {numbers} is" if len(steps) == 1 else f"steps {numbers} are"
 
 
 class _Place(Enum):
@@ -172,13 +129,18 @@ class JobRestore:
             restored = self._restore(communicator, candidate, fresh)
             if restored is not None:
                 if is_first:
-                    self._record(candidate.step)
+                    self._context.journal.record(
+                        "restored",
+                        step=candidate.step,
+                        generation=self._context.config.generation,
+                        on_disk=candidate.step == self.saved_step,
+                    )
                     self._tell_of_rejected(candidate.step, candidates[0].step)
                     self._tries.tell_of_newer(candidate.step)
                 return restored
         candidates = [found for found in candidates if found.step not in self._other_stages]
         lost = [candidate.step for candidate in candidates if candidate.was_saved]
-        refuse_to_begin(self._context.run_dir, lost, self._tries.unread)
+        _refuse_to_begin(self._context.run_dir, lost, self._tries.unread)
         if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._state.replica)
         return None
@@ -192,12 +154,6 @@ class JobRestore:
                 f"{run_dir} belongs to run {found} now, not to {run_id}; stop one of the two jobs, "
                 "and move its run directory elsewhere"
             )
-
-    def _record(self, step: int) -> None:
-        generation = self._context.config.generation
-        self._context.journal.record(
-            "restored", step=step, generation=generation, on_disk=step == self.saved_step
-        )
 
     def _tell_of_rejected(self, step: int, newest: int) -> None:
         is_told = newest in {*self._tries.unread, *self._other_stages}
@@ -366,6 +322,13 @@ def _from_first(communicator: Communicator, text: str) -> str:
     return communicator.allgather_bytes(text.encode())[0].decode()
 
 
+def _numerics_of(restored: Restored) -> Numerics:
+    try:
+        return Numerics.from_json(dict(restored.manifest.numerics))
+    except ValueError as error:
+        raise UsageError(f"checkpoint step {restored.manifest.step}: {error}") from error
+
+
 def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
     """Give a fresh replica the weights that the job begins with, if it names any."""
     if job.initial is None:
@@ -375,8 +338,45 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
     context.journal.record("initial_weights", source=str(job.initial.path), sha256=sha256)
 
 
-def _numerics_of(restored: Restored) -> Numerics:
-    try:
-        return Numerics.from_json(dict(restored.manifest.numerics))
-    except ValueError as error:
-        raise UsageError(f"checkpoint step {restored.manifest.step}: {error}") from error
+def _refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Trouble]) -> None:
+    """Return if the run has no step, so that it may begin; ``lost`` are those that were not taken.
+
+    Raises:
+        RecoveryImpossible: all of them are damaged.
+        CheckpointsUnread: some of them, or all, may be whole.
+    """
+    spared = {step: unread[step] for step in lost if step in unread}
+    findings = [spared[step].finding if step in spared else Finding.DAMAGED for step in lost]
+    match leftover(findings):
+        case Leftover.IMPOSSIBLE:
+            raise RecoveryImpossible(
+                f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
+                f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
+                "with --fresh"
+            )
+        case Leftover.RUN_AGAIN:
+            damaged = [step for step in lost if step not in spared]
+            raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
+        case Leftover.NOTHING:
+            return
+
+
+def _sentence(run_dir: Path, unread: Mapping[int, Trouble], damaged: Sequence[int]) -> str:
+    named = [f"step {step}: {trouble}" for step, trouble in unread.items()][:_MOST_NAMED]
+    more = [f"and {len(unread) - len(named)} more"] if len(unread) > len(named) else []
+    reasons = "; ".join((*named, *more))
+    if not damaged:
+        return (
+            f"none of the {len(unread)} checkpoints of {run_dir} could be read ({reasons}); {AGAIN}"
+        )
+    return (
+        f"no checkpoint of {run_dir} could be restored: {_steps(damaged)} damaged; "
+        f"{_steps(list(unread))} not known to be damaged, but could not be read ({reasons}); "
+        "run again when the file system answers"
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return steps in words, with the verb that follows."""
+    numbers = ", ".join(map(str, steps))
+    return f"step {numbers} is" if len(steps) == 1 else f"steps {numbers} are"

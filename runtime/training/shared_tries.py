@@ -15,7 +15,7 @@ import itertools
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from holdfast.checkpoint.errors import (
@@ -33,6 +33,8 @@ from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
+AGAIN = "nothing is known to be damaged: run again when the file system answers"
+
 
 @dataclass(frozen=True, slots=True)
 class Waits:
@@ -44,8 +46,6 @@ class Waits:
 
 
 WAITS = Waits()
-
-AGAIN = "nothing is known to be damaged: run again when the file system answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,11 @@ class Trouble:
     def error(self) -> str:
         """The name of the error number, or "no errno"."""
         return errno.errorcode.get(self.number, "no errno")
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the step is this run's and wrong."""
+        return self.finding is Finding.DAMAGED and not self.is_other_runs
 
     def __str__(self) -> str:
         return f"{self.reason}; tried {self.tries} times in {self.seconds:.1f} s"
@@ -138,15 +143,10 @@ class SharedTries:
             if trouble is not None and trouble.finding.is_unread:
                 self.unread[target.step] = trouble
             if not target.place:
-                self._sort(target.step, trouble)
+                self.damaged.discard(target.step)
+                if trouble is not None and trouble.is_damage:
+                    self.damaged.add(target.step)
         return trouble is None
-
-    def _sort(self, step: int, trouble: Trouble | None) -> None:
-        """Take note of whether a step of the run directory is damaged."""
-        self.damaged.discard(step)
-        is_damaged = trouble is not None and trouble.finding is Finding.DAMAGED
-        if is_damaged and trouble is not None and not trouble.is_other_runs:
-            self.damaged.add(step)
 
     def insist(self, communicator: Communicator, attempt: Callable[[], None]) -> None:
         """Return once ``attempt``, which lists the checkpoints, has succeeded.
@@ -172,6 +172,18 @@ class SharedTries:
                     f"{step} could not be read: {trouble}; it is not known to be damaged, and stays"
                 )
 
+    def tell_of_rejected(self, restored: int) -> None:
+        """Tell from where training goes on, as newer steps were rejected; what can be mended."""
+        newest = max(self.damaged, default=restored)
+        text = f"training goes on from checkpoint step {restored}"
+        if newest > restored:
+            run_dir = shlex.quote(str(self._context.run_dir))
+            text += (
+                f", because step {newest} is damaged; to mend that from a copy, stop the job: "
+                f"`holdfast repair {run_dir} --from COPY`"
+            )
+        self._context.notify(text)
+
     def _try(
         self,
         communicator: Communicator,
@@ -190,7 +202,8 @@ class SharedTries:
             verdict = patience.verdict(findings, tries)
             if verdict is Verdict.TAKE:
                 break
-            trouble = replace(_worst(cards), seconds=tries.spent_s - first_s, tries=count)
+            worst = max((card.trouble for card in cards), key=lambda trouble: trouble.finding)
+            trouble = replace(worst, seconds=tries.spent_s - first_s, tries=count)
             if verdict is Verdict.OLDER:
                 return trouble
             if verdict is Verdict.STOP:
@@ -219,18 +232,6 @@ class SharedTries:
         with self._context.page.needing_no_peer():
             self._waits.sleep(nap_s)
 
-    def tell_of_rejected(self, restored: int) -> None:
-        """Tell from where training goes on, as newer steps were rejected; what can be mended."""
-        newest = max(self.damaged, default=restored)
-        text = f"training goes on from checkpoint step {restored}"
-        if newest > restored:
-            run_dir = shlex.quote(str(self._context.run_dir))
-            text += (
-                f", because step {newest} is damaged; to mend that from a copy, stop the job: "
-                f"`holdfast repair {run_dir} --from COPY`"
-            )
-        self._context.notify(text)
-
     def _tell(self, target: Target, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
         step, reason = target.step, trouble.reason
@@ -258,11 +259,6 @@ class SharedTries:
             return f"; move {place} to where that run is"
         mend = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
         return f"; {mend}, or remove {place}"
-
-
-def _worst(cards: Sequence[_Card]) -> Trouble:
-    """Return the worst trouble, of the first worker that has it."""
-    return max((card.trouble for card in cards), key=lambda trouble: trouble.finding)
 
 
 def _trouble_of(attempt: Callable[[], None]) -> Trouble:

@@ -44,6 +44,8 @@ from holdfast.runtime.worker.standalone import standalone
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
 MakeCompanion: TypeAlias = Callable[[Replica], Companion]
 
+_stages: Stages | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
@@ -63,9 +65,33 @@ class StageEnd:
     error: Exception | None = None
 
 
+def stages_of_script() -> Stages:
+    """Return the stages of the script that runs in this process."""
+    global _stages  # noqa: PLW0603  (one process is one worker)
+    if _stages is None:
+        _stages = Stages(contexts.current(otherwise=standalone))
+    return _stages
+
+
+def is_first() -> bool:
+    """Return whether this worker prints and writes for all: one of them, and another if it dies.
+
+    Without ``holdfast run`` a script is alone, and the first.
+    """
+    return contexts.rank() == 0 if _stages is None else _stages.is_first
+
+
 def alone(_: Replica) -> Companion:
     """Return the companion of a training that has none."""
     return Alone()
+
+
+class _NotBegun(Exception):
+    """The script has failed to begin its training, on all workers alike."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 class Stages:
@@ -148,7 +174,7 @@ class Stages:
         before = contexts.failure()
         if isinstance(before, Ending):
             raise before
-        why = "" if before is None else f", because of {in_a_line(before)}"
+        why = "" if before is None else f", because of {_in_a_line(before)}"
         raise NoMoreTraining(
             f"training {self.stage.number} of the script has not come to its end{why}: no other "
             "one can follow, so let this error end the script"
@@ -162,7 +188,7 @@ class Stages:
         page = self._context.page
         page.begin_turn(waits_for_peers=False)
         if not isinstance(error, StopRequested):
-            self._context.tell_agent({"kind": "training_failed", "error": in_a_line(error)})
+            self._context.tell_agent({"kind": "training_failed", "error": _in_a_line(error)})
             page.phase = Phase.FAILED
 
     def _train(
@@ -201,7 +227,7 @@ class Stages:
         page, membership = self._context.page, self._membership
         repairs = RepairCount(self._context.config)
         page.begin_turn(waits_for_peers=True)
-        form = functools.partial(membership.join, FAILED)
+        form: Callable[[], object] = functools.partial(membership.join, FAILED)
         while True:
             try:
                 form()
@@ -209,7 +235,7 @@ class Stages:
                 repairs.attempts += 1
                 if repairs.is_hopeless:
                     raise repairs.lost() from None
-                form = functools.partial(_repair, membership)
+                form = functools.partial(membership.repair, FAILED, lambda: None)
             else:
                 page.begin_turn(waits_for_peers=False)
                 return set(membership.versions) == {FAILED}
@@ -252,27 +278,10 @@ class Stages:
             "validation": end.validation,
         }
         if end.error is not None:
-            fields["error"] = in_a_line(end.error)
+            fields["error"] = _in_a_line(end.error)
         # The supervisor records it too, because rank 0 or the supervisor may die before it records.
         loop.records.note("completed", **fields)
         self._context.tell_agent({"kind": "complete", "is_first": end.is_first, **fields})
-
-
-class _NotBegun(Exception):
-    """The script has failed to begin its training, on all workers alike."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-def _repair(membership: Membership) -> None:
-    membership.repair(FAILED, lambda: None)
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return the kind of an error, and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def membership_of(context: WorkerContext) -> Membership:
@@ -282,20 +291,6 @@ def membership_of(context: WorkerContext) -> Membership:
     return Membership(config.worker, world, context.communicator, clock=time.monotonic)
 
 
-_stages: Stages | None = None
-
-
-def stages_of_script() -> Stages:
-    """Return the stages of the script that runs in this process."""
-    global _stages  # noqa: PLW0603  (one process is one worker)
-    if _stages is None:
-        _stages = Stages(contexts.current(otherwise=standalone))
-    return _stages
-
-
-def is_first() -> bool:
-    """Return whether this worker prints and writes for all: one of them, and another if it dies.
-
-    Without ``holdfast run`` a script is alone, and the first.
-    """
-    return contexts.rank() == 0 if _stages is None else _stages.is_first
+def _in_a_line(error: BaseException) -> str:
+    """Return the kind of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")

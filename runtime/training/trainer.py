@@ -88,7 +88,11 @@ class Trainer:
         accept_batch_mixing: bool = False,
         callbacks: None = None,
     ) -> None:
-        _refuse_callbacks(callbacks)
+        if callbacks is not None:
+            raise ProgramError(
+                "Trainer takes no callbacks: train with model.fit(..., callbacks=...) under "
+                "holdfast run, or with holdfast.fit(model, ..., callbacks=...)"
+            )
         self._model = model
         self._data = data
         self._accepts_mixing = accept_batch_mixing
@@ -138,14 +142,6 @@ class Trainer:
         is_accepted = self._accepts_mixing or options.accept_batch_mixing
         self._replica = _build_replica(self._model, job, context, accepts_mixing=is_accepted)
         return self._replica
-
-
-def _refuse_callbacks(callbacks: object) -> None:
-    if callbacks is not None:
-        raise ProgramError(
-            "Trainer takes no callbacks: train with model.fit(..., callbacks=...) under "
-            "holdfast run, or with holdfast.fit(model, ..., callbacks=...)"
-        )
 
 
 def _build_replica(

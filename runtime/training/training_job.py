@@ -1,6 +1,6 @@
 """The job that a script describes: its data in order, its transactions, and its identity.
 
-One training of a script, among several of one run.
+A script may train several times.  Each time is one `Stage` of its run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,41 @@ from holdfast.runtime.training.transaction import (
 from holdfast.runtime.training.weights_source import WeightsSource
 from holdfast.runtime.worker.records import ShownTerms
 
-_FIELD, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
+_STAGE, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
+
+FIRST_EPOCH = "first epoch"
+"""The field of a manifest's cursor that tells how many epochs counted as done at the begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRequest:
+    """The arguments that the script gives the trainer, unchecked."""
+
+    data: Data | Feed
+    validation: Data | Feed | None
+    global_batch: int
+    epochs: int
+    save_every: int | str = "auto"
+    keep: int = 3
+    verify_every: int = 0
+    initial: Path | None = None
+    keep_every: int | None = None
+    keep_best: tuple[str, str] | None = None
+    is_shuffled: bool = True
+    validation_batch: int | None = None
+    validated: int | tuple[int, ...] = 1
+    first_epoch: int = 0
+    verbose: int = LIVE
+    scaling: RateScaling | None = None
+    steps_per_epoch: int | None = None
+    """Updates of an epoch of samples that are read by number, None for a whole pass."""
+    takes_nan: bool = False
+    """Whether steps that are not finite are applied: a companion ends the training then."""
 
 
 def stage_of(cursor: Mapping[str, object]) -> int:
     """Return the number of the stage in which a manifest with this cursor was saved."""
-    number = cursor.get(_FIELD, 1)
+    number = cursor.get(_STAGE, 1)
     return number if isinstance(number, int) else 1
 
 
@@ -76,7 +105,7 @@ class Stage:
         if self.number == 1:
             return dict(cursor)
         after = {_AFTER_ERROR: True} if self.follows_error else {}
-        return {**cursor, _FIELD: self.number, _BEGIN: self.begin, **after}
+        return {**cursor, _STAGE: self.number, _BEGIN: self.begin, **after}
 
     def is_of(self, cursor: Mapping[str, object]) -> bool:
         """Return whether a manifest with this cursor was saved in this stage."""
@@ -115,36 +144,6 @@ class Stage:
 
 ONLY_STAGE = Stage()
 """The stage of a script that trains once."""
-
-
-FIRST_EPOCH = "first epoch"
-"""The field of a manifest's cursor that tells how many epochs counted as done at the begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRequest:
-    """The arguments that the script gives the trainer, unchecked."""
-
-    data: Data | Feed
-    validation: Data | Feed | None
-    global_batch: int
-    epochs: int
-    save_every: int | str = "auto"
-    keep: int = 3
-    verify_every: int = 0
-    initial: Path | None = None
-    keep_every: int | None = None
-    keep_best: tuple[str, str] | None = None
-    is_shuffled: bool = True
-    validation_batch: int | None = None
-    validated: int | tuple[int, ...] = 1
-    first_epoch: int = 0
-    verbose: int = LIVE
-    scaling: RateScaling | None = None
-    steps_per_epoch: int | None = None
-    """Updates of an epoch of samples that are read by number, None for a whole pass."""
-    takes_nan: bool = False
-    """Whether steps that are not finite are applied: a companion ends the training then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,22 +321,23 @@ def describe_job(
     """
     _check(request, config.microbatches)
     stage = stages[-1]
-    order = order_of(request, config, stage)
+    order = _order_of(request, config, stage)
     schedule = _schedule_of(request, config)
     wanted = wanted_of(request.keep_every, request.keep_best, after=stage.before)
+    steps, verify_every = order.steps_per_epoch, config.options.verify_every
     work_plan = WorkPlan(
-        steps_per_epoch=_steps_per_epoch(request, order),
+        steps_per_epoch=min(request.steps_per_epoch or steps, steps),
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=_verify_every(request, config),
+        verify_every=request.verify_every if verify_every is None else verify_every,
         # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=wanted.every,
         begin=stage.begin,
         first_epoch=request.first_epoch,
         validated=request.validated,
-        pass_steps=_pass_steps(request.data, order),
+        pass_steps=request.data.pass_batches if isinstance(request.data, Feed) else steps,
     )
     scaling = request.scaling
     return TrainingJob(
@@ -348,97 +348,17 @@ def describe_job(
         work_plan,
         numerics,
         schedule,
-        _retention(request, work_plan, wanted, stages),
+        retention_of(
+            request.keep,
+            (*(earlier.wanted for earlier in stages[:-1]), wanted),
+            forever=_ends(work_plan, stages),
+        ),
         _initial_of(request, config, stage),
         stage,
         request.verbose,
         None if scaling is None else scaling.over(work_plan.steps_per_epoch, work_plan.epochs),
         request.takes_nan,
     )
-
-
-def _steps_per_epoch(request: TrainingRequest, order: SampleOrder | BatchOrder) -> int:
-    """Return the updates of an epoch: those asked for, and at most those of a pass."""
-    return min(request.steps_per_epoch or order.steps_per_epoch, order.steps_per_epoch)
-
-
-def _pass_steps(data: Data | Feed, order: SampleOrder | BatchOrder) -> int | None:
-    """Return the updates of one pass over the data, None if the pass has no known end."""
-    return data.pass_batches if isinstance(data, Feed) else order.steps_per_epoch
-
-
-def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:
-    """Return the steps between comparisons that the command line asks for, else the script's."""
-    asked = config.options.verify_every
-    return request.verify_every if asked is None else asked
-
-
-def _retention(
-    request: TrainingRequest, work_plan: WorkPlan, wanted: Wanted, stages: Sequence[Stage]
-) -> Retention:
-    """Return what stays of a run: what this stage wants, and what those before have wanted."""
-    all_wanted = (*(earlier.wanted for earlier in stages[:-1]), wanted)
-    return retention_of(request.keep, all_wanted, forever=_ends(work_plan, stages))
-
-
-def _ends(work_plan: WorkPlan, stages: Sequence[Stage]) -> frozenset[int]:
-    """Return the last steps of all stages, where a relaunch takes their results from."""
-    if len(stages) == 1:
-        return frozenset()
-    return frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
-
-
-def _validation_order(
-    request: TrainingRequest, config: WorkerConfig
-) -> SequentialOrder | BatchOrder | None:
-    data = request.validation
-    if data is None:
-        return None
-    if isinstance(data, Feed):
-        return BatchOrder(config.seed, data.steps, config.microbatches)
-    batch = request.validation_batch or request.global_batch
-    return SequentialOrder(len(data), batch, config.microbatches)
-
-
-def order_of(
-    request: TrainingRequest, config: WorkerConfig, stage: Stage
-) -> SampleOrder | BatchOrder:
-    """Return the order of the samples: each stage shuffles in a way of its own."""
-    seed = stage.seed(config.seed)
-    if isinstance(request.data, Feed):
-        return BatchOrder(seed, request.data.steps, config.microbatches)
-    return SampleOrder(
-        seed,
-        len(request.data),
-        request.global_batch,
-        config.microbatches,
-        is_shuffled=request.is_shuffled,
-    )
-
-
-def _initial_of(
-    request: TrainingRequest, config: WorkerConfig, stage: Stage
-) -> WeightsSource | None:
-    """Return the source of a new run's weights: the command line's, else the script's.
-
-    The command line's are those of the run's begin, so a later stage does not take them again.
-    """
-    if config.options.initial is not None and stage.number == 1:
-        return WeightsSource(config.options.initial, config.options.initial_step)
-    return None if request.initial is None else WeightsSource(request.initial)
-
-
-def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
-    """Return the schedule that the command line asks for, else the script's."""
-    if config.options.save_every is not None:
-        try:
-            return parse_schedule(config.options.save_every)
-        except ScheduleSyntaxError as error:
-            raise UsageError(f"--save-every: {error}") from error
-    try:
-        return parse_schedule(request.save_every)
-    except ScheduleSyntaxError as error:
-        raise ProgramError(f"save_every: {error}; change the script") from error
 
 
 def _check(request: TrainingRequest, microbatches: int) -> None:
@@ -473,3 +393,63 @@ def _check_ledger(request: TrainingRequest, microbatches: int) -> None:
 def _samples(data: Data | Feed) -> int:
     """Return the number of samples; nobody knows how many a pipeline has, but it has some."""
     return 1 if isinstance(data, Feed) else len(data)
+
+
+def _order_of(
+    request: TrainingRequest, config: WorkerConfig, stage: Stage
+) -> SampleOrder | BatchOrder:
+    """Return the order of the samples: each stage shuffles in a way of its own."""
+    seed = stage.seed(config.seed)
+    if isinstance(request.data, Feed):
+        return BatchOrder(seed, request.data.steps, config.microbatches)
+    return SampleOrder(
+        seed,
+        len(request.data),
+        request.global_batch,
+        config.microbatches,
+        is_shuffled=request.is_shuffled,
+    )
+
+
+def _validation_order(
+    request: TrainingRequest, config: WorkerConfig
+) -> SequentialOrder | BatchOrder | None:
+    data = request.validation
+    if data is None:
+        return None
+    if isinstance(data, Feed):
+        return BatchOrder(config.seed, data.steps, config.microbatches)
+    batch = request.validation_batch or request.global_batch
+    return SequentialOrder(len(data), batch, config.microbatches)
+
+
+def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
+    """Return the schedule that the command line asks for, else the script's."""
+    if config.options.save_every is not None:
+        try:
+            return parse_schedule(config.options.save_every)
+        except ScheduleSyntaxError as error:
+            raise UsageError(f"--save-every: {error}") from error
+    try:
+        return parse_schedule(request.save_every)
+    except ScheduleSyntaxError as error:
+        raise ProgramError(f"save_every: {error}; change the script") from error
+
+
+def _ends(work_plan: WorkPlan, stages: Sequence[Stage]) -> frozenset[int]:
+    """Return the last steps of all stages, where a relaunch takes their results from."""
+    if len(stages) == 1:
+        return frozenset()
+    return frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
+
+
+def _initial_of(
+    request: TrainingRequest, config: WorkerConfig, stage: Stage
+) -> WeightsSource | None:
+    """Return the source of a new run's weights: the command line's, else the script's.
+
+    The command line's are those of the run's begin, so a later stage does not take them again.
+    """
+    if config.options.initial is not None and stage.number == 1:
+        return WeightsSource(config.options.initial, config.options.initial_step)
+    return None if request.initial is None else WeightsSource(request.initial)

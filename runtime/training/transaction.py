@@ -10,10 +10,9 @@ Two kinds share one shape: a flat vector of the replica's part, then the ledger'
 Computed leaves stay until the transaction is committed.  So a transaction that is redone
 after a death computes only the adopted leaves.
 
-The leaves of a job whose batches come from a pipeline: one worker reads, all compute.
-
-A sample has no number of its own.  Its place in the epoch, or in the validation, is its
-number for the ledger.
+Samples are read by their numbers, or come as batches from a pipeline.  There one worker reads, and
+all compute.  A sample has no number of its own then: its place in the epoch, or in the validation,
+is its number for the ledger.
 """
 
 from __future__ import annotations
@@ -56,6 +55,87 @@ class Total:
     contribution: FloatVector
     samples: int
     fingerprint: int
+
+
+class Transaction:
+    """The leaves of one kind of work that this worker has computed and folded so far."""
+
+    def __init__(self, work: Work, contributor: Contributor, microbatches: int) -> None:
+        self.work = work
+        self.size = contributor.size + LANES
+        self._contributor = contributor
+        self._microbatches = microbatches
+        # One vector for the leaf being computed, and at most one held for each microbatch.
+        self.vectors = SharedVectors.create(self.size, microbatches + 1)
+        self._sums = PartialSums(microbatches, self.vectors.allocate)
+        self._gatherer = contributor if isinstance(contributor, Gatherer) else None
+        self._has_samples = self._gatherer is None
+
+    @property
+    def lacks_samples(self) -> bool:
+        """Whether the samples must be gathered before the leaves can be computed."""
+        return not self._has_samples
+
+    def gather(self, cursor: Cursor, owned: Collection[int], communicator: Communicator) -> None:
+        """Get the samples of the leaves in ``owned``; all workers call this together.
+
+        Raises:
+            WorldBroken: a member died.
+        """
+        assert self._gatherer is not None
+        self._gatherer.gather(cursor, self._sums.missing(owned), communicator)
+        self._has_samples = True
+
+    def compute(self, index: int, owned: Collection[int]) -> None:
+        """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
+        body = self._contributor.size
+        for m in self._sums.missing(owned):
+            leaf = self._sums.buffer()
+            samples, proof = self._contributor.fill(index, m, leaf[:body])
+            write_lanes(leaf, samples, proof)
+            self._sums.add_leaf(m, leaf)
+        # Each time anew: survivors of a death must all take part, also those that have samples.
+        self._has_samples = self._gatherer is None
+
+    def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
+        """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""
+        return self._sums.take(_nodes_of(assignment, worker))
+
+    def split(self, vector: FloatVector) -> Total:
+        """Return the total that the sum over all microbatches encodes.
+
+        Raises:
+            RecoveryImpossible: the counts in it are not those of samples.
+        """
+        body = self._contributor.size
+        try:
+            samples, proof = from_lanes(vector[body:])
+        except LedgerUnreadable as error:
+            raise RecoveryImpossible(
+                "the sum over the workers holds no whole number of samples, so it was damaged on "
+                "its way and nothing of this step was applied: the memory of this machine is at "
+                "fault, or a Replica of the script that writes outside of its vector; run again: "
+                "the run resumes from its last checkpoint"
+            ) from error
+        contribution = vector[:body]
+        contribution.flags.writeable = False  # other workers are reading it too
+        return Total(contribution, samples, proof)
+
+    def forget(self) -> None:
+        """Drop all leaves: the transaction is committed, or belongs to another state."""
+        self._sums.clear()
+
+    def give_back(self) -> None:
+        """Drop all leaves and their memory: from now on this worker owns fewer, or others."""
+        self.forget()
+        self.vectors.give_back()
+
+
+# Cached, because the nodes are the same for every step of a world.
+@functools.lru_cache(maxsize=8)
+def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
+    owned = assignment.owned_by(worker)
+    return maximal_nodes(owned, assignment.microbatches) if owned else ()
 
 
 class WorkNotes(Protocol):
@@ -158,87 +238,6 @@ class ValidationContributor:
             samples += len(ids)
             proof += self._fingerprints.fingerprint(ids)
         return samples, proof % 2**64
-
-
-class Transaction:
-    """The leaves of one kind of work that this worker has computed and folded so far."""
-
-    def __init__(self, work: Work, contributor: Contributor, microbatches: int) -> None:
-        self.work = work
-        self.size = contributor.size + LANES
-        self._contributor = contributor
-        self._microbatches = microbatches
-        # One vector for the leaf being computed, and at most one held for each microbatch.
-        self.vectors = SharedVectors.create(self.size, microbatches + 1)
-        self._sums = PartialSums(microbatches, self.vectors.allocate)
-        self._gatherer = contributor if isinstance(contributor, Gatherer) else None
-        self._has_samples = self._gatherer is None
-
-    @property
-    def lacks_samples(self) -> bool:
-        """Whether the samples must be gathered before the leaves can be computed."""
-        return not self._has_samples
-
-    def gather(self, cursor: Cursor, owned: Collection[int], communicator: Communicator) -> None:
-        """Get the samples of the leaves in ``owned``; all workers call this together.
-
-        Raises:
-            WorldBroken: a member died.
-        """
-        assert self._gatherer is not None
-        self._gatherer.gather(cursor, self._sums.missing(owned), communicator)
-        self._has_samples = True
-
-    def compute(self, index: int, owned: Collection[int]) -> None:
-        """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
-        body = self._contributor.size
-        for m in self._sums.missing(owned):
-            leaf = self._sums.buffer()
-            samples, proof = self._contributor.fill(index, m, leaf[:body])
-            write_lanes(leaf, samples, proof)
-            self._sums.add_leaf(m, leaf)
-        # Each time anew: survivors of a death must all take part, also those that have samples.
-        self._has_samples = self._gatherer is None
-
-    def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
-        """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""
-        return self._sums.take(_nodes_of(assignment, worker))
-
-    def split(self, vector: FloatVector) -> Total:
-        """Return the total that the sum over all microbatches encodes.
-
-        Raises:
-            RecoveryImpossible: the counts in it are not those of samples.
-        """
-        body = self._contributor.size
-        try:
-            samples, proof = from_lanes(vector[body:])
-        except LedgerUnreadable as error:
-            raise RecoveryImpossible(
-                "the sum over the workers holds no whole number of samples, so it was damaged on "
-                "its way and nothing of this step was applied: the memory of this machine is at "
-                "fault, or a Replica of the script that writes outside of its vector; run again: "
-                "the run resumes from its last checkpoint"
-            ) from error
-        contribution = vector[:body]
-        contribution.flags.writeable = False  # other workers are reading it too
-        return Total(contribution, samples, proof)
-
-    def forget(self) -> None:
-        """Drop all leaves: the transaction is committed, or belongs to another state."""
-        self._sums.clear()
-
-    def give_back(self) -> None:
-        """Drop all leaves and their memory: from now on this worker owns fewer, or others."""
-        self.forget()
-        self.vectors.give_back()
-
-
-# Cached, because the nodes are the same for every step of a world.
-@functools.lru_cache(maxsize=8)
-def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
-    owned = assignment.owned_by(worker)
-    return maximal_nodes(owned, assignment.microbatches) if owned else ()
 
 
 @dataclass(frozen=True, slots=True)

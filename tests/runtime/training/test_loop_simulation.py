@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from simulation import (
     EPOCHS,
+    FEATURES,
     KILL,
     SAMPLES,
     STEPS,
@@ -18,6 +22,7 @@ from simulation import (
     LazyExecutor,
     SimulatedJob,
     TinyReplica,
+    TurningReplica,
     wait_for_nothing,
 )
 
@@ -28,12 +33,14 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.reduction import ReductionPlan, plan_reduction
 from holdfast.recovery.world import Assignment, WorkerId, World, assign
+from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.source import forward
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.system.heartbeat import RequestFlag
 
 pytestmark = pytest.mark.usefixtures("one_core")
-
 SEEDS_IN_A_BATCH = 10
 LATER = [pytest.mark.long, pytest.mark.extended]
 BATCHES = [
@@ -41,6 +48,8 @@ BATCHES = [
     *(pytest.param(batch, marks=pytest.mark.long) for batch in (1, 2)),
     *(pytest.param(batch, marks=LATER) for batch in (3, 4, 5)),
 ]
+SIZES, PASSES = (9, 4, 10), 2
+UPDATES = PASSES * len(SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -364,3 +373,174 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     assert worlds[last.workers] == assign(13, last)
     first_of_last = next(assignment for world, assignment in planned if world == last)
     assert first_of_last != assign(13, last)  # so that only orphans were computed again
+
+
+class Drawn:
+    """Batches of several sizes, drawn from a seed of their pass, and from ``also``."""
+
+    name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    repeats = False
+    batches: int | None = len(SIZES)
+
+    def __init__(self, also: int = 0) -> None:
+        self._also = also
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        return 0, self._pass(number)
+
+    def leave(self, number: int, start: int) -> None: ...
+
+    def array(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def _pass(self, number: int) -> Iterator[Any]:
+        dice = np.random.default_rng([number, self._also])
+        for size in SIZES:
+            x = dice.normal(size=(size, FEATURES)).astype(np.float32)
+            yield x, x.sum(axis=1).astype(np.float32)
+
+
+def by_passes() -> tuple[Feed, Feed]:
+    terms = FeedTerms(len(SIZES), is_validation=True)
+    return Feed(Drawn(), FeedTerms(len(SIZES))), Feed(Drawn(), terms)
+
+
+def only_read_on() -> tuple[Feed, Feed]:
+    terms = FeedTerms(len(SIZES), is_validation=True)
+    return Feed(forward(Drawn()), FeedTerms(len(SIZES))), Feed(forward(Drawn()), terms)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_batches(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_nothing(patch)
+        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics, by_passes)
+        (ending,) = job.launch(Launch(1, 1, 5))
+    assert ending is not None
+    assert (ending.step, ending.is_complete) == (UPDATES, True)
+    return ending
+
+
+@pytest.mark.parametrize("supply", [by_passes, only_read_on])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_number_of_readers_of_a_pipeline_changes_no_bit(
+    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, workers: int, supply: Any
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics, supply)
+
+    assert job.launch(Launch(workers, workers, 5, seed=workers)) == [undisturbed_batches] * workers
+
+
+@pytest.mark.parametrize("supply", [by_passes, only_read_on])
+@pytest.mark.parametrize("site", [Site.COMPUTE, Site.REDUCE, Site.APPLY, Site.SAVE])
+def test_death_of_the_reader_at_each_step_changes_no_bit(
+    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, site: Site, supply: Any
+) -> None:
+    for step in range(1, UPDATES + 1):
+        job = SimulatedJob(tmp_path / f"step-{step}", numerics, supply)
+        faults = (Fault(KILL, WorkerId(0), step, site),)
+
+        endings = job.launch(Launch(3, 3, 5, seed=step, faults=faults))
+
+        alive = [ending for ending in endings if ending is not None]
+        assert len(alive) >= 2
+        assert alive == [undisturbed_batches] * len(alive)
+
+
+@pytest.mark.parametrize("supply", [by_passes, only_read_on])
+def test_deaths_at_any_moment_and_a_relaunch_change_no_bit(
+    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, supply: Any
+) -> None:
+    """The moments are those of the fake communicator: within a broadcast, a vote, a repair."""
+    for seed in range(24):
+        print("seed", seed)
+        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics, supply)
+        dice = np.random.default_rng(seed)
+        deaths = {rank: int(dice.integers(10, 260)) for rank in range(int(dice.integers(1, 4)))}
+        endings = job.launch(Launch(3, 3, 5, seed=seed, deaths=deaths))
+        alive = [ending for ending in endings if ending is not None]
+        if not alive:
+            alive = [end for end in job.launch(Launch(2, 2, 5, seed=seed)) if end is not None]
+        assert alive == [undisturbed_batches] * len(alive)
+        assert alive
+
+
+def test_relaunch_on_a_pipeline_that_has_changed_is_refused(
+    tmp_path: Path, numerics: Numerics
+) -> None:
+    def changed() -> tuple[Feed, None]:
+        return Feed(Drawn(also=1), FeedTerms(len(SIZES))), None
+
+    def as_it_was() -> tuple[Feed, None]:
+        return Feed(Drawn(), FeedTerms(len(SIZES))), None
+
+    faults = tuple(Fault(KILL, WorkerId(worker), 6, Site.COMPUTE) for worker in (0, 1))
+    job = SimulatedJob(tmp_path / "run", numerics, as_it_was)
+    job.launch(Launch(2, 2, 5, seed=2, faults=faults, save_every=1))
+    newest = job.journal("checkpoint")[-1]["step"]
+    assert newest % len(SIZES)  # in the middle of a pass
+
+    with pytest.raises(ProgramError, match=r"other samples when it was read again, .* of pass"):
+        SimulatedJob(tmp_path / "run", numerics, changed).launch(Launch(1, 1, 5))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_turns(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_nothing(patch)
+        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
+        (ending,) = job.launch(Launch(1, 1, 5, replica=TurningReplica))
+    assert ending is not None
+    assert (ending.step, ending.is_complete) == (STEPS, True)
+    return ending
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_number_of_workers_changes_no_bit_of_two_turns(
+    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending, workers: int
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+
+    endings = job.launch(Launch(workers, workers, 5, seed=workers, replica=TurningReplica))
+
+    assert endings == [undisturbed_turns] * workers
+    assert [record["step"] for record in job.journal("epoch")] == [STEPS // 2, STEPS]
+
+
+@pytest.mark.parametrize("moment", range(20, 220, 9))
+def test_death_at_any_moment(
+    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending, moment: int
+) -> None:
+    """Also between two turns: a worker that lacks the first one gets it from another."""
+    job = SimulatedJob(tmp_path / "run", numerics)
+    terms = Launch(3, 3, 5, seed=moment, deaths={moment % 3: moment}, replica=TurningReplica)
+
+    alive = [ending for ending in job.launch(terms) if ending is not None]
+
+    assert alive
+    assert alive == [undisturbed_turns] * len(alive)
+
+
+def test_resume_goes_on_from_a_whole_step(
+    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+    faults = tuple(Fault(KILL, WorkerId(worker), 4, Site.REDUCE) for worker in range(2))
+
+    assert job.launch(Launch(2, 2, 5, faults=faults, replica=TurningReplica)) == [None, None]
+    endings = job.launch(Launch(3, 3, 5, seed=1, replica=TurningReplica))
+
+    assert endings == [undisturbed_turns] * 3
+
+
+def test_stop_comes_between_two_steps(
+    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+    asked = Launch(2, 2, 5, asks=RequestFlag.STOP, asks_at_step=3, replica=TurningReplica)
+
+    stopped = job.launch(asked)
+    endings = job.launch(Launch(2, 2, 5, seed=1, replica=TurningReplica))
+
+    assert all(ending is not None and not ending.is_complete for ending in stopped)
+    assert endings == [undisturbed_turns] * 2

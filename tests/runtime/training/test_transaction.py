@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation import FEATURES, Watching, data
+from simulation import FEATURES, TinyReplica, Watching, data
 
-from holdfast.recovery.ledger import LANES, Ledger, fingerprint
-from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.work_plan import Work
+from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerprint_of_run
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
+from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.data import read_microbatch
+from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand
 from holdfast.runtime.training.transaction import (
+    BatchContributor,
+    BatchTerms,
+    BatchValidationContributor,
     Contributor,
     TrainingContributor,
     Transaction,
@@ -28,6 +35,9 @@ SAMPLES, PARTS = 23, 4
 ORDER = SampleOrder(7, SAMPLES, 9, PARTS)
 FLOATS = FEATURES + 1
 WEIGHT = 0.1
+SIZES = (9, 4, 10)
+ALL, THREE = sum(SIZES), 3
+ALONE = LocalCommunicator()
 
 
 @pytest.fixture(scope="module")
@@ -230,3 +240,210 @@ def test_total_without_a_whole_number_of_samples_is_refused_in_words(
 
     with pytest.raises(RecoveryImpossible, match="no whole number of samples, so it was damaged"):
         transaction.split(np.full(FLOATS + LANES, 0.5, np.float32))
+
+
+class Drawn:
+    """Passes of batches of several sizes, drawn from the number of their pass."""
+
+    name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False
+    batches: int | None = len(SIZES)
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        self.opened.append(number)
+        return 0, self.passing(number)
+
+    def leave(self, number: int, start: int) -> None: ...
+
+    def array(self, batch_leaf: Any) -> Any:
+        return np.asarray(batch_leaf)
+
+    def passing(self, number: int) -> Iterator[Any]:
+        dice = np.random.default_rng(number)
+        for size in SIZES:
+            x = dice.normal(size=(size, FEATURES)).astype(np.float32)
+            yield x, x.sum(axis=1).astype(np.float32)
+
+
+@pytest.fixture
+def watching(page: HeartbeatPage) -> Watching:
+    return Watching(page)
+
+
+def batch_terms(parts: int, begin: int = 0) -> BatchTerms:
+    plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
+    return BatchTerms(BatchOrder(7, len(SIZES), parts), plan)
+
+
+def batch_training(
+    page: HeartbeatPage, watching: Watching, parts: int = THREE, begin: int = 0
+) -> BatchContributor:
+    return BatchContributor(watching, Feed(Drawn(), FeedTerms(3)), batch_terms(parts, begin), page)
+
+
+def batch_validation(
+    page: HeartbeatPage, watching: Watching, parts: int = THREE, source: Drawn | None = None
+) -> BatchValidationContributor:
+    feed = Feed(source or Drawn(), FeedTerms(len(SIZES), is_validation=True))
+    return BatchValidationContributor(watching, feed, batch_terms(parts), page)
+
+
+def batch_leaf(contributor: BatchContributor, cursor: Cursor, m: int) -> tuple[bytes, int, int]:
+    contributor.gather(cursor, (m,), ALONE)
+    out = np.ones(contributor.size, np.float32)
+    samples, proof = contributor.fill(cursor.step, m, out)
+    return out.tobytes(), samples, proof
+
+
+def cursors(begin: int = 0) -> list[Cursor]:
+    """Return the cursors before each update of two epochs."""
+    found = [Cursor.start(1, begin)]
+    for size in SIZES * 2:
+        cursor = found[-1]
+        cursor = cursor.at_epoch_start() if cursor.ledger.samples == ALL else cursor
+        found.append(cursor.after_step(size, 0, np.zeros(1)))
+    return found
+
+
+def test_leaf_is_what_the_replica_makes_of_its_part_of_the_batch(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    _, (x, y), _ = Drawn().passing(0)
+    expected = np.empty(FEATURES + 1, np.float32)
+    seed = BatchOrder(7, len(SIZES), THREE).microbatch_seed(1, 2)
+    TinyReplica().contribute(Microbatch(x[3:4], y[3:4], seed), expected)
+
+    found = batch_leaf(batch_training(page, watching), cursors()[1], 2)
+
+    assert found == (expected.tobytes(), 1, fingerprint_of_run(12, 13))
+
+
+def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    contributor = batch_training(page, watching)
+
+    for cursor in cursors()[:4]:
+        batch_leaf(contributor, cursor, 0)
+
+    assert [work.ids for work in watching.noted] == [
+        (0, 1, 2), (9, 10), (13, 14, 15, 16), (0, 1, 2),
+    ]  # fmt: skip
+    assert [work.step for work in watching.noted] == [1, 2, 3, 4]
+    assert page.work is None
+
+
+def test_later_training_reads_its_first_batch_with_its_own_seeds(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    alone = batch_leaf(batch_training(page, watching), cursors()[1], 0)
+
+    later = batch_leaf(batch_training(page, watching, begin=10), cursors(10)[1], 0)
+
+    assert later == alone
+    assert [work.step for work in watching.noted] == [2, 12]
+
+
+def test_part_without_samples_is_zero_and_nothing_is_computed(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    found = batch_leaf(batch_training(page, watching, parts=5), cursors()[1], 4)
+
+    assert found == (bytes(4 * (FEATURES + 1)), 0, 0)
+    assert watching.noted == []
+
+
+@given(parts=st.integers(1, 12))
+def test_leaves_prove_each_place_of_an_epoch_once(page: HeartbeatPage, parts: int) -> None:
+    contributor = batch_training(page, Watching(page), parts)
+
+    ledger = Ledger()
+    for cursor in cursors()[3:6]:  # the second epoch
+        for m in range(parts):
+            ledger = ledger.record(*batch_leaf(contributor, cursor, m)[1:])
+
+    assert ledger.covers(ALL)
+
+
+@given(parts=st.integers(1, 12))
+def test_leaves_of_a_validation_prove_each_place_once(page: HeartbeatPage, parts: int) -> None:
+    contributor = batch_validation(page, Watching(page), parts)
+    contributor.gather(Cursor.start(1), range(parts), ALONE)
+
+    ledger = Ledger()
+    for m in range(parts):
+        ledger = ledger.record(*contributor.fill(0, m, np.empty(1, np.float32)))
+
+    assert ledger.covers(ALL)
+
+
+def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    contributor = batch_validation(page, watching)
+    expected = np.zeros(1, np.float32)
+    for (x, y), rows in zip(Drawn().passing(0), [(3, 6), (2, 3), (4, 7)], strict=True):
+        one = np.empty(1, np.float32)
+        TinyReplica().evaluate(Microbatch(x[slice(*rows)], y[slice(*rows)], 0), one)
+        expected += one
+
+    contributor.gather(cursors()[3], (1,), ALONE)
+    out = np.empty(1, np.float32)
+    samples, _ = contributor.fill(3, 1, out)
+
+    assert (out.tobytes(), samples) == (expected.tobytes(), 7)
+    assert [work.ids for work in watching.noted] == [(3, 4, 5), (11,), (17, 18, 19)]
+    assert {(work.step, work.microbatch, work.is_validation) for work in watching.noted} == {
+        (3, 1, True)
+    }
+
+
+def test_each_validation_begins_a_pass_of_its_own(page: HeartbeatPage, watching: Watching) -> None:
+    source = Drawn()
+    contributor = batch_validation(page, watching, source=source)
+    cursor = Cursor.start(1)
+
+    contributor.gather(cursor, (0,), ALONE)
+    contributor.gather(cursor.after_evaluation(), (0,), ALONE)
+
+    assert source.opened == [0, 1]
+
+
+def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_computed(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    page.begin_turn(waits_for_peers=True)
+
+    batch_validation(page, watching).gather(Cursor.start(1), (0,), ALONE)
+
+    assert page.turn[1]
+
+
+def test_samples_are_gathered_again_for_every_attempt(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    transaction = Transaction(Work.TRAIN, batch_training(page, watching), THREE)
+    cursor = Cursor.start(1)
+    lacked = [transaction.lacks_samples]
+
+    transaction.gather(cursor, (0,), ALONE)
+    lacked.append(transaction.lacks_samples)
+    transaction.compute(0, (0,))
+    lacked.append(transaction.lacks_samples)
+
+    assert lacked == [True, False, True]
+
+
+def test_redone_validation_evaluates_only_what_this_worker_lacks(
+    page: HeartbeatPage, watching: Watching
+) -> None:
+    transaction = Transaction(Work.EVALUATE, batch_validation(page, watching), THREE)
+    cursor = Cursor.start(1)
+
+    for owned in [(0,), (0, 2)]:
+        transaction.gather(cursor, owned, ALONE)
+        transaction.compute(0, owned)
+
+    assert [work.microbatch for work in watching.noted] == [0] * 3 + [2] * 3

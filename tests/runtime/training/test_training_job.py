@@ -1,4 +1,4 @@
-"""The job that a script describes: what must not change, and whose wish counts."""
+"""The job that a script describes: what must not change, whose wish counts, and what is kept."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import pytest
 from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
+from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
 from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.saving.plan import retention_of, wanted_of
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.progress import check_metric
 from holdfast.runtime.training.training_job import (
     ONLY_STAGE,
     Stage,
@@ -33,6 +37,9 @@ from holdfast.runtime.training.weights_source import WeightsSource
 NUMERICS = Numerics.here(threads=1)
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)
 LATER = [Stage().over(Stage().wanted, 10), Stage(2, 10)]
+SAMPLES, BATCH = 23, 5
+CONFIG = worker_config(microbatches=2)
+TINY = TrainingRequest(data(), None, global_batch=9, epochs=2)
 
 
 class Pipeline:
@@ -259,3 +266,209 @@ def test_only_work_on_a_pipeline_waits_for_samples_of_another_worker(
 
     assert {work: found.lacks_samples for work, found in transactions.items()} == lacking
     page.close()
+
+
+def cut_job(steps_per_epoch: int | None) -> TrainingJob:
+    request = TrainingRequest(data(SAMPLES), None, BATCH, 4, steps_per_epoch=steps_per_epoch)
+    return describe_job(request, worker_config(microbatches=2), Numerics.here(threads=1))
+
+
+def after(cut_job: TrainingJob, step: int) -> Cursor:
+    """Return the cursor after ``step`` updates that recorded the samples of their order."""
+    cursor, order = Cursor.start(1), cut_job.order
+    assert isinstance(order, SampleOrder)
+    for index in range(step):
+        if cut_job.work_plan.is_epoch_start(cursor):
+            cursor = cursor.at_epoch_start()
+        ids = order.batch(index)
+        cursor = cursor.after_step(len(ids), fingerprint(ids), np.zeros(1))
+    return cursor
+
+
+@pytest.mark.parametrize(
+    ("asked", "ends"),
+    [(2, [2, 4, 5, 7]), (4, [4, 5, 9, 10]), (5, [5, 10, 15, 20]), (9, [5, 10, 15, 20])],
+)
+def test_epochs_of_arrays_end_with_the_pass(asked: int, ends: list[int]) -> None:
+    cut = cut_job(asked)
+
+    for step in ends:
+        cursor = after(cut, step)
+        assert cut.work_plan.has_ended_epoch(cursor)
+        assert cut.covers_epoch(cursor)
+    assert cut.work_plan.steps == ends[-1]
+
+
+def test_sample_that_was_used_twice_is_seen() -> None:
+    cut = cut_job(2)
+    cursor = after(cut, 4)
+    order = cut.order
+    assert isinstance(order, SampleOrder)
+    twice = np.concatenate([order.batch(2), order.batch(2)])
+
+    wrong = dataclasses.replace(cursor, ledger=Ledger(len(twice), fingerprint(twice)))
+
+    assert cut.covers_epoch(cursor)
+    assert not cut.covers_epoch(wrong)
+
+
+def test_other_steps_are_another_run() -> None:
+    names = [set(cut_job(asked).identity) for asked in (None, 5, 2)]
+
+    assert names[0] == names[1]
+    assert names[2] - names[0] == {"steps per epoch"}
+
+
+def test_options_become_a_retention() -> None:
+    assert retention_of(3, (wanted_of(None, None),)) == Retention(3, (Wanted(),))
+    assert wanted_of(100, ("val_loss", "min")) == Wanted(100, Best("val_loss"))
+    assert wanted_of(None, ["accuracy", "max"]).best == Best("accuracy", False)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ((1, None, None), "keep must be at least 2, got 1; change the script"),
+        ((True, None, None), "keep must be at least 2, got True"),
+        ((2.5, None, None), "keep must be at least 2, got 2.5"),
+        ((2, 0, None), "keep_every must be at least 1, got 0"),
+        ((2, "5", None), "keep_every must be at least 1, got '5'"),
+        ((2, None, "loss"), "keep_best must be a metric and .*, got 'loss'"),
+        ((2, None, ("loss",)), r"keep_best must be .*, got \('loss',\)"),
+        ((2, None, ("loss", "best")), r"keep_best must be .*, got \('loss', 'best'\)"),
+        ((2, None, (3, "min")), r"keep_best must be .*, got \(3, 'min'\)"),
+    ],
+)
+def test_nonsense_is_refused_with_its_value(
+    options: tuple[object, object, object], complaint: str
+) -> None:
+    with pytest.raises(ProgramError, match=complaint):
+        retention_of(options[0], (wanted_of(*options[1:]),))
+
+
+@pytest.mark.parametrize(
+    ("metric", "validation"), [("loss", None), ("loss", data()), ("val_loss", data())]
+)
+def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) -> None:
+    check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "validation", "known"),
+    [("val_loss", None, "loss;"), ("val_accuracy", data(), "loss, val_loss;")],
+)
+def test_metric_that_no_epoch_has_is_refused(
+    metric: str, validation: Data | None, known: str
+) -> None:
+    with pytest.raises(ProgramError, match=f"asks for '{metric}', but an epoch has {known}"):
+        check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
+
+
+def describe(save_every: int | str, override: str | None = None) -> TrainingJob:
+    request = dataclasses.replace(TINY, save_every=save_every)
+    config = worker_config(microbatches=2, save_every=override)
+    return describe_job(request, config, Numerics.here(threads=1))
+
+
+@pytest.mark.parametrize(
+    ("save_every", "override", "schedule", "cursors_part"),
+    [
+        ("auto", None, Auto(), (None, False)),
+        (7, None, EverySteps(7), (7, False)),
+        ("10min", None, EverySeconds(600.0), (None, False)),
+        ("epoch", None, EachEpoch(), (None, True)),
+        (7, "90s", EverySeconds(90.0), (None, False)),
+        ("auto", "5", EverySteps(5), (5, False)),
+        ("auto", "epoch", EachEpoch(), (None, True)),
+    ],
+)
+def test_command_line_overrides_the_scripts_schedule(
+    save_every: int | str,
+    override: str | None,
+    schedule: Schedule,
+    cursors_part: tuple[int | None, bool],
+) -> None:
+    job = describe(save_every, override)
+
+    assert job.schedule == schedule
+    assert (job.work_plan.save_every, job.work_plan.saves_epochs) == cursors_part
+
+
+def test_what_is_to_be_kept_has_to_be_saved() -> None:
+    request = dataclasses.replace(TINY, keep_best=("loss", "min"), keep_every=50)
+
+    job = describe_job(request, CONFIG, Numerics.here(threads=1))
+
+    assert job.schedule == Auto()
+    assert job.work_plan.saves_epochs
+    assert job.work_plan.keep_every == 50
+    assert job.retention == Retention(3, (Wanted(50, Best("loss")),))
+
+
+def test_each_training_of_a_script_keeps_its_own_and_that_of_those_before() -> None:
+    first = Stage().over(wanted_of(None, ("loss", "min")), 10)
+    request = dataclasses.replace(TINY, keep_best=("val_loss", "max"), validation=data())
+
+    job = describe_job(request, CONFIG, Numerics.here(threads=1), [first, first.after(10)])
+
+    assert job.best == Best("val_loss", False)
+    of_first = Wanted(best=Best("loss"), until=10)
+    assert job.retention.wanted == (of_first, Wanted(best=job.best, after=10))
+    assert 10 in job.retention.forever
+
+
+def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
+    job = describe_job(TINY, CONFIG, Numerics.here(threads=1))
+
+    assert (job.schedule, job.retention) == (Auto(), Retention(3, (Wanted(),)))
+
+
+def test_nonsense_is_refused_where_it_stands() -> None:
+    with pytest.raises(ProgramError, match=r"save_every: steps .* at least 1, got 0; change the"):
+        describe(0)
+    with pytest.raises(UsageError, match="--save-every: 'soon' is no schedule"):
+        describe(1, "soon")
+
+
+class _Endless(Data):
+    """Data of which there is more than the ledger can count."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, ids: object) -> tuple[object, object]:
+        raise AssertionError("nothing is read before it is counted")
+
+
+@pytest.mark.parametrize(
+    ("request_changes", "microbatches", "complaint"),
+    [
+        ({"global_batch": 2**24 + 1}, 2, "global_batch may be at most 16,777,216, got 16,777,217"),
+        (
+            {"validation": _Endless(20_000_000)},
+            2,
+            "the number of validation samples may be at most 16,777,216, got 20,000,000",
+        ),
+        ({}, 65_001, "--microbatches may be at most 65,000, got 65,001"),
+    ],
+)
+def test_what_the_ledger_cannot_count_is_refused_when_the_job_begins(
+    request_changes: dict[str, object], microbatches: int, complaint: str
+) -> None:
+    request = dataclasses.replace(TINY, **request_changes)  # type: ignore[arg-type]
+
+    with pytest.raises(ProgramError, match=complaint):
+        describe_job(request, worker_config(microbatches=microbatches), Numerics.here(threads=1))
+
+
+def test_run_beyond_the_end_of_its_job_is_named() -> None:
+    job = describe_job(TINY, CONFIG, Numerics.here(threads=1))
+    steps = job.work_plan.steps
+
+    assert job.surplus(steps) is None
+    assert f"at step {steps + 1}, and the script asks for {steps} steps (epochs=2)" in str(
+        job.surplus(steps + 1)
+    )

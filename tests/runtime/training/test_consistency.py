@@ -1,0 +1,514 @@
+"""All do the same: workers of a world, and a run that goes on; what differs is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import without_faults, worker_config
+from fake_communicator import FakeCommunicator, run_world
+from simulation import TinyReplica, data
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.tensor import TensorSpec
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
+from holdfast.runtime.options.job_options import RateScaling
+from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.consistency import (
+    StepRecord,
+    check_peers,
+    check_resumed,
+    check_same_record,
+    check_same_run,
+    check_same_step,
+    check_same_weights,
+    check_same_work,
+    model_difference,
+)
+from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
+from holdfast.runtime.worker.context import WorkerContext
+
+LAUNCHED = (4, 5, 6, 7)
+ALIVE = tuple(map(WorkerId, (4, 6, 7)))
+ONE_NUMERICS = dataclasses.replace(Numerics.here(threads=1), instruction_set="AVX2")
+OTHER_NUMERICS = dataclasses.replace(ONE_NUMERICS, instruction_set="AVX512_CORE", threads=2)
+DIFFERENCES = "threads is 2, but {0} 1; instruction set is AVX512_CORE, but {0} AVX2"
+NUMERICS = Numerics.here(threads=1)
+JOB = {"global_batch": 9, "epochs": 2}
+START = Cursor.start(1)
+MENDED = "; every worker runs the whole script, so all must build the same step: seed every random "
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="test")
+    yield journal
+    journal.close()
+
+
+class Job:
+    """Workers that compare their numerics, and what they say."""
+
+    def __init__(self, journal: Journal, *, is_strict: bool) -> None:
+        self._journal = journal
+        self._is_strict = is_strict
+        self.said: list[str] = []
+
+    def context(self, communicator: Communicator) -> WorkerContext:
+        nothing: Any = None
+        me, run_dir = ALIVE[communicator.rank], Path("/run")
+        config = worker_config(me, LAUNCHED, run_dir=run_dir, strict=self._is_strict)
+        return WorkerContext(
+            config, communicator, self._journal, nothing, without_faults(config), self._hear
+        )
+
+    def compare(self, everyones: list[Numerics]) -> list[str | None]:
+        """Return how the comparison ends for each worker."""
+
+        def program(communicator: FakeCommunicator) -> str:
+            rank, context = communicator.rank, self.context(communicator)
+            world = World(2, ALIVE, len(ALIVE))
+            membership = Membership(ALIVE[rank], world, communicator, clock=lambda: 0.0)
+            ending = self._ending(lambda: check_peers(context, membership, everyones[rank]))
+            communicator.leave()
+            return ending
+
+        return run_world(len(everyones), program)
+
+    def resume(self, before: Numerics, now: Numerics) -> str:
+        context = self.context(LocalCommunicator())
+        return self._ending(lambda: check_resumed(context, before, now))
+
+    def _ending(self, check: Callable[[], None]) -> str:
+        try:
+            check()
+        except UsageError as error:
+            return str(error)
+        return "well"
+
+    def _hear(self, report: dict[str, object]) -> None:
+        self.said.append(str(report["text"]))
+
+
+@pytest.fixture
+def easy(journal: Journal) -> Job:
+    return Job(journal, is_strict=False)
+
+
+@pytest.fixture
+def strict(journal: Journal) -> Job:
+    return Job(journal, is_strict=True)
+
+
+def recorded(folder: Path) -> list[list[str]]:
+    records = read_journal(folder / "journal.jsonl")
+    return [found["differences"] for found in records if found["event"] == "numerics_differ"]
+
+
+@pytest.mark.usefixtures("one_core")
+def test_equal_workers_say_nothing(strict: Job, tmp_path: Path) -> None:
+    assert strict.compare([ONE_NUMERICS] * 3) == ["well"] * 3
+
+    assert (strict.said, recorded(tmp_path)) == ([], [])
+
+
+@pytest.mark.usefixtures("one_core")
+def test_worker_that_differs_is_named_beside_the_first_one(easy: Job, tmp_path: Path) -> None:
+    assert easy.compare([ONE_NUMERICS, ONE_NUMERICS, OTHER_NUMERICS]) == ["well"] * 3
+
+    (said,) = set(easy.said)
+    differences = DIFFERENCES.format("worker 4 has")
+    assert said == (
+        f"worker 7 has other numerics than worker 4: {differences}: its bytes may differ"
+    )
+    assert differences.split("; ") in recorded(tmp_path)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_strict_job_is_refused_by_all_workers_alike(strict: Job) -> None:
+    (first, *others) = strict.compare([ONE_NUMERICS, OTHER_NUMERICS, ONE_NUMERICS])
+
+    assert first is not None
+    assert first.startswith("worker 6 has other numerics than worker 4: threads is 2, but")
+    assert first.endswith("; make them the same, or run without --strict")
+    assert others == [first] * 2
+    assert strict.said == []
+
+
+def test_run_that_goes_on_elsewhere_is_told_what_changed(easy: Job, tmp_path: Path) -> None:
+    assert easy.resume(ONE_NUMERICS, OTHER_NUMERICS) == "well"
+
+    differences = DIFFERENCES.format("the checkpoint was made with")
+    assert easy.said == [
+        f"the numerics of the run in /run have changed: {differences}: its bytes may differ"
+    ]
+    assert recorded(tmp_path) == [differences.split("; ")]
+
+
+def test_run_that_goes_on_as_it_was_says_nothing(strict: Job, tmp_path: Path) -> None:
+    assert strict.resume(ONE_NUMERICS, ONE_NUMERICS) == "well"
+
+    assert (strict.said, recorded(tmp_path)) == ([], [])
+
+
+def test_strict_run_does_not_go_on_elsewhere(strict: Job) -> None:
+    ending = strict.resume(ONE_NUMERICS, OTHER_NUMERICS)
+
+    assert ending.startswith("the numerics of the run in /run have changed: threads is 2, but the")
+    assert ending.endswith("; make them the same, or run without --strict")
+
+
+def _spec(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
+
+
+KERNEL = _spec("weights/dense_2/kernel", 16, 4)
+
+
+BIAS = _spec("weights/dense_2/bias", 4)
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine", "difference"),
+    [
+        ([KERNEL, BIAS], [BIAS, KERNEL], None),
+        (
+            [BIAS, KERNEL, _spec("optimizer/adam/kernel_momentum", 16, 4)],
+            [
+                _spec("weights/dense_2/bias", 8),
+                _spec("weights/dense_2/kernel", 16, 8),
+                _spec("optimizer/adam/kernel_momentum", 16, 8),
+            ],
+            "model: the checkpoint has dense_2/kernel (16, 4), dense_2/bias (4,); "
+            "the script has dense_2/kernel (16, 8), dense_2/bias (8,)",
+        ),
+        (
+            [KERNEL, BIAS],
+            [KERNEL],
+            "model: the checkpoint has dense_2/bias (4,), which the script does not have",
+        ),
+        (
+            [KERNEL],
+            [KERNEL, _spec("optimizer/sgd/momentum", 2)],
+            "optimizer: the script has sgd/momentum (2,), which the checkpoint does not have",
+        ),
+        (
+            [_spec("cursor/sums", 1)],
+            [_spec("cursor/sums", 2)],
+            "metrics: the checkpoint has sums (1,); the script has sums (2,)",
+        ),
+        (
+            [BIAS],
+            [_spec(BIAS.name, 4, dtype="bfloat16")],
+            "model: the checkpoint has dense_2/bias (4,) float32; "
+            "the script has dense_2/bias (4,) bfloat16",
+        ),
+        (
+            [_spec(f"weights/dense_{i}/kernel", 2, 2) for i in range(5)],
+            [],
+            "model: the checkpoint has dense_0/kernel (2, 2), dense_1/kernel (2, 2), "
+            "dense_2/kernel (2, 2) and 2 more, which the script does not have",
+        ),
+        (
+            [_spec("plain", 1)],
+            [_spec("plain", 2)],
+            "state: the checkpoint has plain (1,); the script has plain (2,)",
+        ),
+    ],
+)
+def test_difference_is_told_by_its_layers(
+    saved: list[TensorSpec], mine: list[TensorSpec], difference: str | None
+) -> None:
+    assert model_difference(saved, mine) == difference
+
+
+def job(**changes: Any) -> TrainingJob:
+    wishes: dict[str, Any] = {"data": data(), "validation": None, **JOB, **changes}
+    request = TrainingRequest(**wishes)
+    return describe_job(request, worker_config(microbatches=2, seed=3), NUMERICS)
+
+
+def said_by_all(size: int, check: Callable[[Membership, int], None]) -> list[str | None]:
+    """Return what each worker says when all compare; worker 5 has died before."""
+
+    def program(communicator: FakeCommunicator) -> str:
+        rank = communicator.rank
+        membership = Membership(
+            ALIVE[rank], World(2, ALIVE, len(ALIVE)), communicator, clock=lambda: 0.0
+        )
+        try:
+            check(membership, rank)
+        except ProgramError as error:
+            return str(error)
+        finally:
+            communicator.leave()
+        return "the same"
+
+    return run_world(size, program)
+
+
+def compared_jobs(jobs: Sequence[TrainingJob]) -> list[str | None]:
+    return said_by_all(len(jobs), lambda membership, rank: check_same_work(membership, jobs[rank]))
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "the same"),
+        ({"epochs": 3}, "the number of epochs of worker 7 is 3, and that of worker 4 is 2: every"),
+        ({"is_shuffled": False}, "the shuffle of worker 7 is 0, and that of worker 4 is None: "),
+        ({"data": data(22)}, "the samples of worker 7 is 22, and that of worker 4 is 23: every"),
+        (
+            {"validation": data(11)},
+            f"validation data of worker 7 is {data(11).fingerprint()}, and that of worker 4 is "
+            "None: every worker runs the whole script, so all must see the same; seed every",
+        ),
+    ],
+    ids=["same", "epochs", "only there", "samples", "validation"],
+)
+def test_all_workers_refuse_what_one_of_them_would_train_otherwise(
+    changes: dict[str, Any], told: str
+) -> None:
+    (first, *others) = compared_jobs([job(), job(), job(**changes)])
+
+    assert first is not None
+    assert told in first
+    assert others == [first] * 2
+
+
+def saved(found: TrainingJob, **changes: object) -> Manifest:
+    """Return a manifest that a job has saved, with some changes of its cursor."""
+    cursor = {**found.save_terms.fields, **changes}
+    known = {name: value for name, value in cursor.items() if value is not None}
+    return Manifest("r", 1, 10, known, {}, (), ())
+
+
+def refusal(before: Manifest, now: TrainingJob) -> str:
+    context: Any = SimpleNamespace(run_dir="/run")
+    with pytest.raises(UsageError) as refused:
+        check_same_run(context, now, [], before)
+    return str(refused.value)
+
+
+SCALED = {"scaling": RateScaling("sqrt", 4)}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (saved(job(), seed=4), job(), "was begun with seed 4, and the script has seed 3: go back"),
+        (
+            saved(job(**SCALED)),
+            job(),
+            "with learning rate sqrt x2 over 6 steps, and the script has no learning rate: go",
+        ),
+        (saved(job()), job(**SCALED), "with no learning rate, and the script has learning rate sq"),
+        (
+            saved(job(steps_per_epoch=2)),
+            job(),
+            "with steps per epoch 2, and the script has no steps per epoch: go back to that, begin",
+        ),
+        (
+            saved(job(first_epoch=2)),
+            job(),
+            "with initial_epoch=2, and the script has initial_epoch=0: go back to that, begin",
+        ),
+        (saved(job(), data="ab"), job(), "was begun with other samples (digest ab, now "),
+    ],
+    ids=["seed", "rate no more", "rate now", "cut no more", "epochs", "samples"],
+)
+def test_run_that_was_begun_otherwise_is_refused_with_both_values(
+    before: Manifest, now: TrainingJob, told: str
+) -> None:
+    said = refusal(before, now)
+
+    assert said.startswith("the run in /run was begun with")
+    assert told in said
+    assert said.endswith("begin a new run with --fresh, or choose another --run-dir")
+
+
+def test_samples_that_cannot_be_compared_are_taken() -> None:
+    context: Any = SimpleNamespace(run_dir="/run")
+
+    check_same_run(context, job(), [], saved(job(), data=None))
+    check_same_run(context, job(), [], saved(job()))
+
+
+def test_run_of_an_older_version_does_not_tell_its_first_epoch() -> None:
+    context: Any = SimpleNamespace(run_dir="/run")
+
+    check_same_run(context, job(), [], saved(job(first_epoch=2), **{"first epoch": None}))
+
+
+class Told(TinyReplica):
+    """A replica that tells what its step is made of."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        self.facts_told = {"whole": "a", "constants": {}, "read": {}, "settings": {}} | facts
+
+    def facts(self) -> StepFacts:
+        told = self.facts_told
+        graphs = GraphFacts(told["whole"], "", told["constants"])
+        return StepFacts(graphs, told["read"], lambda: told["settings"])
+
+
+class Set(Alone):
+    """A companion with settings."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+
+    def settings(self) -> Mapping[str, str]:
+        return self._settings
+
+
+class Wider(TinyReplica):
+    """A replica with weights of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = np.zeros(50, np.float32)
+
+
+def state(settings: Mapping[str, str] | None = None, **facts: Any) -> JobState:
+    return JobState(Told(**facts), Alone() if settings is None else Set(settings))
+
+
+def moved(by: float) -> JobState:
+    replica = TinyReplica()
+    replica.weights += np.float32(by)
+    return JobState(replica, Alone())
+
+
+def compared(
+    states: Sequence[JobState], check: Callable[[Membership, JobState, Cursor], None]
+) -> str:
+    """Return what all workers say alike when they compare."""
+    said = said_by_all(len(states), lambda membership, rank: check(membership, states[rank], START))
+    assert len(set(said)) == 1, said
+    return str(said[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [
+        (state(), state(), "the same"),
+        (state(settings={"patience of X": "3"}), state(), "the same"),
+        (
+            state({"patience of X": "3", "mode of X": "'min'"}),
+            state({"patience of X": "4"}),
+            "they differ in patience of X: 3 on worker 4, 4 on worker 7",
+        ),
+        (
+            state(whole="a", constants={"a constant of the loss (x)": "2.5", "b": "1"}),
+            state(whole="b", constants={"a constant of the loss (x)": "3", "b": "2"}),
+            "they differ in a constant of the loss (x): 2.5 on worker 4, 3 on worker 7",
+        ),
+        (
+            state(whole="a", constants={"x": "1", "y": "digest 1"}),
+            state(whole="b", constants={"x": "1", "y": "digest 2"}),
+            "they differ in y",
+        ),
+        (
+            state(read={"the variable 'w' that the step reads": "1.0"}),
+            state(read={"the variable 'w' that the step reads": "0.10000000149011612"}),
+            "differ in the variable 'w' that the step reads: 1 on worker 4, 0.1 on worker 7",
+        ),
+        (state(whole="a"), state(whole="b"), "they differ in the operations of the step"),
+        (
+            JobState(TinyReplica(), Alone()),
+            JobState(Wider(), Alone()),
+            "in the shape of weights: (37,) float32 on worker 4, (50,) float32 on worker 7",
+        ),
+    ],
+)
+def test_what_differs_is_named(first: JobState, last: JobState, told: str) -> None:
+    said = compared([first, first, last], check_same_step)
+
+    if told == "the same":
+        assert said == told
+    else:
+        assert said.startswith("workers 4 and 7 build different steps, ")
+        assert f"{told}{MENDED}" in said
+
+
+def test_settings_are_named_before_what_follows_from_them() -> None:
+    few, many = (
+        JobState(
+            Told(whole=units, settings={"units of Dense 'd'": units}, constants={"size": units}),
+            Alone(),
+        )
+        for units in ("12", "57")
+    )
+
+    said = compared([few, few, many], check_same_step)
+
+    assert "they differ in units of Dense 'd': 12 on worker 4, 57 on worker 7" in said
+
+
+def test_weights_that_differ_at_the_beginning_are_named() -> None:
+    same, other = moved(0.0), moved(0.5)
+
+    assert compared([same, same, same], check_same_weights) == "the same"
+    said = compared([same, other, same], check_same_weights)
+    assert said.startswith("workers 4 and 6 build different steps, they differ in the initial w")
+    assert f"the initial weights of weights{MENDED}" in said
+
+
+RECORD = StepRecord("keras", "script", "job", "operations", {"the loss": "a", "the step": "b"})
+
+
+OTHER = {"the loss": "c", "the step": "b"}
+
+
+def heard(before: StepRecord, now: StepRecord) -> list[str]:
+    """Return what a user hears when a run goes on with another step."""
+    lines: list[str] = []
+    context: Any = SimpleNamespace(notify=lines.append)
+    check_same_record(context, now, {"step": before.to_json()}, is_first=True)
+    return lines
+
+
+def test_launches_of_one_job_must_build_the_same_step() -> None:
+    with pytest.raises(UsageError, match="a constant of the loss is another one now"):
+        heard(RECORD, replace(RECORD, parts=OTHER))
+    assert heard(RECORD, RECORD) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"job": "another"}, 1),
+        ({"job": ""}, 1),
+        ({"script": "changed"}, 0),
+        ({"made_by": "another Keras"}, 0),
+        ({"operations": "others"}, 0),
+    ],
+)
+def test_another_job_is_told_and_what_cannot_be_compared_is_taken(
+    changes: dict[str, str], lines: int
+) -> None:
+    assert len(heard(RECORD, replace(RECORD, parts=OTHER, **changes))) == lines
+
+
+def test_checkpoint_of_an_older_version_has_no_record() -> None:
+    context: Any = SimpleNamespace()
+
+    check_same_record(context, RECORD, {}, is_first=True)
+    check_same_record(context, None, {"step": RECORD.to_json()}, is_first=True)
