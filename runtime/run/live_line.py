@@ -66,18 +66,13 @@ def _parts(picture: Picture, now: float) -> Iterator[Part]:
         yield Part(progress.rate(picture.pace.per_s), 4)
     if picture.left_s is not None:
         yield Part(f"{progress.duration(picture.left_s)} left", 6)
-    for rank, text in zip(_metric_ranks(), progress.metrics(report.metrics), strict=False):
+    ranks = itertools.chain((3, 7, 8), itertools.count(11))  # the loss and two more stay longest
+    for rank, text in zip(ranks, progress.metrics(report.metrics), strict=False):
         yield Part(text, rank, "metric")
     yield _workers(picture)
     next_save = next_save_of(report, now)
     if next_save is not None:
         yield Part(f"save {next_save}", 9, "quiet")
-
-
-def _metric_ranks() -> Iterator[int]:
-    """Yield the rank of each metric: first the loss, two more, then those that go first."""
-    yield from (3, 7, 8)
-    yield from itertools.count(11)
 
 
 def _workers(picture: Picture) -> Part:

@@ -92,7 +92,9 @@ class Numerics:
         """
         kinds = {field.name: field.type for field in dataclasses.fields(Numerics)}
         odd = sorted(kinds.keys() ^ fields.keys())
-        odd += [name for name in kinds if name in fields and not _is(kinds[name], fields[name])]
+        odd += [
+            name for name in kinds if name in fields and type(fields[name]).__name__ != kinds[name]
+        ]
         if odd:
             raise ValueError(
                 f"the job's numerics have missing, unknown or mistyped fields {odd}: they were "
@@ -158,11 +160,6 @@ def _version(names: Sequence[str]) -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def _is(kind: object, value: object) -> bool:
-    """Return whether ``value`` is exactly of the type whose name is ``kind``."""
-    return type(value).__name__ == kind
 
 
 def _shown(value: object) -> str:

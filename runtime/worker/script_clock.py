@@ -25,6 +25,7 @@ import gc
 import itertools
 import linecache
 import os
+import re
 import sys
 import threading
 import time
@@ -53,7 +54,7 @@ _ACTING = frozenset(
     {"append", "sleep", "utime", "kill", "killpg", "Process", "system", "run", "call", "Popen"}
     | {"check_call", "check_output"}
 )
-_SEEDING = ("seed", "rng", "random", "generator", "key")
+_SEEDING = re.compile("seed|rng|random|generator|key", re.IGNORECASE)
 _PROCESS_TEXTS = ("/proc", "kill", "-p ")
 
 _DEEPEST = 4
@@ -299,7 +300,7 @@ class _Source:
                     use = _Use.NOTHING if is_text else _Use.MEASURE
                 case ast.Call(func=func) if child is not func:
                     name = _last_name(func)
-                    is_text = is_text or name in _TEXTS or _is_seeding(name)
+                    is_text = is_text or name in _TEXTS or _SEEDING.search(name) is not None
                     use = _use_of_argument(name, is_text=is_text, is_direct=depth == 0)
                     if name in _SHOWING:
                         return _Use.NOTHING
@@ -356,10 +357,6 @@ def _use_of_argument(function: str, *, is_text: bool, is_direct: bool) -> _Use:
     ):
         return _Use.ACT
     return _Use.NOTHING if is_text or function in _NUMBERS else _Use.ARGUMENT
-
-
-def _is_seeding(function: str) -> bool:
-    return any(part in function.lower() for part in _SEEDING)
 
 
 def _last_name(node: ast.AST) -> str:
