@@ -36,20 +36,8 @@ from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001
 
-
 _World: TypeAlias = tuple[int, int, int]
 """This worker's part, the number of parts, and the generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """The memory of a layout, and this worker's share of it in the present world."""
-
-    plan: SavePlan
-    layout: str
-    image_map: ImageMap
-    buffers: HostBuffers
-    share: ShareImage
 
 
 class AgentWay:
@@ -127,7 +115,7 @@ class AgentWay:
         buffers.touch(share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
-            send_with_content(self._context, message, plan.encode())
+            _send_with_content(self._context, message, plan.encode())
         return _Desk(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
@@ -168,6 +156,22 @@ class AgentWay:
         return self._without_memory.begin(request, state)
 
 
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The memory of a layout, and this worker's share of it in the present world."""
+
+    plan: SavePlan
+    layout: str
+    image_map: ImageMap
+    buffers: HostBuffers
+    share: ShareImage
+
+
+def _give_back(desk: Future[_Desk]) -> None:
+    if desk.exception() is None:
+        desk.result().buffers.close()
+
+
 class _AgentSave:
     """A worker's part of a save that the host's writer commits."""
 
@@ -201,7 +205,7 @@ class _AgentSave:
         part = self._request.part
         message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": state_digest}
         cursor = json.dumps(dict(self._request.cursor)).encode() if part == 0 else None
-        send_with_content(self._context, message, cursor)
+        _send_with_content(self._context, message, cursor)
 
     def compared(self) -> None:
         """Do nothing: the writer compares the digests of all parts by itself."""
@@ -227,7 +231,7 @@ class _AgentSave:
             time.sleep(_LOOK_S)
 
 
-def send_with_content(
+def _send_with_content(
     context: WorkerContext, message: Mapping[str, object], content: bytes | None
 ) -> None:
     """Send the agent a message, with content of any size in memory beside it."""
@@ -242,8 +246,3 @@ def send_with_content(
         context.send_snapshot(dict(message), (fd,))
     finally:
         os.close(fd)
-
-
-def _give_back(desk: Future[_Desk]) -> None:
-    if desk.exception() is None:
-        desk.result().buffers.close()

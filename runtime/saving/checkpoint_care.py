@@ -4,11 +4,10 @@ It belongs to the committer, and has threads of its own, so no save waits for it
 thread changes the store.  Another one of the lowest priority reads for a scrub, which may
 take long.  All that it reads, it reads at a bounded rate: saves and restores go first.
 
-The steps that are being put into the run directory, by a save or by a drain.
-
-A drain may be of the step that the last save of a job puts there as well: they take turns.
-Different steps wait for each other as little as possible, since either disk may hang.
-Invariant: room is made while nobody begins a step, and spares what is staged of those in hand.
+A drain may be of the step that the last save of a job puts into the run directory as well: they
+take turns (`StepsInHand`).  Different steps wait for each other as little as possible, since either
+disk may hang.  Invariant: room is made while nobody begins a step, and spares what is staged of
+those in hand.
 """
 
 from __future__ import annotations
@@ -31,44 +30,6 @@ from holdfast.runtime.saving.local_level import LocalLevel
 from holdfast.runtime.saving.mending import Mender, Report, mirrors, tell_removal
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
-
-
-class StepsInHand:
-    """Lets one thread at a time put a step, and none begin while room is made."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._saves: dict[int, StagingName] = {}
-        self._is_making_room = False
-
-    @contextlib.contextmanager
-    def putting(self, save: StagingName) -> Iterator[None]:
-        """Put a step in the block, once no other thread does so."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: save.step not in self._saves and not self._is_making_room
-            )
-            self._saves[save.step] = save
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._saves[save.step]
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def making_room(self) -> Iterator[tuple[StagingName, ...]]:
-        """Make room in the block; yields the saves in hand, whose staging has to stay."""
-        with self._changed:
-            self._is_making_room = True
-            saves = tuple(self._saves.values())
-        try:
-            yield saves
-        finally:
-            with self._changed:
-                self._is_making_room = False
-                self._changed.notify_all()
-
 
 _LOWEST_PRIORITY = 19
 _SPACE = "--keep-space"
@@ -307,3 +268,40 @@ class CheckpointCare:
             mended=failure.is_mended,
         )
         self._report.notify(str(failure))
+
+
+class StepsInHand:
+    """Lets one thread at a time put a step, and none begin while room is made."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._saves: dict[int, StagingName] = {}
+        self._is_making_room = False
+
+    @contextlib.contextmanager
+    def putting(self, save: StagingName) -> Iterator[None]:
+        """Put a step in the block, once no other thread does so."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: save.step not in self._saves and not self._is_making_room
+            )
+            self._saves[save.step] = save
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._saves[save.step]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def making_room(self) -> Iterator[tuple[StagingName, ...]]:
+        """Make room in the block; yields the saves in hand, whose staging has to stay."""
+        with self._changed:
+            self._is_making_room = True
+            saves = tuple(self._saves.values())
+        try:
+            yield saves
+        finally:
+            with self._changed:
+                self._is_making_room = False
+                self._changed.notify_all()

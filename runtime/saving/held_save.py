@@ -2,9 +2,8 @@
 
 No image is trusted: memory may change, and workers may copy their next save into it.  The
 records are read once, when the last part arrives.  Every use of an image compares it with
-them.  A save may be complete in memory but not durable, because the disk is full or gone.
-
-The images of the newest save in memory, as a second holder of its step.
+them.  A save may be complete in memory but not durable, because the disk is full or gone.  So the
+images of the newest one are a second holder of its step (`KeptImages`).
 """
 
 from __future__ import annotations
@@ -114,14 +113,10 @@ class HeldSave:
         return CheckpointStore(self.plan.run_dir, files, key_of.key)
 
 
-NAME = "snapshots in memory"
-"""The holder's name in messages."""
-
-
 class KeptImages:
     """Mends the step of one save in memory."""
 
-    name = NAME
+    name = "snapshots in memory"
 
     def __init__(self, here: CheckpointStore, save: HeldSave) -> None:
         self._here = here

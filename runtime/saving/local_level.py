@@ -5,7 +5,8 @@ memory, takes milliseconds.  It survives the death of all processes, but not of 
 drain to the run directory in the background, as a mend of a step that it lacks.  A job that has
 resumed from a step of the local directory drains that one first.  A local directory that takes
 nothing costs speed and no save: the run directory takes it then.  It belongs to one run directory,
-and not to a copy of that (`copies`).
+and not to a copy of that (`find_run`).
+
 Invariant: nothing is removed from the local directory but steps older than two that stay.  The two
 newest saves of this job stay, though steps with larger numbers may come back with a disk.
 """
@@ -133,7 +134,9 @@ class LocalLevel:
 
         Another thread may prune at any time after it is there.
         """
-        self._let_stay(step)
+        with self._staying:
+            self._taken.append(step)
+            self._pruner.protect((*self._mine, *self._taken))
         try:
             yield
         except BaseException:
@@ -149,11 +152,6 @@ class LocalLevel:
         self._steps.forget(step)
         if self._drained_at is None:
             self._drained_at = now
-
-    def _let_stay(self, step: int) -> None:
-        with self._staying:
-            self._taken.append(step)
-            self._pruner.protect((*self._mine, *self._taken))
 
     def _let_go(self, step: int) -> None:
         with self._staying:

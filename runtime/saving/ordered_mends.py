@@ -3,11 +3,9 @@
 Rank 0 reads what second holders have, and nothing more.  If the writer dies while it mends,
 the restore goes on from what verifies, and the next order finds another writer.
 
-The snapshots that outlived their workers: the agent's memory as a second holder of one step.
-
-The host's writer, which keeps the snapshots, mends a damaged step on the disk from them.  If
-the disk is full or gone, it cannot take the step at all.  Then a worker maps the images and
-reads the step straight from memory, like files.
+One holder is the agent's memory, with the snapshots that outlived their workers.  The writer keeps
+them, and mends a damaged step on the disk from them.  If the disk is full or gone, it cannot take
+the step at all.  Then a worker maps the images and reads the step straight from memory, like files.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.saving.held_save import NAME
+from holdfast.runtime.saving.held_save import KeptImages
 from holdfast.runtime.saving.mending import (
     Holder,
     KnownHolders,
@@ -37,64 +35,6 @@ from holdfast.runtime.saving.mending import (
 from holdfast.runtime.saving.own_way import ContextReport
 from holdfast.runtime.saving.plan import MendOrder, local_terms
 from holdfast.runtime.worker.context import WorkerContext
-
-
-class AgentMemory:
-    """The snapshots of the newest save that this worker's agent keeps; none without an agent."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._run_dir = context.run_dir
-        self._store = context.open_store()
-        self._ask_agent = context.ask_agent
-
-    @property
-    def name(self) -> str:
-        """The holder's name in messages."""
-        return NAME
-
-    def steps(self) -> tuple[int, ...]:
-        """Return the step that the snapshots hold, or nothing if there are none."""
-        step = self._ask({"kind": "keeps"}).get("step")
-        return () if step is None else (int(step),)
-
-    def open(self, step: int) -> CheckpointStore:
-        """Return the snapshots of a step, to be read like a run directory's checkpoints.
-
-        Raises ``CheckpointInvalid`` if there are none.
-        """
-        answer = self._ask({"kind": "open"})
-        if answer.get("step") != step:
-            raise CheckpointInvalid(step, "there are no snapshots of it in memory")
-        here = self._store
-        manifest = Manifest.decode(answer["manifest"].encode(), here.key)
-        images = _images(manifest, answer)
-        files = ImageFileSystem(here.directory, manifest, images, here.key)
-        return CheckpointStore(self._run_dir, files, here.key)
-
-    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
-        return {} if self._ask_agent is None else self._ask_agent(question)
-
-
-def _images(manifest: Manifest, answer: dict[str, Any]) -> dict[int, memoryview]:
-    """Map the images in the memory of the host's writer, a process of this host and user."""
-    memory = _map(manifest.step, Path(f"/proc/{answer['pid']}/fd/{answer['fd']}"))
-    bases = answer["bases"]
-    return {
-        shard.index: memory[bases[shard.index] : bases[shard.index] + shard.size]
-        for shard in manifest.shards
-    }
-
-
-def _map(step: int, path: Path) -> memoryview:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
-        finally:
-            os.close(fd)
-    except (OSError, ValueError) as error:
-        raise CheckpointInvalid(step, f"its snapshots cannot be mapped: {error}") from error
-
 
 _WRITER = "the host's writer"
 
@@ -159,3 +99,57 @@ class OrderedMends(KnownHolders[Holder]):
             config.key_file,
             tuple(Path(h.name) for h in self._holders if isinstance(h, Mirror)),
         )
+
+
+class AgentMemory:
+    """The snapshots of the newest save that this worker's agent keeps; none without an agent."""
+
+    name = KeptImages.name
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._run_dir = context.run_dir
+        self._store = context.open_store()
+        self._ask_agent = context.ask_agent
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the step that the snapshots hold, or nothing if there are none."""
+        step = self._ask({"kind": "keeps"}).get("step")
+        return () if step is None else (int(step),)
+
+    def open(self, step: int) -> CheckpointStore:
+        """Return the snapshots of a step, to be read like a run directory's checkpoints.
+
+        Raises ``CheckpointInvalid`` if there are none.
+        """
+        answer = self._ask({"kind": "open"})
+        if answer.get("step") != step:
+            raise CheckpointInvalid(step, "there are no snapshots of it in memory")
+        here = self._store
+        manifest = Manifest.decode(answer["manifest"].encode(), here.key)
+        images = _images(manifest, answer)
+        files = ImageFileSystem(here.directory, manifest, images, here.key)
+        return CheckpointStore(self._run_dir, files, here.key)
+
+    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
+        return {} if self._ask_agent is None else self._ask_agent(question)
+
+
+def _images(manifest: Manifest, answer: dict[str, Any]) -> dict[int, memoryview]:
+    """Map the images in the memory of the host's writer, a process of this host and user."""
+    memory = _map(manifest.step, Path(f"/proc/{answer['pid']}/fd/{answer['fd']}"))
+    bases = answer["bases"]
+    return {
+        shard.index: memory[bases[shard.index] : bases[shard.index] + shard.size]
+        for shard in manifest.shards
+    }
+
+
+def _map(step: int, path: Path) -> memoryview:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise CheckpointInvalid(step, f"its snapshots cannot be mapped: {error}") from error

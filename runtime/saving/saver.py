@@ -5,15 +5,6 @@ of the host does the rest: the agent's writer (`agent_way`), or the first worker
 is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
-How many shards the state of a host is written as.
-
-Several files are written and synced at once.  More of them than a disk or a server serves at
-once cost only more names.  A file is bounded, so that a damaged block costs a mend of a part,
-and no file system meets a file that it cannot stripe.  The count follows from the size
-alone: all workers come to the same, on any machine.
-
-The checkpoint in flight, as one worker sees it, and how long it may take.
-
 A file system that hangs answers nothing, not even an error.  A save that waited for it
 would stay in flight for ever: training would go on without another checkpoint, and the end
 of the job would never come.  So a save that takes far too long has failed.
@@ -47,68 +38,11 @@ from holdfast.runtime.worker.records import LoopRecords
 
 WORTH_A_FILE_BYTES = 64 * 2**20
 LARGEST_FILE_BYTES = 4 * 2**30
-
-
-def shard_count(nbytes: int, asked: int | None = None) -> int:
-    """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any."""
-    if asked is not None:
-        return asked
-    paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
-    return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))
-
-
 ANSWERS_WITHIN_S = 180.0
 SLOWEST_BYTES_PER_S = 10e6
+
 _PASSES = 2
 """A save is written; a step that is there already is read before it is replaced."""
-
-
-class SaveOverdue(CheckpointError):
-    """A save takes so long that its file system must hang."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"it is not durable after {seconds:.0f} s, so its file system hangs; "
-            "look at the disk or its server"
-        )
-
-
-@dataclass(slots=True)
-class SaveInFlight:
-    """A save from its beginning to its commit or failure."""
-
-    step: int
-    version: int
-    """That of the cursor: what was saved is here as long as no transaction follows."""
-    nbytes: int
-    mine: PendingSave
-    began: float
-    """When its copy was whole, in seconds that this process has witnessed."""
-    phase: SavePhase = SavePhase.WRITING
-    goes_through: bool = False
-    is_compared: bool = False
-    """Whether all workers were found to have the same state."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the save as far as this worker knows, None if there is none."""
-        return self.mine.failure or self._overdue()
-
-    @property
-    def bits(self) -> Bit:
-        """What this worker says of the save in a vote."""
-        # Read before the failure: once a save is done, its failure is final.
-        is_done = self.mine.is_done
-        if self.failure is not None:
-            return Bit.SETTLED
-        return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
-
-    def _overdue(self) -> SaveOverdue | None:
-        seconds = witnessed_s() - self.began
-        if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
-            return None
-        return SaveOverdue(seconds)
-
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
@@ -297,7 +231,7 @@ class Saver:
         self.saved_step, local = map(int, steps)
         self.local_step = None if local == _NOTHING_SAVED else local
 
-    def prepare(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
+    def prepare(self, state: Callable[[], Tensors]) -> None:
         """Take the memory for saves of this world ahead of the first one."""
         communicator = self._membership.communicator
         self._prepare(communicator.rank, communicator.size, state)
@@ -370,7 +304,7 @@ class Saver:
     def _launch(
         self, cursor: Cursor, state: Tensors, fields: Mapping[str, object], *, goes_through: bool
     ) -> SaveInFlight:
-        self.prepare(cursor, lambda: state)
+        self.prepare(lambda: state)
         communicator = self._membership.communicator
         request = SaveRequest(
             self._membership.world.generation,
@@ -426,8 +360,60 @@ class Saver:
         self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
 
 
+@dataclass(slots=True)
+class SaveInFlight:
+    """A save from its beginning to its commit or failure."""
+
+    step: int
+    version: int
+    """That of the cursor: what was saved is here as long as no transaction follows."""
+    nbytes: int
+    mine: PendingSave
+    began: float
+    """When its copy was whole, in seconds that this process has witnessed."""
+    phase: SavePhase = SavePhase.WRITING
+    goes_through: bool = False
+    is_compared: bool = False
+    """Whether all workers were found to have the same state."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the save as far as this worker knows, None if there is none."""
+        known, seconds = self.mine.failure, witnessed_s() - self.began
+        bound_s = ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S
+        if known is not None or seconds <= bound_s:
+            return known
+        return CheckpointError(
+            f"it is not durable after {seconds:.0f} s, so its file system hangs; "
+            "look at the disk or its server"
+        )
+
+    @property
+    def bits(self) -> Bit:
+        """What this worker says of the save in a vote."""
+        # Read before the failure: once a save is done, its failure is final.
+        is_done = self.mine.is_done
+        if self.failure is not None:
+            return Bit.SETTLED
+        return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
+
+
 def _reason_of(failure: BaseException) -> str:
     """Return what a user can read; an error that nobody has foreseen is named with its type."""
     if isinstance(failure, (CheckpointError, OSError)):
         return str(failure)
     return f"{type(failure).__name__}: {failure}".removesuffix(": ")
+
+
+def shard_count(nbytes: int, asked: int | None = None) -> int:
+    """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any.
+
+    They are written and synced at once, and more of them than a disk or a server serves at once
+    cost only more names.  A file is bounded, so that a damaged block costs a mend of a part, and no
+    file system meets a file that it cannot stripe.  The count follows from the size alone: all
+    workers come to the same, on any machine.
+    """
+    if asked is not None:
+        return asked
+    paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
+    return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))

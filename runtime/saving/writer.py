@@ -7,12 +7,11 @@ commits it, whether the workers still live or not.  So no save that was complete
 is lost, and no worker has to be asked.
 
 Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
-stays incomplete is answered when a later one begins, or another world.
+stays incomplete is answered when a later one begins, or another world.  What else there is to tell
+goes into the journal of the run, and to the agent (`WriterReport`).
 
 The images of the newest complete save are kept.  If the disk has lost that step or could not
 take it, it is mended from them, or a relaunched job reads them.
-
-The report of the host's writer: the journal of the run that it writes for, and the agent.
 """
 
 from __future__ import annotations
@@ -44,57 +43,25 @@ from holdfast.runtime.system.own_process import allow_many_files, die_with_paren
 _TOLD_EVERY_S = 1.0
 """A read says no more than that the disk answers, and there are thousands of them."""
 
-
-class WriterReport:
-    """Writes into the journal of the run that it works for; shows sentences through the agent."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._run: tuple[Path, str] | None = None
-        self._journal: Journal | None = None
-        self._moving = threading.Lock()
-        self._being_written = 0
-        self._told = -math.inf
-
-    def begin(self, run_dir: Path, run_id: str) -> None:
-        """Write into the journal of this run from now on."""
-        if (run_dir, run_id) == self._run:
-            return
-        self.close()
-        self._run = run_dir, run_id
-        path = RunDirectory(run_dir).journal_path
-        self._journal = Journal(path, run_id=run_id, source="snapshot writer", is_required=False)
-
-    def record(self, event: str, /, **fields: object) -> None:
-        """Write an event into the journal."""
-        if self._journal is not None:
-            self._journal.record(event, **fields)
-
-    def notify(self, text: str) -> None:
-        """Let the agent show one line to the user."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send({"kind": "notice", "text": text})
-
-    def disk_moved(self, change: int) -> None:
-        """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
-        with self._moving:
-            self._being_written += change
-            now = time.monotonic()
-            if not change and now - self._told < _TOLD_EVERY_S:
-                return
-            self._told = now
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.send({"kind": "progress", "bytes": self._being_written})
-
-    def close(self) -> None:
-        """Write what waits, and close the journal."""
-        if self._journal is not None:
-            self._journal.close()
-
-
 _NICE = 10
+
 _CARE_ENDS_WITHIN_S = 3.0
 """Less than the agent waits for the end of its writer."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the writer of the agent at the other end of the descriptor."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.writer")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument(
+        "--parent", type=int, required=True, help="the agent, which holds the lease"
+    )
+    options = parser.parse_args(argv)
+    name_process("holdfast-writer")
+    os.nice(_NICE)
+    allow_many_files()
+    die_with_parent(options.parent)
+    HostWriter(Channel.adopt(options.control_fd)).run()
 
 
 class HostWriter:
@@ -143,7 +110,9 @@ class HostWriter:
             self._forget_memory(key)
         key = message["launch"], message["layout"]
         self._forget_memory(key)
-        self._memories[key] = [(fd, _mapped(fd)) for fd in message.get(FDS, ())]
+        self._memories[key] = [
+            (fd, memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))) for fd in message.get(FDS, ())
+        ]
 
     def _forget_memory(self, key: tuple[int, str]) -> None:
         for fd, _ in self._memories.pop(key, ()):
@@ -180,7 +149,8 @@ class HostWriter:
 
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
-        cursor = _json_in(message)
+        fds = message.get(FDS)
+        cursor = json.loads(_contents(fds[0])) if fds else None
         answer = message.get("answered")
         if answer is not None:
             self._take_again(ticket, message, cursor)
@@ -351,16 +321,6 @@ class HostWriter:
             return  # the agent is gone, so no process waits for the answer
 
 
-def _mapped(fd: int) -> memoryview:
-    return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
-
-
-def _json_in(message: Message) -> Mapping[str, Any] | None:
-    """Return the object in the memory that came with a message, None if there came none."""
-    fds = message.get(FDS)
-    return json.loads(_contents(fds[0])) if fds else None
-
-
 def _contents(fd: int) -> bytes:
     """Read all of a descriptor's memory, and close it."""
     try:
@@ -369,19 +329,51 @@ def _contents(fd: int) -> bytes:
         os.close(fd)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the writer of the agent at the other end of the descriptor."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.writer")
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument(
-        "--parent", type=int, required=True, help="the agent, which holds the lease"
-    )
-    options = parser.parse_args(argv)
-    name_process("holdfast-writer")
-    os.nice(_NICE)
-    allow_many_files()
-    die_with_parent(options.parent)
-    HostWriter(Channel.adopt(options.control_fd)).run()
+class WriterReport:
+    """Writes into the journal of the run that it works for; shows sentences through the agent."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._run: tuple[Path, str] | None = None
+        self._journal: Journal | None = None
+        self._moving = threading.Lock()
+        self._being_written = 0
+        self._told = -math.inf
+
+    def begin(self, run_dir: Path, run_id: str) -> None:
+        """Write into the journal of this run from now on."""
+        if (run_dir, run_id) == self._run:
+            return
+        self.close()
+        self._run = run_dir, run_id
+        path = RunDirectory(run_dir).journal_path
+        self._journal = Journal(path, run_id=run_id, source="snapshot writer", is_required=False)
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the journal."""
+        if self._journal is not None:
+            self._journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Let the agent show one line to the user."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send({"kind": "notice", "text": text})
+
+    def disk_moved(self, change: int) -> None:
+        """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
+        with self._moving:
+            self._being_written += change
+            now = time.monotonic()
+            if not change and now - self._told < _TOLD_EVERY_S:
+                return
+            self._told = now
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.send({"kind": "progress", "bytes": self._being_written})
+
+    def close(self) -> None:
+        """Write what waits, and close the journal."""
+        if self._journal is not None:
+            self._journal.close()
 
 
 if __name__ == "__main__":

@@ -1,23 +1,17 @@
 """The agent's handle on the host's writer, the process that commits its workers' saves.
 
 Invariant: every save whose parts have all been copied is answered exactly once.  If the
-writer has died or makes no progress, the answer comes from here.  A lost writer is replaced
-when the next part comes.  The new one is told the memory, the plan, and the parts of a save
-that is not complete yet.  When all workers have died, it is told the complete saves as well.
+writer has died or makes no progress, the answer comes from here.
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end.  Every wait for an answer has a bound.  It begins
 anew with each read and each durable file of the writer.  It grows only with the files in
 hand: a sync of a large file takes long, and tells nothing before its end.
 
-What a user is told of saves that fail, one after the other, for the same reason.
-
-What the host's writer has been told, so that a new one can be told it again.
-
-The memory belongs to the agent, so saves in it outlive the writer.  A new writer learns the
-memory, the plan, and the parts of a save that more parts will follow.  It learns complete
-saves only when all workers are dead: a save at which one writer has died may be the death
-of the next one, too.
+A lost writer is replaced when the next part comes.  The memory belongs to the agent, so saves in it
+outlive the writer, and `ToldWriter` knows what to tell the new one: the memory, the plan, and the
+parts of a save that more parts will follow.  It learns complete saves only when all workers are
+dead: a save at which one writer has died may be the death of the next one, too.
 """
 
 from __future__ import annotations
@@ -39,201 +33,30 @@ from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
 _NUMBER = re.compile(r"[0-9]+")
 
-
-class FailedSaves:
-    """The failures since the last save that succeeded; a reason is told in full once.
-
-    A failure of the run directory lasts until that takes a save: the local directory may take
-    all others meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._reason = ""
-        self._is_of_run = False
-
-    def sentence(self, step: int, reason: str, *, is_of_run: bool) -> str:
-        """Return the line of a save that has failed; ``is_of_run``: in the run directory."""
-        self._is_of_run |= is_of_run
-        # Paths in it name step and attempt.
-        kind = _NUMBER.sub("0", reason)
-        is_known, self._reason = kind == self._reason, kind
-        if is_known:
-            return f"the checkpoint of step {step} failed for the same reason"
-        return f"the checkpoint of step {step} failed: {reason}"
-
-    def succeeded(self, step: int, *, is_in_run: bool) -> str | None:
-        """Take note of a save that succeeded; return the line if it ends failures."""
-        if self._is_of_run and not is_in_run:
-            return None
-        had_failed, self._reason, self._is_of_run = bool(self._reason), "", False
-        return f"checkpoints are saved again, from step {step} on" if had_failed else None
-
-
-_Age = tuple[int, int]
-
-
-@dataclass(slots=True)
-class ToldSave:
-    """The parts of one save that have been copied."""
-
-    age: _Age
-    messages: list[Message] = field(default_factory=list)
-    is_lost: bool = False
-    """Whether no writer that lives was told it."""
-    is_durable: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all workers have copied their parts."""
-        parts: int = self.messages[0]["parts"]
-        return len({message["part"] for message in self.messages}) == parts
-
-    def repeat(self, channel: Channel, **fields: object) -> None:
-        """Tell a new writer all parts."""
-        self.is_lost = False
-        for message in self.messages:
-            told, fds = split(message)
-            channel.post({**told, **fields}, fds)
-
-
-class ToldWriter:
-    """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
-
-    def __init__(self) -> None:
-        self._memory: tuple[Message, tuple[int, ...]] | None = None
-        self._plan: Message | None = None
-        self._saves: dict[int, ToldSave] = {}
-        self._unused: list[int] = []
-
-    @property
-    def has_lost_saves(self) -> bool:
-        """Whether there are complete saves that only lost writers were told."""
-        return any(save.is_lost and save.is_complete for save in self._saves.values())
-
-    def memory(self, message: Message, fds: Sequence[int]) -> None:
-        """Keep the newest memory; its descriptors belong to its owner.  Older saves are gone."""
-        self._memory = message, tuple(fds)
-        self._forget_saves()
-
-    def plan(self, message: Message) -> None:
-        """Keep the newest plan, and own its descriptor."""
-        self._forget_plan()
-        self._plan = message
-
-    def part(self, message: Message) -> ToldSave | None:
-        """Keep a part and own its descriptor; return its save, None if that has no use any more.
-
-        A save has no use once a later one has begun, or another memory was given out.
-        """
-        age = _age(message)
-        newest = max((save.age for save in self._saves.values()), default=age)
-        if age < newest or not self._is_of_memory(message):
-            self._forget(message)
-            return None
-        save = self._saves.get(message["buffer"])
-        if save is None or save.age != age:
-            if save is not None:
-                self._forget_save(save)
-            save = self._saves[message["buffer"]] = ToldSave(age)
-        save.messages.append(message)
-        return save
-
-    def saved(self, answer: Message) -> None:
-        """Take note that a save is durable; older ones have no use any more."""
-        for buffer, save in list(self._saves.items()):
-            attempt = save.messages[0]["attempt"]
-            if save.messages[0]["launch"] != answer["launch"] or attempt > answer["attempt"]:
-                continue
-            save.is_durable = attempt == answer["attempt"]
-            if not save.is_durable:
-                self._forget_save(self._saves.pop(buffer))
-
-    def lost(self) -> None:
-        """Take note that the writer that was told all this is gone."""
-        for save in self._saves.values():
-            save.is_lost = True
-
-    def repeat(self, channel: Channel) -> None:
-        """Tell a new writer the memory, the plan, and the newest save if parts of it lack."""
-        if self._memory is not None:
-            channel.post(*self._memory)
-        if self._plan is not None:
-            channel.post(*split(self._plan))
-        newest = max(self._saves.values(), key=lambda save: save.age, default=None)
-        if newest is not None and not newest.is_complete:
-            newest.repeat(channel)
-
-    def repeat_saves(self, channel: Channel) -> None:
-        """Tell a new writer the complete saves that only lost ones were told, the oldest first.
-
-        All of them were answered.
-        """
-        for save in sorted(self._saves.values(), key=lambda save: save.age):
-            if save.is_lost and save.is_complete:
-                answer = "saved" if save.is_durable else "unsaved"
-                save.repeat(channel, answered=answer)
-
-    def close_unused(self, channel: Channel | None) -> None:
-        """Close descriptors that no message needs; they must stay open until one has left."""
-        if channel is None or not channel.wants_write:
-            while self._unused:
-                os.close(self._unused.pop())
-
-    def close(self) -> None:
-        """Close the descriptors that it owns; nothing waits to leave any more."""
-        self._forget_saves()
-        self._forget_plan()
-        self.close_unused(None)
-
-    def _is_of_memory(self, message: Message) -> bool:
-        if self._memory is None:
-            return False
-        names = "launch", "layout"
-        return all(self._memory[0][name] == message[name] for name in names)
-
-    def _forget_plan(self) -> None:
-        if self._plan is not None:
-            self._forget(self._plan)
-        self._plan = None
-
-    def _forget_saves(self) -> None:
-        for save in self._saves.values():
-            self._forget_save(save)
-        self._saves.clear()
-
-    def _forget_save(self, save: ToldSave) -> None:
-        for message in save.messages:
-            self._forget(message)
-
-    def _forget(self, message: Message) -> None:
-        self._unused.extend(message.get(FDS, ()))
-
-
-def split(message: Message) -> tuple[Message, tuple[int, ...]]:
-    """Return a received message as it is sent: without its descriptors, and these."""
-    fields = {name: value for name, value in message.items() if name != FDS}
-    return fields, tuple(message.get(FDS, ()))
-
-
-def _age(message: Message) -> _Age:
-    return message["generation"], message["attempt"]
-
+_Age: TypeAlias = tuple[int, int]
+"""Generation and attempt."""
 
 ANSWERED_WITHIN_S = 60.0
+
 SLOWEST_BYTES_PER_S = 10e6
 """A disk that is slower than this counts as hanging."""
+
 KILLED_SETTLES_WITHIN_S = 5.0
 """The bound after the workers were killed on request, whose sender does not want to wait.  It
 begins anew with each answer, too."""
+
 _ENDED_WITHIN_S = 5.0
+
 _KILLED_WITHIN_S = 5.0
 """How long a killed writer is waited for: on a busy host its end takes a moment."""
 
-_Key = tuple[int, int]
+_Key: TypeAlias = tuple[int, int]
+"""Launch and attempt."""
+
 _ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
+
 QUESTIONS = frozenset({"keeps", "mend", "open"})
 """The questions of a worker: which step has a kept image, mend it from that, and map it."""
-
 
 Then: TypeAlias = Callable[[Message], None]
 
@@ -302,7 +125,7 @@ class WriterLink:
         """
         self._channel_or_reason()
         self._told.plan(message)
-        self._post_if_connected(*split(message))
+        self._post_if_connected(*_split(message))
 
     def copied(self, message: Message) -> None:
         """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
@@ -321,7 +144,7 @@ class WriterLink:
             if save is not None and save.is_complete:
                 self._answer(_unsaved(message, reason))
         elif save is not None:
-            channel.post(*split(message))
+            channel.post(*_split(message))
         self._told.close_unused(channel)
 
     def settle(self, then: Then, *, is_urgent: bool = False) -> None:
@@ -400,7 +223,7 @@ class WriterLink:
                 raise
             finally:
                 theirs.close()
-            self._reactor.watch_channel(ours, self._on_message, self._on_death)
+            self._reactor.watch_channel(ours, self._on_message, lambda: self._give_up("has died"))
             self._channel = ours
             self._told.repeat(ours)
         return self._channel
@@ -431,9 +254,6 @@ class WriterLink:
             then(message)
         else:
             self._answer(message)
-
-    def _on_death(self) -> None:
-        self._give_up("has died")
 
     def _give_up(self, why: str) -> None:
         """Kill the writer without waiting for its end, and answer its snapshots and questions."""
@@ -486,3 +306,175 @@ def _unsaved(save: Message, reason: str) -> Message:
 
 def _no_answer(kind: str, reason: str) -> Message:
     return {"kind": kind, "step": None, "result": None, "reason": reason}
+
+
+class ToldWriter:
+    """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
+
+    def __init__(self) -> None:
+        self._memory: tuple[Message, tuple[int, ...]] | None = None
+        self._plan: Message | None = None
+        self._saves: dict[int, _ToldSave] = {}
+        self._unused: list[int] = []
+
+    @property
+    def has_lost_saves(self) -> bool:
+        """Whether there are complete saves that only lost writers were told."""
+        return any(save.is_lost and save.is_complete for save in self._saves.values())
+
+    def memory(self, message: Message, fds: Sequence[int]) -> None:
+        """Keep the newest memory; its descriptors belong to its owner.  Older saves are gone."""
+        self._memory = message, tuple(fds)
+        self._forget_saves()
+
+    def plan(self, message: Message) -> None:
+        """Keep the newest plan, and own its descriptor."""
+        self._forget_plan()
+        self._plan = message
+
+    def part(self, message: Message) -> _ToldSave | None:
+        """Keep a part and own its descriptor; return its save, None if that has no use any more.
+
+        A save has no use once a later one has begun, or another memory was given out.
+        """
+        age: _Age = message["generation"], message["attempt"]
+        newest = max((save.age for save in self._saves.values()), default=age)
+        if age < newest or not self._is_of_memory(message):
+            self._forget(message)
+            return None
+        save = self._saves.get(message["buffer"])
+        if save is None or save.age != age:
+            if save is not None:
+                self._forget_save(save)
+            save = self._saves[message["buffer"]] = _ToldSave(age)
+        save.messages.append(message)
+        return save
+
+    def saved(self, answer: Message) -> None:
+        """Take note that a save is durable; older ones have no use any more."""
+        for buffer, save in list(self._saves.items()):
+            attempt = save.messages[0]["attempt"]
+            if save.messages[0]["launch"] != answer["launch"] or attempt > answer["attempt"]:
+                continue
+            save.is_durable = attempt == answer["attempt"]
+            if not save.is_durable:
+                self._forget_save(self._saves.pop(buffer))
+
+    def lost(self) -> None:
+        """Take note that the writer that was told all this is gone."""
+        for save in self._saves.values():
+            save.is_lost = True
+
+    def repeat(self, channel: Channel) -> None:
+        """Tell a new writer the memory, the plan, and the newest save if parts of it lack."""
+        if self._memory is not None:
+            channel.post(*self._memory)
+        if self._plan is not None:
+            channel.post(*_split(self._plan))
+        newest = max(self._saves.values(), key=lambda save: save.age, default=None)
+        if newest is not None and not newest.is_complete:
+            newest.repeat(channel)
+
+    def repeat_saves(self, channel: Channel) -> None:
+        """Tell a new writer the complete saves that only lost ones were told, the oldest first.
+
+        All of them were answered.
+        """
+        for save in sorted(self._saves.values(), key=lambda save: save.age):
+            if save.is_lost and save.is_complete:
+                answer = "saved" if save.is_durable else "unsaved"
+                save.repeat(channel, answered=answer)
+
+    def close_unused(self, channel: Channel | None) -> None:
+        """Close descriptors that no message needs; they must stay open until one has left."""
+        if channel is None or not channel.wants_write:
+            while self._unused:
+                os.close(self._unused.pop())
+
+    def close(self) -> None:
+        """Close the descriptors that it owns; nothing waits to leave any more."""
+        self._forget_saves()
+        self._forget_plan()
+        self.close_unused(None)
+
+    def _is_of_memory(self, message: Message) -> bool:
+        if self._memory is None:
+            return False
+        names = "launch", "layout"
+        return all(self._memory[0][name] == message[name] for name in names)
+
+    def _forget_plan(self) -> None:
+        if self._plan is not None:
+            self._forget(self._plan)
+        self._plan = None
+
+    def _forget_saves(self) -> None:
+        for save in self._saves.values():
+            self._forget_save(save)
+        self._saves.clear()
+
+    def _forget_save(self, save: _ToldSave) -> None:
+        for message in save.messages:
+            self._forget(message)
+
+    def _forget(self, message: Message) -> None:
+        self._unused.extend(message.get(FDS, ()))
+
+
+@dataclass(slots=True)
+class _ToldSave:
+    """The parts of one save that have been copied."""
+
+    age: _Age
+    messages: list[Message] = field(default_factory=list)
+    is_lost: bool = False
+    """Whether no writer that lives was told it."""
+    is_durable: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all workers have copied their parts."""
+        parts: int = self.messages[0]["parts"]
+        return len({message["part"] for message in self.messages}) == parts
+
+    def repeat(self, channel: Channel, **fields: object) -> None:
+        """Tell a new writer all parts."""
+        self.is_lost = False
+        for message in self.messages:
+            told, fds = _split(message)
+            channel.post({**told, **fields}, fds)
+
+
+def _split(message: Message) -> tuple[Message, tuple[int, ...]]:
+    """Return a received message as it is sent: without its descriptors, and these."""
+    fields = {name: value for name, value in message.items() if name != FDS}
+    return fields, tuple(message.get(FDS, ()))
+
+
+class FailedSaves:
+    """The failures since the last save that succeeded; a reason is told in full once.
+
+    A failure of the run directory lasts until that takes a save: the local directory may take
+    all others meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._is_of_run = False
+
+    def sentence(self, step: int, reason: str, *, is_of_run: bool) -> str:
+        """Return the line of a save that has failed; ``is_of_run``: in the run directory."""
+        self._is_of_run |= is_of_run
+        # Paths in it name step and attempt.
+        kind = _NUMBER.sub("0", reason)
+        is_known, self._reason = kind == self._reason, kind
+        if is_known:
+            return f"the checkpoint of step {step} failed for the same reason"
+        return f"the checkpoint of step {step} failed: {reason}"
+
+    def succeeded(self, step: int, *, is_in_run: bool) -> str | None:
+        """Take note of a save that succeeded; return the line if it ends failures."""
+        if self._is_of_run and not is_in_run:
+            return None
+        had_failed, self._reason, self._is_of_run = bool(self._reason), "", False
+        return f"checkpoints are saved again, from step {step} on" if had_failed else None

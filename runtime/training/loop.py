@@ -395,7 +395,7 @@ class TrainingLoop:
         if self._membership.is_first:
             self._teller.committed(now, cursor, self._clock.next_at)
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
-        self._saver.prepare(cursor, lambda: self._state.tensors(cursor))
+        self._saver.prepare(lambda: self._state.tensors(cursor))
         self._saver.want(agreed)
         if self._saver.is_due(cursor):
             self._begin_save()

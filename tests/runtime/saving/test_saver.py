@@ -1,4 +1,4 @@
-"""What a worker says in a vote about the checkpoint in flight."""
+"""What a worker says in a vote about the checkpoint in flight, and how many shards it has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configs import without_faults, worker_config
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothing
 
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import Tensors
@@ -25,16 +28,24 @@ from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import own_way
 from holdfast.runtime.saving import saver as saver_module
-from holdfast.runtime.saving.own_way import OwnWay
+from holdfast.runtime.saving.own_way import OwnWay, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
-from holdfast.runtime.saving.saver import MAX_FAILURES, Saver
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.saving.saver import (
+    LARGEST_FILE_BYTES,
+    MAX_FAILURES,
+    MOST_THREADS,
+    WORTH_A_FILE_BYTES,
+    Saver,
+    shard_count,
+)
+from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords
 
 ME = WorkerId(0)
 BOUND_S = 60.0
+MIB = 2**20
 
 
 class FailingSave:
@@ -313,7 +324,7 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
     state = {"a": np.zeros(3)}
     with monkeypatch.context() as patch:
         patch.setattr(own_way, "Committer", refuse)
-        saver.prepare(Cursor.start(1), lambda: state)
+        saver.prepare(lambda: state)
         saver.begin(Cursor.start(1), lambda: state)
         assert saver.bits() == Bit.SETTLED
         saver.hear(_agreed(saver.bits()))
@@ -323,3 +334,71 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
     saver.wait(BOUND_S)
 
     assert saver.bits() == Bit.SETTLED | Bit.INTACT
+
+
+def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> None:
+    """Let the agent ask these ranks once, while they copy the state of the first save."""
+    begin = OwnWay.begin
+    waiting = set(asked)
+
+    def asking_begin(way: OwnWay, request: SaveRequest, state: Tensors) -> PendingSave:
+        if request.part in waiting:
+            waiting.remove(request.part)
+            way._context.page.ask(RequestFlag.SAVE)
+        return begin(way, request, state)
+
+    patch.setattr(OwnWay, "begin", asking_begin)
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize(("workers", "asked"), [(1, (0,)), (3, (2,)), (3, (0, 1, 2))])
+def test_request_that_comes_during_the_copy_leads_to_another_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, asked: tuple[int, ...]
+) -> None:
+    """The save in hand was begun before it, so it is no answer."""
+    wait_for_nothing(monkeypatch)
+    monkeypatch.setattr(LazyExecutor, "patience", (0,))
+    ask_within_first_copy(monkeypatch, asked)
+    job = SimulatedJob(tmp_path / "run", Numerics.here(threads=1))
+
+    endings = job.launch(
+        Launch(workers, workers, 4, asks=RequestFlag.SAVE, asks_at_step=1, save_every=100)
+    )
+
+    assert len(set(endings)) == 1, "all workers have taken part in the same saves"
+    first, second, last = (record["step"] for record in job.journal("checkpoint"))
+    assert first < second < last == STEPS, "one for each request, and the last one"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, 1),
+        (1, 1),
+        (64 * MIB, 1),
+        (64 * MIB + 1, 2),
+        (256 * MIB, 4),
+        (16 * 1024 * MIB, 4),
+        (16 * 1024 * MIB + 1, 5),
+        (100 * 1024 * MIB, 25),
+    ],
+)
+def test_larger_state_has_more_shards(nbytes: int, expected: int) -> None:
+    assert shard_count(nbytes) == expected
+
+
+@given(st.integers(0, 2**45))
+def test_file_is_worth_its_name_and_never_too_large(nbytes: int) -> None:
+    count = shard_count(nbytes)
+
+    assert count >= 1
+    assert nbytes / count <= LARGEST_FILE_BYTES
+    if count > 1:
+        assert nbytes / count > WORTH_A_FILE_BYTES / 2
+    if count > MOST_THREADS:
+        assert nbytes / (count - 1) > LARGEST_FILE_BYTES
+
+
+@given(st.integers(0, 2**45), st.integers(1, 1000))
+def test_user_has_the_last_word(nbytes: int, asked: int) -> None:
+    assert shard_count(nbytes, asked) == asked

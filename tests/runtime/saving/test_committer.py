@@ -1,8 +1,9 @@
-"""A commit is durable or has left nothing, and its acknowledgement waits for nothing else."""
+"""A commit is durable or has left nothing; a full disk gets room, and a slow one is told of."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import errno
 import functools
 import os
@@ -21,23 +22,30 @@ from host_writer import RunningWriter
 from holdfast.checkpoint import disk as disk_module
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.scrub import Scrubber
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving import committer as committer_module
 from holdfast.runtime.saving import writer as writer_module
-from holdfast.runtime.saving.checkpoint_care import Places, StepsInHand
+from holdfast.runtime.saving.checkpoint_care import CheckpointCare, Places, StepsInHand
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave
+from holdfast.runtime.saving.local_level import LocalTerms
 from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.writer import WriterReport
+from holdfast.runtime.system.channel import pair
 
 BOUND_S = 60.0
 OLD, NEW = 10, 20
 OLD_NAME, NEW_NAME = "step-000000000010", "step-000000000020"
 Way = Callable[[Committer, Workers, int], int]
+ROOM_BYTES = 150_000
+"""For three steps."""
 
 
 def from_memory(committer: Committer, workers: Workers, attempt: int) -> int:
@@ -267,13 +275,6 @@ class Hanging:
         patch.setattr(owner, name, call)
 
 
-@pytest.fixture
-def writer() -> Iterator[RunningWriter]:
-    writer = RunningWriter()
-    yield writer
-    writer.close()
-
-
 def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,3 +392,277 @@ def test_step_whose_files_are_gone_is_written_again(
     committer.commit(again)
 
     CheckpointStore(tmp_path / "run").scan(STEP).verify()
+
+
+class FullDisk:
+    """A disk that takes nothing as long as it holds more than ``most`` steps."""
+
+    def __init__(self, run_dir: Path, most: int, patch: pytest.MonkeyPatch) -> None:
+        self._store = run_dir / "checkpoints"
+        self._most = most
+        plain = LocalFileSystem.allocate
+
+        def allocate(files: LocalFileSystem, handle: int, size_bytes: int) -> None:
+            if len(list(self._store.glob("step-*"))) > self._most:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            plain(files, handle, size_bytes)
+
+        patch.setattr(LocalFileSystem, "allocate", allocate)
+
+
+def filled(workers: Workers, steps: int, told: Told) -> Committer:
+    """Commit so many steps, none of which has to go by the rule of retention."""
+    committer = Committer(workers.plan, told)
+    for number in range(1, steps + 1):
+        committer.commit(workers.held(number))
+    return committer
+
+
+def test_oldest_steps_make_room_for_a_new_one(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    committer = filled(workers, 5, told)
+    FullDisk(tmp_path, most=4, patch=monkeypatch)
+
+    committer.commit(workers.held(6))
+
+    committer.close(BOUND_S)
+    store = CheckpointStore(tmp_path)
+    assert store.steps()[0] == 6
+    assert set(store.steps()) == {2, 3, 4, 5, 6}, "no more than needed goes"
+    assert all(verify_step(store, step).is_valid for step in store.steps())
+    assert any("the disk is full" in str(record["reason"]) for record in told.of("prune_failed"))
+
+
+def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committer = filled(workers, 5, Told())
+    FullDisk(tmp_path, most=1, patch=monkeypatch)
+
+    with pytest.raises(StorageFailed, match="No space left"):
+        committer.commit(workers.held(6))
+
+    committer.close(BOUND_S)
+    store = CheckpointStore(tmp_path)
+    assert store.steps()[:2] == (5, 4)
+    assert all(verify_step(store, step).is_valid for step in (5, 4))
+    assert [name for name in store.names() if name.startswith(".tmp")] == []
+
+
+def limit_room(run: Path, patch: pytest.MonkeyPatch) -> None:
+    allocate = LocalFileSystem.allocate
+
+    def limited(files: LocalFileSystem, handle: int, size: int) -> None:
+        used = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+        is_there = os.readlink(f"/proc/self/fd/{handle}").startswith(str(run))
+        if is_there and used + size > ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(files, handle, size)
+
+    patch.setattr(LocalFileSystem, "allocate", limited)
+
+
+def test_steps_of_the_local_directory_find_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    run.mkdir()
+    record = RunRecord(RUN, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+    RunDirectory(run).create_record(record)
+    limit_room(run, monkeypatch)
+    plan = plan_of(run, local=LocalTerms(local, every_saves=1000))
+    workers, committer = Workers(plan), Committer(plan, Told())
+
+    for attempt in range(1, 7):
+        save = workers.held(10 * attempt, attempt)
+        save.ticket = dataclasses.replace(save.ticket, goes_through=True)
+        committer.commit(save)
+
+    committer.close(60.0)
+    store = CheckpointStore(run)
+    assert store.steps()[0] == 60
+    for step in store.steps():
+        store.scan(step).verify()
+    assert len(CheckpointStore(local).steps()) <= 3
+    workers.close()
+
+
+@pytest.fixture
+def with_local(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
+    """Return workers of a job with a local directory."""
+    (tmp_path / "run").mkdir()
+    terms = LocalTerms(tmp_path / "local", every_saves=1000)
+    workers = Workers(plan_of(tmp_path / "run", local=terms))
+    writer.use(workers)
+    yield workers
+    workers.close()
+
+
+def refuse(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let a directory take no new file."""
+    plain = LocalFileSystem.create_exclusive
+
+    def create_exclusive(files: LocalFileSystem, path: Path) -> int:
+        if path.is_relative_to(directory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(files, path)
+
+    patch.setattr(LocalFileSystem, "create_exclusive", create_exclusive)
+
+
+def test_answer_tells_which_directory_has_a_save_or_has_failed(
+    tmp_path: Path, with_local: Workers, writer: RunningWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    with monkeypatch.context() as full:
+        refuse(run, full)
+        assert writer.save(with_local, 10, 1)["place"] == "local directory"
+        assert writer.save(with_local, 20, 2, goes_through=True)["is_of_run"]
+        refuse(local, full)
+        assert writer.save(with_local, 30, 3)["is_of_run"], "it had to take what that refused"
+    with monkeypatch.context() as full:
+        refuse(local, full)
+        assert "place" not in writer.save(with_local, 40, 4)
+    assert "place" not in writer.save(with_local, 50, 5, goes_through=True)
+
+    assert (saved_steps(run), saved_steps(local)) == ((50, 40), (10,))
+
+
+def test_save_that_is_damaged_in_memory_is_no_failure_of_the_run_directory(
+    with_local: Workers, writer: RunningWriter
+) -> None:
+    copied = with_local.copy_all(with_local.ticket(10, 1))
+    with_local.flip_a_bit(1)
+    writer.tell(*copied)
+
+    answer = writer.answer()
+
+    assert (answer["kind"], answer["is_of_run"]) == ("unsaved", False)
+
+
+def test_room_is_made_beside_a_step_in_hand_and_before_another_one_begins() -> None:
+    """What is staged would go for a leftover else."""
+    in_hand, seen = StepsInHand(), list[str]()
+    begun = threading.Event()
+
+    def put() -> None:
+        begun.set()
+        with in_hand.putting(StagingName(20, 7, 1)):
+            seen.append("put")
+
+    with in_hand.putting(StagingName(10, 7, 1)), in_hand.making_room() as others:
+        thread = threading.Thread(target=put)
+        thread.start()
+        assert begun.wait(BOUND_S)
+        seen.append("room")
+    thread.join(BOUND_S)
+
+    assert others == (StagingName(10, 7, 1),)
+    assert seen == ["room", "put"]
+
+
+def test_one_step_is_put_by_one_thread_at_a_time_and_another_one_waits_for_nobody() -> None:
+    in_hand, seen = StepsInHand(), list[int]()
+    begun = threading.Event()
+
+    def put_again() -> None:
+        begun.set()
+        with in_hand.putting(StagingName(10, 7, 2)):
+            seen.append(2)
+
+    with in_hand.putting(StagingName(10, 7, 1)):
+        thread = threading.Thread(target=put_again)
+        thread.start()
+        assert begun.wait(BOUND_S)
+        with in_hand.putting(StagingName(20, 7, 1)):
+            seen.append(1)
+    thread.join(BOUND_S)
+
+    assert seen == [1, 2]
+
+
+def test_room_for_a_drain_spares_what_a_save_has_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    plan = plan_of(tmp_path / "run", local=LocalTerms(tmp_path / "local", every_saves=1000))
+    committer = Committer(plan, Told())
+    care, name = committer._care, StagingName(30, LAUNCH, 3)
+    staging = committer.store.staging(*(name.step, name.generation, name.attempt))
+    leftover = committer.store.staging(20, LAUNCH, 1)
+
+    with care.in_hand.putting(name):
+        assert staging.open()
+        assert leftover.open()
+        care.make_room(1, StagingName(10, LAUNCH, 1))
+
+    assert staging.path.exists()
+    assert not leftover.path.exists()
+    committer.close(BOUND_S)
+
+
+def written(told: Told) -> int:
+    """Return the bytes of all files that were begun."""
+    steps = zip(told.being_written, told.being_written[1:], strict=False)
+    return sum(max(0, after - before) for before, after in steps)
+
+
+def test_last_save_tells_of_its_work_in_the_run_directory(tmp_path: Path) -> None:
+    """A run directory that is slow and takes the step is no disk that hangs."""
+    local = LocalTerms(tmp_path / "local", every_saves=100)
+    workers, told = Workers(plan_of(tmp_path / "run", local=local)), Told()
+    (tmp_path / "run").mkdir()
+    committer = Committer(workers.plan, told)
+    nbytes = committer.commit(workers.held(30, 1))
+    assert nbytes <= written(told) < 2 * nbytes
+
+    save = workers.held(40, 2)
+    committer.commit(
+        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, goes_through=True))
+    )
+
+    committer.close(BOUND_S)
+    workers.close()
+    assert CheckpointStore(tmp_path / "run").steps() == (40,)
+    assert written(told) >= 2 * nbytes
+
+
+def test_many_reads_are_told_once_a_second_and_each_file_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = pair()
+    now = [100.0]
+    monkeypatch.setattr(writer_module.time, "monotonic", lambda: now[0])
+    report = WriterReport(theirs)
+
+    for change in (0, 0, 7, 0, 9, -7, 0):
+        report.disk_moved(change)
+    now[0] += 1.0
+    report.disk_moved(0)
+    report.disk_moved(0)
+    theirs.send({"kind": "end"})
+
+    found = []
+    while (message := ours.receive()) is not None and message["kind"] == "progress":
+        found.append(message["bytes"])
+    ours.close()
+    theirs.close()
+    assert found == [0, 7, 16, 9, 9]
+
+
+def test_room_that_is_made_tells_of_its_reads(tmp_path: Path) -> None:
+    """Nothing goes before a newer step was read back, at a bounded rate."""
+    workers, told = Workers(plan_of(tmp_path)), Told()
+    committer = Committer(workers.plan, Told())
+    for number in range(1, 6):
+        nbytes = committer.commit(workers.held(number))
+    committer.close(BOUND_S)
+    care = CheckpointCare(workers.plan, told)
+
+    care.make_room(nbytes, StagingName(6, 7, 1))
+
+    care.close(BOUND_S)
+    workers.close()
+    assert len(told.being_written) > 5

@@ -1,4 +1,4 @@
-"""What the tests of the committer share."""
+"""What the tests of saves share: the agent's side, the writer's, and disks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from host_saves import Workers, plan_of
 from host_writer import Disk, RunningWriter
+from local_saves import Saves
+from process_agent import AgentOfProcess
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.signature import KeyFile
@@ -72,3 +74,17 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(LocalFileSystem, "create_exclusive", create)
     return found
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[Saves]:
+    found = Saves(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentOfProcess]:
+    agent = AgentOfProcess(tmp_path)
+    yield agent
+    agent.close()

@@ -1,0 +1,326 @@
+"""Old steps are pruned, and now and then read again, beside the saves that go on."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from committing_report import Told
+from host_saves import LAUNCH, Workers, plan_of
+
+from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.known_steps import read_back
+from holdfast.checkpoint.names import StagingName, removed_name
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Pruner, Retention
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.saving import checkpoint_care
+from holdfast.runtime.saving.checkpoint_care import CheckpointCare, Places
+from holdfast.runtime.saving.committer import Committer
+
+BOUND_S = 60.0
+IN_RUN = Places(is_local=False, is_run=True)
+
+
+class CaringCommitter:
+    """A process that commits, with its care of old steps, under a clock that the test moves."""
+
+    def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch, **terms: Any) -> None:
+        run_dir.mkdir(exist_ok=True)
+        self.now = 1000.0
+        room = "holdfast.runtime.saving.checkpoint_care"
+        patch.setattr(f"{room}.time.monotonic", lambda: self.now)
+        # A priority that was lowered stays so; the reader's is that of a thread of its own.
+        self.priorities: list[int] = []
+        patch.setattr(
+            f"{room}.os.setpriority",
+            lambda which, who, priority: self.priorities.append(priority),
+        )
+        self.store = CheckpointStore(run_dir)
+        self.told = Told()
+        usual: dict[str, Any] = {
+            "retention": Retention(2),
+            "generation": 7,
+            "scrub_every_s": 3600.0,
+        }
+        self.care = CheckpointCare(plan_of(run_dir, **(usual | terms)), self.told)
+        self.idle()
+
+    def commit(self, step: int) -> None:
+        save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
+        self.care.committed(step, IN_RUN)
+        self.idle()
+
+    def idle(self) -> None:
+        """Wait until everything that was asked for is done."""
+        self.care._thread.submit(lambda: None).result()
+
+    def scrub(self) -> None:
+        """Wait for the reader, and for what follows from its reading."""
+        reader: Any = self.care._reader
+        reader.join()
+        self.idle()
+
+
+@pytest.fixture
+def caring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaringCommitter:
+    return CaringCommitter(tmp_path / "run", monkeypatch)
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+def test_commit_prunes(caring: CaringCommitter) -> None:
+    for step in (10, 20, 30):
+        caring.commit(step)
+
+    assert caring.store.steps() == (30, 20)
+    assert caring.told.of("prune_failed") == []
+
+
+def test_space_that_cannot_be_kept_to_is_said_to_the_user_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = CaringCommitter(tmp_path / "run", monkeypatch, keep_space="100B")
+    for step in (10, 20, 30):
+        bounded.commit(step)
+
+    (sentence,) = bounded.told.sentences
+    assert re.search(r"take \d+ bytes more than --keep-space allows; give them more", sentence)
+
+
+def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> None:
+    caring.commit(10)
+    caring.commit(20)
+    damage(caring.store, 20)
+    save(caring.store, {"a": np.full(1000, 30)}, header=Header("run", 1, 30))
+    damage(caring.store, 30)
+    caring.care.committed(30, IN_RUN)
+    caring.idle()
+
+    assert caring.store.steps() == (30, 20, 10)
+    reasons = [record["reason"] for record in caring.told.of("prune_failed")]
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "step 30 does not verify, so it replaces no older step",
+    ]
+
+
+def test_step_that_a_restore_has_rejected_replaces_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caring = CaringCommitter(tmp_path / "run", monkeypatch, unsound=frozenset({20}))
+    for step in (10, 20, 30):
+        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
+    damage(caring.store, 20)
+
+    caring.commit(40)
+    assert caring.store.steps() == (40, 30)
+
+
+def test_rejected_step_does_not_count_until_it_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caring = CaringCommitter(tmp_path / "run", monkeypatch, unsound=frozenset({20}))
+    for step in (10, 20):
+        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
+    damage(caring.store, 20)
+
+    caring.commit(30)
+    assert caring.store.steps() == (30, 20, 10)
+
+    shutil.rmtree(caring.store.directory / "step-000000000020")
+    caring.commit(20)
+    assert caring.store.steps() == (30, 20)
+
+
+def test_old_step_is_read_once_an_hour(caring: CaringCommitter) -> None:
+    caring.commit(10)
+    caring.now += 3599
+    caring.commit(20)
+    assert caring.care._reader is None
+
+    caring.now += 1
+    caring.commit(20)
+    caring.scrub()
+
+    assert [record["step"] for record in caring.told.of("scrubbed")] == [10]
+    assert caring.priorities == [19]
+    assert caring.told.sentences == []
+
+
+def test_damaged_step_is_told_and_moved(caring: CaringCommitter) -> None:
+    caring.commit(10)
+    caring.commit(20)
+    damage(caring.store, 10)
+    caring.now += 3600
+    caring.commit(20)
+    caring.scrub()
+
+    (record,) = caring.told.of("scrub_failed")
+    assert (record["step"], record["moved_to"]) == (10, ".bad-000000000010-g7-a1")
+    assert caring.store.steps() == (20,)
+    (notice,) = caring.told.sentences
+    assert "step 10 does not verify any more" in notice
+
+
+def test_damaged_step_is_mended_from_another_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = tmp_path / "mirror"
+    caring = CaringCommitter(tmp_path / "run", monkeypatch, repair_from=mirror)
+    caring.commit(10)
+    caring.commit(20)
+    shutil.copytree(tmp_path / "run", mirror)
+    damage(caring.store, 10)
+    caring.now += 3600
+    caring.commit(20)
+    caring.scrub()
+
+    (found,), (repaired,) = caring.told.of("scrub_failed"), caring.told.of("mended")
+    assert (found["step"], found["mended"]) == (10, True)
+    assert (repaired["step"], repaired["taken"]) == (10, 1)
+    assert found["moved_to"] == repaired["bad_name"] == ".bad-000000000010-g1-a1"
+    assert caring.store.steps() == (20, 10)
+    read_back(caring.store, 10)
+
+
+@pytest.mark.parametrize(("every_s", "is_read"), [(0.0, False), (30.0, True)])
+def test_interval_is_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, *, is_read: bool
+) -> None:
+    caring = CaringCommitter(tmp_path / "run", monkeypatch, scrub_every_s=every_s)
+    caring.commit(10)
+    caring.now += 30
+    caring.commit(20)
+
+    assert (caring.care._reader is not None) == is_read
+    if is_read:
+        caring.scrub()
+
+
+def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    for generation in (5, 6, 7, 8):
+        store.stage(30, generation, 1)
+
+    CaringCommitter(tmp_path / "run", monkeypatch)
+
+    assert store.names() == (".tmp-000000000030-g7-a1", ".tmp-000000000030-g8-a1")
+
+
+def test_steps_that_wait_for_the_care_are_pruned_at_once(
+    caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run directory that is slow gets one pruning for all the saves meanwhile."""
+    pruned: list[float] = []
+    goes_on = threading.Event()
+    plain = Pruner.prune
+
+    def prune(pruner: Pruner, now: float) -> tuple[str, ...]:
+        pruned.append(now)
+        goes_on.wait(BOUND_S)
+        return plain(pruner, now)
+
+    monkeypatch.setattr(Pruner, "prune", prune)
+    for step in (10, 20, 30, 40):
+        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
+        caring.care.committed(step, IN_RUN)
+    goes_on.set()
+    caring.idle()
+
+    assert caring.store.steps() == (40, 30)
+    assert len(pruned) < 4
+
+
+def test_care_that_hangs_is_waited_for_no_longer_than_told(
+    caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(Pruner, "prune", lambda pruner, now: goes_on.wait(BOUND_S) and ())
+    caring.care.committed(10, IN_RUN)
+
+    caring.care.close(0.01)
+
+    assert not goes_on.is_set()
+    goes_on.set()
+    for thread in caring.care._thread._threads:
+        thread.join(BOUND_S)
+
+
+def test_care_ends_what_was_asked_for_before_it_closes(
+    caring: CaringCommitter,
+) -> None:
+    for step in (10, 20, 30):
+        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
+        caring.care.committed(step, IN_RUN)
+
+    caring.care.close(BOUND_S)
+
+    assert caring.store.steps() == (30, 20)
+
+
+def test_step_that_is_being_read_back_is_read_no_further_and_nothing_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this rate a step would take minutes."""
+    slow = functools.partial(PacedFileSystem, bytes_per_s=100.0)
+    monkeypatch.setattr(checkpoint_care, "PacedFileSystem", slow)
+    workers = Workers(plan_of(tmp_path, retention=Retention(2)))
+    before = set(threading.enumerate())
+    committer = Committer(workers.plan, Told())
+    for step in (1, 2, 3, 4):
+        committer.commit(workers.held(step))
+
+    committer.close(0.0)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+    assert CheckpointStore(tmp_path).steps() == (4, 3, 2, 1)
+    workers.close()
+
+
+def test_care_that_was_given_up_takes_nothing_that_is_staged_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mend may be staged, under the generation of its step."""
+    removed = tmp_path / "checkpoints" / removed_name(3)
+    removed.mkdir(parents=True)
+    (removed / "shard").write_bytes(b"x")
+    is_removing, go = threading.Event(), threading.Event()
+    plain = LocalFileSystem.unlink
+
+    def unlink(files: LocalFileSystem, path: Path) -> None:
+        is_removing.set()
+        go.wait(BOUND_S)
+        plain(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "unlink", unlink)
+    workers = Workers(plan_of(tmp_path))
+    before = set(threading.enumerate())
+    committer = Committer(workers.plan, Told())
+    assert is_removing.wait(BOUND_S)
+
+    committer.close(0.0)
+    staged = tmp_path / "checkpoints" / str(StagingName(20, LAUNCH - 1, 1))
+    staged.mkdir()
+    go.set()
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(BOUND_S)
+    assert removed.exists(), "the next care completes the removal"
+    assert staged.exists()
+    workers.close()

@@ -1,0 +1,479 @@
+"""The memory for saves: how many buffers there are, who maps them, and when they are free."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
+
+import pytest
+from agents import Agent, Host
+from host_saves import LAUNCH, STEP, state_of
+from host_writer import RunningWriter
+
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving import own_way
+from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.own_way import HostBuffers, MemoryInUse, OwnWay, PendingSave
+from holdfast.runtime.saving.plan import SaveRequest
+from holdfast.runtime.saving.save_memory import BUFFERS, SaveMemory
+from holdfast.runtime.system.own_process import sealed_memory
+from holdfast.runtime.system.usage import Resource, Usage
+
+_F_GET_SEALS = 1034
+_MIB = 2**20
+SIZE = 3 * _MIB
+NBYTES = 2 * _MIB
+Make = Callable[..., SaveMemory]
+BUFFER_BYTES = 40 * mmap.PAGESIZE
+BOUND_S = 60.0
+
+
+def usage(free: int, place: str = "the host") -> Usage:
+    return Usage(Resource.MEMORY, place, 100 * _MIB, 100 * _MIB + free)
+
+
+def question(layout: str = "L") -> dict[str, object]:
+    return {"kind": "memory", "layout": layout, "size": SIZE, "bytes": NBYTES}
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[SaveMemory] = []
+
+    def build(*limits: Usage) -> SaveMemory:
+        made.append(SaveMemory(lambda: limits))
+        return made[-1]
+
+    yield build
+    for memory in made:
+        memory.close()
+
+
+def test_all_workers_of_a_launch_and_layout_have_the_same_buffers(make: Make) -> None:
+    memory = make()
+
+    found = [memory.buffers(1, question()) for _ in range(3)]
+
+    assert [is_new for _, is_new in found] == [True, False, False]
+    assert len({buffers.fds for buffers, _ in found}) == 1
+
+
+def test_buffers_have_the_size_that_was_asked_for_and_keep_it(make: Make) -> None:
+    buffers, _ = make().buffers(1, question())
+
+    assert len(buffers.fds) == BUFFERS
+    for fd in buffers.fds:
+        assert os.fstat(fd).st_size == SIZE
+        assert os.fstat(fd).st_blocks == 0, "memory that nobody writes takes no space"
+        assert fcntl.fcntl(fd, _F_GET_SEALS) == 1 | 2 | 4
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 1)
+
+
+@pytest.mark.parametrize(("launch", "layout"), [(2, "L"), (1, "other")])
+def test_another_launch_or_layout_has_buffers_of_its_own(
+    make: Make, launch: int, layout: str
+) -> None:
+    memory = make()
+    before, _ = memory.buffers(1, question())
+
+    after, is_new = memory.buffers(launch, question(layout))
+
+    assert is_new
+    assert not set(before.fds) & set(after.fds), "the old ones may be on their way to a worker"
+
+
+def test_only_the_two_newest_pairs_are_kept(make: Make) -> None:
+    memory = make()
+    before = open_descriptors()
+
+    for launch in range(1, 20):
+        memory.buffers(launch, question())
+
+    assert open_descriptors() == before + 2 * BUFFERS
+    memory.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("free", "count"),
+    [(2 * NBYTES, 2), (2 * NBYTES - 1, 1), (NBYTES, 1), (NBYTES - 1, 0), (0, 0)],
+)
+def test_there_are_as_many_buffers_as_the_tightest_limit_has_room_for(
+    make: Make, free: int, count: int
+) -> None:
+    memory = make(usage(100 * NBYTES), usage(free, "the control group /job"))
+
+    buffers, _ = memory.buffers(1, question())
+
+    assert len(buffers.fds) == count
+
+
+def test_lack_is_told_with_the_values_and_what_follows(make: Make) -> None:
+    one, _ = make(usage(3 * _MIB, "the control group /job")).buffers(1, question())
+    none, _ = make(usage(_MIB)).buffers(1, question())
+    two, _ = make(usage(4 * _MIB)).buffers(1, question())
+
+    assert two.lack == ""
+    assert one.lack == (
+        "two snapshots of 2 MiB do not fit: the control group /job has 3 MiB left; "
+        "one save waits for the end of the one before"
+    )
+    assert none.lack == (
+        "two snapshots of 2 MiB do not fit: the host has 1 MiB left; "
+        "training waits while the first worker writes a checkpoint from its own memory"
+    )
+
+
+def test_limits_are_read_once_a_launch_and_layout() -> None:
+    looks: list[None] = []
+
+    def limits() -> list[Usage]:
+        looks.append(None)
+        return []
+
+    memory = SaveMemory(limits)
+    for _ in range(3):
+        memory.buffers(1, question())
+    memory.close()
+
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("made_before", [0, 1])
+def test_memory_that_the_system_refuses_is_done_without(
+    make: Make, monkeypatch: pytest.MonkeyPatch, made_before: int
+) -> None:
+    """An agent that ended of it would take all workers along."""
+    before = open_descriptors()
+    real, calls = os.memfd_create, iter(range(10))
+
+    def refuse(name: str, flags: int) -> int:
+        if next(calls) < made_before:
+            return real(name, flags)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    memory = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", refuse)
+        buffers, is_new = memory.buffers(1, question())
+
+    assert is_new
+    assert len(buffers.fds) == made_before
+    assert "[Errno 24] Too many open files" in buffers.lack
+    assert open_descriptors() == before + made_before
+
+
+@pytest.mark.parametrize(
+    ("most", "free", "count"),
+    [
+        (2 * NBYTES, 100 * NBYTES, 2),
+        (2 * NBYTES - 1, 100 * NBYTES, 1),
+        (NBYTES - 1, 100 * NBYTES, 0),
+        (100 * NBYTES, NBYTES, 1),
+        (NBYTES, NBYTES - 1, 0),
+    ],
+)
+def test_user_may_allow_less_than_the_host_has(
+    make: Make, most: int, free: int, count: int
+) -> None:
+    buffers, _ = make(usage(free)).buffers(1, question() | {"most": most})
+
+    assert len(buffers.fds) == count
+
+
+def test_what_the_user_allows_is_told_if_it_is_too_little(make: Make) -> None:
+    found, _ = make(usage(9 * _MIB)).buffers(1, question() | {"most": 3 * _MIB})
+
+    assert found.lack == (
+        "two snapshots of 2 MiB do not fit: --snapshot-memory allows 3 MiB; "
+        "one save waits for the end of the one before"
+    )
+
+
+@pytest.fixture
+def fds() -> list[int]:
+    return [sealed_memory("holdfast-test", BUFFER_BYTES) for _ in range(2)]
+
+
+def blocks_of(fd: int) -> int:
+    """Return the bytes that the memory takes."""
+    return os.fstat(fd).st_blocks * 512
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        return error.errno != errno.EBADF
+    return True
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_all_who_have_mapped_a_buffer_see_what_one_of_them_copies(
+    fds: list[int], count: int
+) -> None:
+    given = fds[:count]
+    one, other = (HostBuffers.of_agent(map(os.dup, given)) for _ in range(2))
+
+    assert len(one) == count
+    for number in range(count):
+        one[number][7:9] = bytes([number, 99])
+        assert bytes(other[number][6:10]) == bytes([0, number, 99, 0])
+        assert os.pread(fds[number], 2, 7) == bytes([number, 99])
+    one.close()
+    other.close()
+    for fd in fds:
+        os.close(fd)
+
+
+def test_descriptors_are_closed_and_the_memory_stays(fds: list[int]) -> None:
+    kept = os.dup(fds[0])
+    buffers = HostBuffers.of_agent(fds)
+    assert not any(is_open(fd) for fd in fds)
+
+    buffers[0][:4] = b"left"
+    buffers.close()
+
+    assert os.pread(kept, 4, 0) == b"left"
+    os.close(kept)
+
+
+def test_descriptors_are_closed_when_one_cannot_be_mapped(fds: list[int]) -> None:
+    empty = os.memfd_create("holdfast-test")
+
+    with pytest.raises(ValueError, match="empty"):
+        HostBuffers.of_agent([*fds, empty])
+
+    assert not any(is_open(fd) for fd in [*fds, empty])
+
+
+def _old_kernel(patch: pytest.MonkeyPatch) -> None:
+    """Let the kernel map no pages ahead: they are touched one by one."""
+    patch.setattr(own_way, "_POPULATE_WRITE", 12345)
+
+
+def _in_small_pieces(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(own_way, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
+
+
+@pytest.mark.parametrize("how", [lambda _: None, _old_kernel, _in_small_pieces])
+@pytest.mark.parametrize("seed", range(4))
+def test_touch_takes_the_pages_of_its_places_and_changes_no_byte(
+    fds: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    how: Callable[[pytest.MonkeyPatch], None],
+    seed: int,
+) -> None:
+    how(monkeypatch)
+    kept = [os.dup(fd) for fd in fds]
+    buffers = HostBuffers.of_agent(fds)
+    buffers[0][:3] = buffers[1][:3] = b"abc"
+    dice = random.Random(seed)
+    spans = [(0, 3)]
+    for _ in range(dice.randrange(1, 5)):
+        start = dice.randrange(BUFFER_BYTES - 1)
+        spans.append((start, dice.randrange(1, min(BUFFER_BYTES - start, 9 * mmap.PAGESIZE) + 1)))
+    pages = {
+        page
+        for start, length in spans
+        for page in range(start // mmap.PAGESIZE, (start + length - 1) // mmap.PAGESIZE + 1)
+    }
+
+    buffers.touch(spans)
+
+    assert [blocks_of(fd) for fd in kept] == [len(pages) * mmap.PAGESIZE] * 2
+    assert bytes(buffers[1]) == b"abc" + bytes(BUFFER_BYTES - 3)
+    buffers.close()
+    for fd in kept:
+        os.close(fd)
+
+
+def test_memory_that_the_system_lacks_is_an_error_and_not_a_death() -> None:
+    buffers = HostBuffers([_NoMemory(-1, BUFFER_BYTES)])
+
+    with pytest.raises(OSError, match="no memory"):
+        buffers.touch([(0, 1)])
+    buffers.close()
+
+
+class _NoMemory(mmap.mmap):
+    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+
+def test_own_buffers_are_apart_and_empty() -> None:
+    buffers = HostBuffers.own(2, BUFFER_BYTES)
+
+    buffers[1][5] = 7
+
+    assert (len(buffers), bytes(buffers[0])) == (2, bytes(BUFFER_BYTES))
+    buffers.close()
+
+
+class SlowDisk:
+    """A slow_disk whose writes wait until it is let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.is_writing, self._go = threading.Event(), threading.Event()
+        plain = LocalFileSystem.write
+
+        def write(files: LocalFileSystem, *words: Any) -> int:
+            self.is_writing.set()
+            self._go.wait(BOUND_S)
+            return plain(files, *words)
+
+        patch.setattr(LocalFileSystem, "write", write)
+
+    def wait(self) -> None:
+        assert self.is_writing.wait(BOUND_S)
+
+    def go(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    found = SlowDisk(monkeypatch)
+    yield found
+    found.go()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    (tmp_path / "run").mkdir()
+    found = Host(tmp_path / "run")
+    yield found
+    found.close()
+
+
+def begun(way: AgentWay | OwnWay, step: int, attempt: int) -> PendingSave:
+    request = SaveRequest(LAUNCH, step, attempt, 0, 1, {"epoch": step}, 0.0)
+    return way.begin(request, state_of(step))
+
+
+def copied(agent: Agent, step: int, attempt: int) -> dict[str, Any]:
+    begun(agent.way, step, attempt).hand_over(state_of(step), "00")
+    return cast(dict[str, Any], agent.copied[-1])
+
+
+def assert_whole(run_dir: Path, *steps: int) -> None:
+    store = CheckpointStore(run_dir)
+    assert store.steps() == steps
+    for step in steps:
+        store.scan(step).verify()
+
+
+def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
+    host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
+    host.buffers = 1
+    agent, writer = host.agent(), RunningWriter()
+    agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    first = copied(agent, STEP, 1)
+    writer.use(host.memories[host.plan.layout_id])
+    writer.tell(first)
+    slow_disk.wait()
+
+    for attempt in (2, 3):
+        with pytest.raises(MemoryInUse, match="is still being written to the disk after"):
+            begun(agent.way, STEP + 1, attempt)
+    slow_disk.go()
+
+    assert writer.answer()["kind"] == "saved"
+    assert_whole(host.run_dir, STEP)
+    agent.page.answer_save(1, is_durable=True)
+    writer.tell(copied(agent, STEP + 1, 4))  # nobody will ever answer attempts 2 and 3
+    assert writer.answer()["kind"] == "saved"
+    assert_whole(host.run_dir, STEP + 1, STEP)
+    writer.close()
+
+
+def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
+    host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
+    agent = host.agent()
+    way = OwnWay(agent.way._context)
+    way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    saves = []
+    for attempt in (1, 2):
+        save = begun(way, STEP + attempt, attempt)
+        save.hand_over(state_of(STEP + attempt), "00")
+        save.compared()
+        saves.append(save)
+    slow_disk.wait()
+
+    for attempt in (3, 4):
+        with pytest.raises(MemoryInUse, match="is still being written to the disk"):
+            begun(way, STEP + attempt, attempt)
+    slow_disk.go()
+
+    for save in saves:
+        save.wait(BOUND_S)
+        assert (save.is_done, save.failure) == (True, None)
+    assert_whole(host.run_dir, STEP + 2, STEP + 1)
+    way.close()
+
+
+def test_worker_without_an_agent_waits_for_its_memory(host: Host, slow_disk: SlowDisk) -> None:
+    """Survivors of deaths save again at once, and their last save must not fail for it."""
+    agent = host.agent()
+    way = OwnWay(agent.way._context)
+    way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    let_go = threading.Timer(0.05, slow_disk.go)
+    let_go.start()
+
+    for attempt in (1, 2, 3):
+        save = begun(way, STEP + attempt, attempt)
+        save.hand_over(state_of(STEP + attempt), "00")
+        save.compared()
+
+    save.wait(BOUND_S)
+    assert (save.is_done, save.failure) == (True, None)
+    assert_whole(host.run_dir, STEP + 3, STEP + 2, STEP + 1)
+    let_go.join()
+    way.close()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_lack_of_memory_for_digests_fails_the_save_and_not_the_worker(
+    host: Host, monkeypatch: pytest.MonkeyPatch, *, is_own: bool
+) -> None:
+    def lack(*_: object) -> NoReturn:
+        raise MemoryError
+
+    agent = host.agent()
+    way = OwnWay(agent.way._context) if is_own else agent.way
+    way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    save = begun(way, STEP, 1)
+    monkeypatch.setattr(ShardImage, "piece_digest", lack)
+    page = SimpleNamespace(needing_no_peer=contextlib.nullcontext)
+    member = SimpleNamespace(communicator=SimpleNamespace(size=1))
+    check = MemoryCheck(cast(Any, SimpleNamespace(page=page)), cast(Any, member), cast(Any, None))
+    check.take(STEP, state_of(STEP), then=save.hand_over)
+
+    check.compare()
+    save.compared()
+
+    assert save.is_done
+    assert isinstance(save.failure, MemoryError)
+    assert agent.copied == []
+    assert CheckpointStore(host.run_dir).steps() == ()

@@ -1,0 +1,403 @@
+"""The host's writer, as the agent holds it: what it is told, what it answers, and its deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from copied_saves import STATE, CopiedSaves
+from process_agent import AgentOfProcess
+
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.saving import writer_link
+from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S, WriterLink
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
+
+pytestmark = pytest.mark.process
+WORKERS = 128
+MIB = 2**20
+
+
+def test_save_is_committed_by_the_process_when_its_last_part_is_there(
+    agent: AgentOfProcess,
+) -> None:
+    agent.write_part(1, 0)
+    assert agent.ask({"kind": "keeps"})["step"] is None
+    agent.write_part(1, 1)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert agent.outcomes == [("saved", 1)]
+    restored = restore(CheckpointStore(agent.run_dir), 10, run_id="run")
+    assert restored.manifest.cursor == {"step": 10, "epoch": 1}
+    assert {name: value.tobytes() for name, value in restored.state.items()} == {
+        name: value.tobytes() for name, value in STATE.items()
+    }
+
+
+def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
+    """It opens all shards of a step, and a limit of 1024 is soft."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    try:
+        agent = AgentOfProcess(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    agent.save(attempt=1)
+
+    found = agent.link.pid and resource.prlimit(agent.link.pid, resource.RLIMIT_NOFILE)
+
+    agent.close()
+    assert found == (before[1], before[1])
+
+
+def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfProcess) -> None:
+    """The agent does not wait for its end, which a hanging disk may delay for ever."""
+    agent.stop_writer()
+    agent.write(attempt=1)
+
+    agent.link.look(agent.now + ANSWERED_WITHIN_S - 1)
+    assert agent.answers == []
+    agent.link.look(agent.now + ANSWERED_WITHIN_S + 1)
+
+    assert agent.outcomes == [("unsaved", 1)]
+    assert "makes no progress" in agent.answers[0]["reason"]
+    assert agent.save(attempt=2)["kind"] == "saved"
+
+
+def test_writer_that_does_not_end_is_killed_and_waited_for(
+    agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_link, "_ENDED_WITHIN_S", 0.05)
+    writer = agent.stop_writer()
+
+    agent.link.close()
+
+    with pytest.raises(ChildProcessError):
+        os.waitpid(writer, os.WNOHANG)
+
+
+def test_incomplete_save_takes_no_patience(agent: AgentOfProcess) -> None:
+    writer = agent.stop_writer()
+    agent.write_part(1, 1)
+
+    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+
+    assert agent.link.pid == writer
+    os.kill(writer, signal.SIGCONT)
+    agent.write_part(1, 0)
+    agent.wait_until(lambda: bool(agent.answers))
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) -> None:
+    """Its workers have begun another save, and wait for that alone."""
+    agent.write_part(1, 0)
+    agent.write_part(2, 0, generation=2)
+    agent.wait_until(lambda: bool(agent.answers))
+    assert agent.outcomes == [("unsaved", 1)], "when the later one begins"
+    agent.write_part(1, 1)
+    assert agent.answers[0]["is_expected"]
+
+    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+    assert agent.link.pid is not None, "nothing that is complete waits"
+    agent.write_part(2, 1, generation=2)
+    agent.wait_until(lambda: len(agent.answers) == 2)
+
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
+
+
+def test_damage_on_the_disk_is_mended_by_the_process(agent: AgentOfProcess) -> None:
+    agent.save(attempt=1)
+    shards = sorted(agent.run_dir.glob("checkpoints/step-*/shard-*"))
+    shards[0].write_bytes(b"rubbish")
+
+    answer = agent.ask(agent.mend_of(10))
+
+    assert answer["result"]["taken"] >= 1
+    assert shards[0].stat().st_size > 10000
+
+
+def test_several_may_ask_and_each_is_answered(agent: AgentOfProcess) -> None:
+    """Workers of a new launch ask at the same time."""
+    agent.save(attempt=1)
+    found: list[tuple[int, Message]] = []
+    for number in range(3):
+        agent.link.ask(
+            {"kind": "keeps"}, lambda answer, number=number: found.append((number, answer))
+        )
+    agent.link.settle(lambda answer: found.append((3, answer)))
+
+    agent.wait_until(lambda: len(found) == 4)
+
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert [answer["step"] for _, answer in found] == [10, 10, 10, 10]
+
+
+def test_parts_of_another_launch_or_layout_are_passed_over(agent: AgentOfProcess) -> None:
+    late = agent.saves.save(attempt=1)
+    agent.launch(2)
+
+    for message in late:
+        agent.link.copied(message)
+
+    assert agent.save(attempt=1)["launch"] == 2
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProcess) -> None:
+    first = agent.stop_writer()
+    agent.write(attempt=1)
+    os.kill(first, signal.SIGKILL)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert agent.outcomes == [("unsaved", 1)]
+    assert "has died" in agent.answers[0]["reason"]
+    assert agent.save(attempt=2)["kind"] == "saved", "it was told memory and plan"
+    assert agent.link.pid != first
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
+
+
+def test_save_that_was_incomplete_when_the_writer_died_is_committed_by_the_next(
+    agent: AgentOfProcess,
+) -> None:
+    agent.write_part(1, 0)
+    agent.kill_writer()
+
+    agent.write_part(1, 1)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_complete_save_waits_for_the_settle_when_the_writer_died_of_it(
+    agent: AgentOfProcess,
+) -> None:
+    agent.stop_writer()
+    agent.write(attempt=1)
+    agent.kill_writer()
+    assert agent.outcomes == [("unsaved", 1)]
+
+    agent.write_part(2, 0)
+    assert agent.ask({"kind": "keeps"})["step"] is None, "it might kill the new one, too"
+    assert agent.settle() == 10, "a later save that stays incomplete does not hide it"
+
+    assert agent.steps == (10,)
+    assert agent.outcomes == [("unsaved", 1)], "it is answered once"
+
+
+def test_newest_of_two_saves_of_dead_writers_is_settled(agent: AgentOfProcess) -> None:
+    for attempt in (1, 2):
+        agent.write_part(attempt, 0)
+        agent.stop_writer()
+        agent.write_part(attempt, 1)
+        agent.kill_writer()
+
+    assert agent.settle() == 20
+
+    assert agent.steps == (20,)
+    assert agent.outcomes == [("unsaved", 1), ("unsaved", 2)]
+
+
+def test_settle_after_a_writer_has_died_writes_nothing_twice(agent: AgentOfProcess) -> None:
+    agent.stop_writer()
+    agent.write(attempt=1)
+    agent.kill_writer()
+    assert agent.save(attempt=2)["kind"] == "saved"
+
+    assert agent.settle() == 20
+
+    assert agent.steps == (20,), "step 10 is older than one that is durable"
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
+    agent.link.close()
+    events = read_journal(RunDirectory(agent.run_dir).journal_path)
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    assert saved == [20]
+
+
+def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: AgentOfProcess) -> None:
+    assert agent.save(attempt=1)["kind"] == "saved"
+    agent.kill_writer()
+
+    assert agent.settle() == 10
+    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
+
+    assert agent.ask(agent.mend_of(10))["result"]
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_nobody_waits_for_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
+    writer = agent.stop_writer()
+    found: list[int | None] = []
+    agent.link.settle(lambda answer: found.append(answer["step"]))
+    os.kill(writer, signal.SIGKILL)
+
+    agent.wait_until(lambda: bool(found))
+
+    assert found == [None]
+    assert not agent.link.is_settling
+
+
+def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
+    writer = agent.stop_writer()
+    found: list[Message] = []
+    agent.link.ask(agent.mend_of(10), found.append)
+    os.kill(writer, signal.SIGKILL)
+
+    agent.wait_until(lambda: bool(found))
+
+    assert "has died" in found[0]["reason"]
+    agent.link.ask({"kind": "keeps"}, found.append)
+    assert "no process" in found[1]["reason"]
+
+
+def test_mend_finds_a_writer_although_the_last_one_has_died(
+    agent: AgentOfProcess, tmp_path: Path
+) -> None:
+    """A copy of the run directory has the parts, whatever a lost writer has kept."""
+    agent.save(attempt=1)
+    shutil.copytree(agent.run_dir / "checkpoints", tmp_path / "copy" / "checkpoints")
+    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
+    agent.kill_writer()
+
+    answer = agent.ask(agent.mend_of(10, tmp_path / "copy"))
+
+    assert answer["result"]["taken"] >= 1
+    assert restore(CheckpointStore(agent.run_dir), 10, run_id="run").manifest.step == 10
+
+
+def _refuse(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.EAGAIN, "no more processes")
+
+
+def test_writer_that_cannot_be_started_fails_the_save(
+    agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.kill_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", _refuse)
+        agent.write(attempt=1)
+        assert agent.outcomes == [("unsaved", 1)]
+        assert "no more processes" in agent.answers[0]["reason"]
+        agent.write_part(2, 0)
+
+    agent.write_part(2, 1)
+    agent.wait_until(lambda: len(agent.answers) == 2)
+
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)], "one part came before there was one"
+
+
+def test_save_without_any_writer_is_settled_once_there_is_one(
+    agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.kill_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", _refuse)
+        agent.write(attempt=1)
+
+    assert agent.settle() == 10
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_descriptors_stay_as_many_over_saves_deaths_and_layouts(agent: AgentOfProcess) -> None:
+    for attempt in (1, 2):
+        agent.save(attempt)
+    before = descriptors()
+
+    for attempt in range(3, 103):
+        assert agent.save(attempt)["kind"] == "saved"
+    assert descriptors() == before
+
+    for attempt in range(103, 106):
+        agent.write_part(attempt, 0)
+        agent.kill_writer()
+        assert agent.save(attempt + 10)["kind"] == "saved"
+    assert descriptors() == before
+
+    for shards in (3, 4, 5):
+        agent.end_launch()
+        agent.launch(1, shards=shards)
+        assert agent.save(100 * shards)["kind"] == "saved"
+        agent.write_part(100 * shards + 1, 0)
+    assert descriptors() <= before
+
+
+def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProcess) -> None:
+    """A writer that commits reads nothing, so messages of many workers wait."""
+    writer = agent.stop_writer()
+    for attempt in range(1, 400):
+        agent.write_part(attempt, 0)
+    waiting = descriptors()
+
+    os.kill(writer, signal.SIGCONT)
+    assert agent.save(attempt=500)["kind"] == "saved"
+
+    assert agent.link.pid == writer, "no descriptor was gone when its turn came"
+    agent.save(attempt=501)
+    assert descriptors() < waiting
+
+
+class ManySaves(CopiedSaves):
+    """Saves of a state whose names and shapes alone are half a MiB."""
+
+    state: ClassVar[Tensors] = {
+        f"{'layer-' * 165}{number:03d}": np.full(3, number) for number in range(600)
+    }
+
+
+class Agent:
+    """An agent that hears answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Message] = []
+
+    def on_written(self, answer: Message) -> None:
+        self.answers.append(answer)
+
+    def on_writer_notice(self, notice: Message) -> None: ...
+
+
+def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) -> None:
+    """Each part with the layout in it would make 70 MiB, and 64 MiB are the end of a writer."""
+    agent, reactor = Agent(), Reactor()
+    assert sum(map(len, ManySaves.state)) * WORKERS > 64 * MIB
+    link = WriterLink(reactor, agent)
+    with (
+        contextlib.closing(reactor),
+        contextlib.closing(link),
+        contextlib.closing(ManySaves(tmp_path, parts=WORKERS)) as saves,
+    ):
+        link.start()
+        link.use(saves.memory, saves.fds)
+        link.plan(saves.plan_message)
+        messages = saves.save(1)
+        writer = link.pid
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        for message in messages:
+            link.copied(message)
+
+        assert agent.answers == []
+        assert link.pid == writer
+        os.kill(writer, signal.SIGCONT)
+        while not agent.answers:
+            reactor.run_once(10.0)
+
+    assert [(answer["kind"], answer.get("reason")) for answer in agent.answers] == [("saved", None)]
+    assert CheckpointStore(tmp_path).steps() == (10,)
