@@ -152,23 +152,26 @@ def replica_of_keras(
     first: Microbatch,
     mixing: BatchMixing,
     validated: Callable[[], Microbatch | None] = lambda: None,
+    *,
+    evaluates: bool = True,
 ) -> Replica:
     """Return the replica of ``model``; ``first`` is one of the microbatches to train with.
 
-    ``validated`` returns one of those to validate with, None if there are none.
+    ``validated`` returns one of those to validate with, None if there are none.  ``evaluates`` is
+    whether there may be any.
 
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
     try:
-        return _replica(model, first, mixing, validated)
+        return _replica(model, first, mixing, validated, evaluates=evaluates)
     except JobError:
         raise
     except Exception:  # of the script
         if first.batch_samples != 1:
             raise
         # Trials take the sample twice, and the loss may take one only, as the batches have.
-        return _replica(model, first, BatchMixing.HARMLESS, validated)
+        return _replica(model, first, BatchMixing.HARMLESS, validated, evaluates=evaluates)
 
 
 def _replica(
@@ -176,12 +179,14 @@ def _replica(
     first: Microbatch,
     mixing: BatchMixing,
     validated: Callable[[], Microbatch | None],
+    *,
+    evaluates: bool,
 ) -> Replica:
     parts = first.x, first.y, first.weights
     if overrides_steps(model):
         return CustomReplica(model, *parts, mixing=mixing, validated=validated())
     kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
-    return kind(model, *parts, mixing=mixing)
+    return kind(model, *parts, mixing=mixing, evaluates=evaluates)
 
 
 def overrides_steps(model: Any) -> bool:
@@ -224,6 +229,8 @@ def kept_replica(
     mixing: BatchMixing,
     tell: Callable[[str], None],
     validated: Callable[[], Microbatch | None] = lambda: None,
+    *,
+    evaluates: bool = True,
 ) -> Replica:
     """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
 
@@ -233,7 +240,10 @@ def kept_replica(
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
     kept = getattr(model, _PLACE, None)
-    if kept is not None and kept.is_for(_parts(model), _shapes(first, mixing)):
+    own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
+    evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
+    shapes = (*_shapes(first, mixing), evaluates)
+    if kept is not None and kept.is_for(_parts(model), shapes):
         replica: Replica = kept.replica
         return replica
     changed = None if kept is None else _changed_since_compile(kept.parts, _parts(model))
@@ -242,9 +252,9 @@ def kept_replica(
             f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
             "plain Keras it does so only after the next compile()"
         )
-    made = replica_of_keras(model, first, mixing, validated)
+    made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if isinstance(made, KerasReplica):  # another one has a state of its own
-        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
+        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), shapes))
     return made
 
 
