@@ -219,17 +219,20 @@ def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> N
     assert find_allocation(environ, lines) is None
 
 
-def test_all_links_of_a_chain_have_one_name() -> None:
-    assert found(SLURM_BATCH | {CHAIN: "c0ffee"}).chain == "c0ffee"
-
-
-def test_only_torque_tells_its_limit_in_the_environment() -> None:
-    limits = {
-        name: limit_s(found(environ), environ)
-        for name, environ in (("Torque", TORQUE), ("PBS Pro", PBS_PRO), ("LSF", LSF), ("SGE", SGE))
-    }
-
-    assert limits == {"Torque": 7200.0, "PBS Pro": None, "LSF": None, "SGE": None}
+@pytest.mark.parametrize(
+    ("environ", "limit"),
+    [
+        (TORQUE, 7200.0),
+        (TORQUE | {"PBS_WALLTIME": "0"}, None),
+        (PBS_PRO, None),
+        *((environ | {"PBS_WALLTIME": "60"}, None) for environ in (SLURM_BATCH, LSF, SGE)),
+    ],
+    ids=["Torque", "Torque without", "PBS Pro", "Slurm", "LSF", "SGE"],
+)
+def test_only_torque_tells_its_limit_in_the_environment(
+    environ: Mapping[str, str], limit: float | None
+) -> None:
+    assert limit_s(found(environ), environ) == limit
 
 
 def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
@@ -240,6 +243,7 @@ def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
 
 def test_copies_of_one_command_are_refused() -> None:
     refuse_copies(found(SLURM_BATCH))
+    refuse_copies(replace(ON_ONE_HOST, copies=1, task=3))
 
     with pytest.raises(UsageError, match="srun has started this command 2 times"):
         refuse_copies(found(SLURM_STEP | {"SLURM_PROCID": "0"}))
@@ -332,18 +336,9 @@ def test_chain_without_a_name_of_its_own_has_that_of_its_job() -> None:
     assert found(OF_SLURM | {CHAIN: "mine"}).chain == "mine"
 
 
-def test_element_of_an_array_is_a_link_of_the_arrays_chain() -> None:
-    array = found(OF_SGE | {"SGE_TASK_ID": "3"})
-
-    assert (array.job_id, array.chain) == ("5.3", "sge 5")
-
-
 @pytest.mark.parametrize(
     ("environ", "is_batch"),
     [
-        (OF_SLURM, True),
-        (OF_SLURM | {"SLURM_STEP_ID": "0"}, False),
-        (OF_PBS | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, False),
         (OF_LSF | {"LSB_INTERACTIVE": "Y"}, False),
         (OF_SGE | {"ENVIRONMENT": "INTERACTIVE"}, False),
         (OF_LSF, True),
@@ -354,27 +349,12 @@ def test_only_a_batch_script_can_be_requeued(environ: Mapping[str, str], *, is_b
     assert found(environ).is_batch == is_batch
 
 
-def test_time_limit_of_torque_is_no_limit_of_another_batch_system() -> None:
-    environ = {"PBS_WALLTIME": "60"}
-
-    assert limit_s(found(OF_PBS), environ) == 60.0
-    assert limit_s(found(OF_PBS), {"PBS_WALLTIME": "0"}) is None
-    assert limit_s(found(OF_SLURM), environ) is None
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("12", 12), ("0", 0), (None, 3), ("", 3), ("-1", 3), ("1.5", 3), ("many", 3)],
 )
 def test_variable_without_a_number_counts_as_not_set(text: str | None, number: int) -> None:
     assert whole_number(text, 3) == number
-
-
-def test_step_of_one_task_is_no_copy() -> None:
-    step = Allocation(Scheduler.SLURM, "7", "slurm 7", copies=1, task=0)
-
-    refuse_copies(step)
-    refuse_copies(replace(step, task=3))
 
 
 @pytest.mark.parametrize(

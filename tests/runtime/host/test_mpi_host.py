@@ -44,15 +44,6 @@ def wait_for_end(launch: MpiLaunch) -> None:
     assert launch.has_ended
 
 
-def test_end_of_mpiexec_can_be_waited_for(tmp_path: Path) -> None:
-    launch = start(tmp_path, "exit 3")
-
-    wait_for_end(launch)
-
-    launch.clear()
-    assert not launch.directory.exists()
-
-
 def test_what_mpiexec_says_is_kept_until_the_launch_is_cleared(tmp_path: Path) -> None:
     launch = start(tmp_path, "echo '  to stdout'; echo 'to stderr  ' >&2")
     wait_for_end(launch)

@@ -19,6 +19,7 @@ from holdfast.runtime.mpi.fitness import (
     require,
     warning_of,
 )
+from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial_table import Trust
 
 CAMPAIGN_SAYS = {trust: Verdict(trust, "a fault", is_campaign=True) for trust in Trust}
@@ -26,9 +27,12 @@ CAMPAIGN_SAYS = {trust: Verdict(trust, "a fault", is_campaign=True) for trust in
 VERDICT = Verdict(Trust.ONE, 'a "fault"', is_campaign=True)
 
 
-def test_good_answer_is_found_out_once(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = library_of(tmp_path, PASSING)
+@pytest.fixture
+def library(tmp_path: Path) -> MpiLibrary:
+    return library_of(tmp_path, PASSING)
 
+
+def test_good_answer_is_found_out_once(library: MpiLibrary, environment: dict[str, str]) -> None:
     answers = [assess(library, environment, Trust.ONE) for _ in range(2)]
 
     assert [answer.trust for answer in answers] == [Trust.ONE, Trust.ONE]
@@ -36,10 +40,8 @@ def test_good_answer_is_found_out_once(tmp_path: Path, environment: dict[str, st
 
 
 def test_answer_of_a_lesser_trial_is_not_enough(
-    tmp_path: Path, environment: dict[str, str]
+    library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    library = library_of(tmp_path, PASSING)
-
     answers = [assess(library, environment, needed) for needed in (Trust.RELAUNCH, Trust.ONE)]
 
     assert [answer.trust for answer in answers] == [Trust.RELAUNCH, Trust.ONE]
@@ -60,9 +62,8 @@ def test_bad_answer_of_a_short_trial_is_not_kept(
 
 @pytest.mark.parametrize("trust", Trust)
 def test_verdict_of_a_campaign_counts_without_another_trial(
-    tmp_path: Path, environment: dict[str, str], trust: Trust
+    library: MpiLibrary, environment: dict[str, str], trust: Trust
 ) -> None:
-    library = library_of(tmp_path, PASSING)
     keep_verdict(library, environment, CAMPAIGN_SAYS[trust], [])
 
     answer = assess(library, environment, Trust.ONE)
@@ -77,6 +78,8 @@ def test_launcher_without_ulfm_is_not_asked(tmp_path: Path, environment: dict[st
     answer = assess(library, environment, Trust.ONE)
 
     assert answer.trust is Trust.RELAUNCH
+    with pytest.raises(UsageError, match="MPICH ends all workers with the first that dies"):
+        require(library, answer, Trust.ONE)
     assert starts_of(environment) == 0
     assert assess(library, environment, Trust.RELAUNCH).trust is Trust.RELAUNCH
     assert starts_of(environment) == 1
@@ -109,10 +112,8 @@ def test_fit_library_is_not_refused(tmp_path: Path, has: Trust, needs: Trust) ->
 
 
 def test_library_that_ends_with_its_first_death_is_refused_with_both_ways_out(
-    tmp_path: Path,
+    library: MpiLibrary,
 ) -> None:
-    library = library_of(tmp_path, PASSING)
-
     with pytest.raises(UsageError) as caught:
         require(library, Verdict(Trust.RELAUNCH, "no Revoke"), Trust.ONE)
 
@@ -124,17 +125,13 @@ def test_library_that_ends_with_its_first_death_is_refused_with_both_ways_out(
 
 @pytest.mark.parametrize("needed", [Trust.RELAUNCH, Trust.ONE])
 def test_library_that_starts_nothing_is_refused_in_both_modes(
-    tmp_path: Path, needed: Trust
+    library: MpiLibrary, needed: Trust
 ) -> None:
-    library = library_of(tmp_path, PASSING)
-
     with pytest.raises(UsageError, match=r"cannot start workers: another MPI; .*--mpiexec"):
         require(library, Verdict(Trust.NOTHING, "another MPI"), needed)
 
 
-def test_library_that_a_campaign_found_wanting_is_used_with_a_warning(tmp_path: Path) -> None:
-    library = library_of(tmp_path, PASSING)
-
+def test_library_that_a_campaign_found_wanting_is_used_with_a_warning(library: MpiLibrary) -> None:
     warning = warning_of(library, CAMPAIGN_SAYS[Trust.ONE])
 
     assert warning is not None
@@ -166,25 +163,14 @@ def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
 
 
 def test_verdict_of_a_short_trial_ends_with_the_library_that_its_ranks_had_loaded(
-    tmp_path: Path, environment: dict[str, str]
+    library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    library = library_of(tmp_path, PASSING)
     assess(library, environment, Trust.ONE)
 
     Path(environment["LIBRARY"]).write_text("another build")
     assess(library, environment, Trust.ONE)
 
     assert starts_of(environment) == 2
-
-
-def test_launcher_without_ulfm_is_refused_with_its_reason(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
-    verdict = assess(library, environment, Trust.ONE)
-
-    with pytest.raises(UsageError, match="MPICH ends all workers with the first that dies"):
-        require(library, verdict, Trust.ONE)
 
 
 def test_campaign_replaces_what_a_short_trial_has_found(
@@ -203,17 +189,16 @@ def test_campaign_replaces_what_a_short_trial_has_found(
     assert starts_of(environment) == starts
 
 
-def test_verdict_is_kept(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = library_of(tmp_path, PASSING)
-
+def test_verdict_is_kept(library: MpiLibrary, environment: dict[str, str]) -> None:
     assert find_verdict(library, environment) is None
     keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
 
     assert find_verdict(library, environment) == VERDICT
 
 
-def test_later_verdict_replaces_an_earlier_one(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = library_of(tmp_path, PASSING)
+def test_later_verdict_replaces_an_earlier_one(
+    tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
+) -> None:
     keep_verdict(library, environment, VERDICT, [])
 
     keep_verdict(library, environment, Verdict(Trust.ALL), [])
@@ -224,23 +209,15 @@ def test_later_verdict_replaces_an_earlier_one(tmp_path: Path, environment: dict
 
 @pytest.mark.parametrize("changed", ["mpiexec", "libmpi.so.40"])
 def test_changed_file_of_the_build_ends_the_verdict(
-    tmp_path: Path, environment: dict[str, str], changed: str
+    tmp_path: Path, library: MpiLibrary, environment: dict[str, str], changed: str
 ) -> None:
-    library = library_of(tmp_path, PASSING)
     keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
 
     with (tmp_path / changed).open("a") as file:
         file.write("# another build\n")
-
     assert find_verdict(library, environment) is None
 
-
-def test_library_that_is_gone_ends_the_verdict(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = library_of(tmp_path, PASSING)
-    keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
-
-    Path(environment["LIBRARY"]).unlink()
-
+    (tmp_path / changed).unlink()
     assert find_verdict(library, environment) is None
 
 
@@ -253,10 +230,8 @@ def test_library_that_is_gone_ends_the_verdict(tmp_path: Path, environment: dict
     ],
 )
 def test_another_choice_of_library_has_a_verdict_of_its_own(
-    tmp_path: Path, environment: dict[str, str], choice: dict[str, str]
+    library: MpiLibrary, environment: dict[str, str], choice: dict[str, str]
 ) -> None:
-    library = library_of(tmp_path, PASSING)
-
     keep_verdict(library, environment, VERDICT, [])
 
     assert find_verdict(library, environment | choice) is None
@@ -272,8 +247,9 @@ def test_other_version_has_a_verdict_of_its_own(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "BEST", "files": {}}', "\x00"])
-def test_damaged_file_is_no_verdict(tmp_path: Path, environment: dict[str, str], text: str) -> None:
-    library = library_of(tmp_path, PASSING)
+def test_damaged_file_is_no_verdict(
+    library: MpiLibrary, environment: dict[str, str], text: str
+) -> None:
     kept = keep_verdict(library, environment, VERDICT, [])
     assert kept is not None
 
@@ -283,10 +259,9 @@ def test_damaged_file_is_no_verdict(tmp_path: Path, environment: dict[str, str],
 
 
 def test_cache_that_cannot_be_written_costs_only_the_next_trial(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    library = library_of(tmp_path, PASSING)
 
     assert keep_verdict(library, environment, VERDICT, []) is None
     assert find_verdict(library, environment) is None
@@ -296,10 +271,9 @@ def test_cache_that_cannot_be_written_costs_only_the_next_trial(
     "change", [{"options": ("--mca", "btl", "tcp")}, {"ulfm_options": ()}], ids=["all", "ulfm"]
 )
 def test_other_options_of_the_launcher_have_a_verdict_of_their_own(
-    tmp_path: Path, environment: dict[str, str], change: dict[str, tuple[str, ...]]
+    library: MpiLibrary, environment: dict[str, str], change: dict[str, tuple[str, ...]]
 ) -> None:
     """A newer holdfast may start ranks in another way."""
-    library = library_of(tmp_path, PASSING)
     keep_verdict(library, environment, VERDICT, [])
 
     launcher = dataclasses.replace(library.launcher, **change)
@@ -322,9 +296,7 @@ def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(
 
 
 def test_library_that_cannot_be_read_is_not_judged_for_later_runs(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    library = library_of(tmp_path, PASSING)
-
     assert keep_verdict(library, environment, VERDICT, [str(tmp_path / "gone.so")]) is None
     assert find_verdict(library, environment) is None

@@ -17,7 +17,7 @@ from holdfast.recovery.event import End, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.journal import Journal, Record, read_journal
+from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.supervisor import job_log
 from holdfast.runtime.supervisor.beginning import lost
 from holdfast.runtime.supervisor.job_log import DeathLog, Narration
@@ -47,10 +47,10 @@ SAMPLES = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validatio
 class Told:
     """A narration of a job, and what has become of it."""
 
-    def __init__(self, setup: JobSetup, *, is_quiet: bool = False) -> None:
+    def __init__(self, setup: JobSetup, **how: bool) -> None:
         self.setup = setup
         self._written = b""
-        self.voice = Narration(setup.journal, is_verbose=False, write=self._take, is_quiet=is_quiet)
+        self.voice = Narration(setup.journal, write=self._take, **{"is_verbose": False} | how)
 
     def lines(self) -> list[str]:
         """Return what was said since the last time."""
@@ -246,37 +246,34 @@ def test_run_that_was_complete_says_how_to_go_on(
     assert told.lines()[1:] == [line] * is_told
 
 
-def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:
-    told.voice.began(setup_of(is_resumed=True, lost_step=390))
-
-    assert told.lines()[1:] == [
-        "holdfast: the journal knows of a checkpoint of step 390, but none is left in "
-        "/run/checkpoints: training begins at step 0; if you have that checkpoint, stop the job "
-        "and put it back"
-    ]
-
-
-def test_run_whose_newest_checkpoint_is_gone_says_from_which_one_it_goes_on(told: Told) -> None:
-    """As on another host than the one whose local directory has it."""
-    options = {"local_dir": Path("/local")}
-    told.voice.began(setup_of(is_resumed=True, saved_step=380, lost_step=390, options=options))
-
-    assert told.lines()[1:] == [
-        "holdfast: the journal knows of a checkpoint of step 390, but step 380 is the newest in "
-        "/run/checkpoints and in /local of this host: training goes on from step 380; if you "
-        "have that checkpoint, stop the job and put it back"
-    ]
-
-
-def test_checkpoint_in_the_local_directory_of_the_job_before_is_told_with_its_option(
-    told: Told,
+@pytest.mark.parametrize(
+    ("fields", "rest"),
+    [
+        (
+            {},
+            "none is left in /run/checkpoints: training begins at step 0; if you have that "
+            "checkpoint, stop the job and put it back",
+        ),
+        (
+            {"saved_step": 380, "options": {"local_dir": Path("/local")}},
+            "step 380 is the newest in /run/checkpoints and in /local of this host: training goes "
+            "on from step 380; if you have that checkpoint, stop the job and put it back",
+        ),
+        (
+            {"lost_local_dir": "/local"},
+            "none is left in /run/checkpoints: training begins at step 0; the job before had "
+            "--local-dir /local, which may have it: stop this job, and give that option again",
+        ),
+    ],
+    ids=["all lost", "of another host's local directory", "of the job before"],
+)
+def test_lost_checkpoint_is_told_with_where_training_begins(
+    told: Told, fields: dict[str, Any], rest: str
 ) -> None:
-    told.voice.began(setup_of(is_resumed=True, lost_step=390, lost_local_dir="/local"))
+    told.voice.began(setup_of(is_resumed=True, lost_step=390, **fields))
 
     assert told.lines()[1:] == [
-        "holdfast: the journal knows of a checkpoint of step 390, but none is left in "
-        "/run/checkpoints: training begins at step 0; the job before had --local-dir /local, which "
-        "may have it: stop this job, and give that option again"
+        f"holdfast: the journal knows of a checkpoint of step 390, but {rest}"
     ]
 
 
@@ -298,13 +295,6 @@ def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
         "phase": "training",
         "fenced": False,
     }
-
-
-def test_worker_that_left_by_agreement_is_not_worth_a_line(told: Told) -> None:
-    told.voice.heard({**DEATH, "clean": True})
-
-    assert told.lines() == []
-    assert told.records("failure") == []
 
 
 def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(told: Told) -> None:
@@ -346,14 +336,12 @@ def test_error_of_all_workers_is_told_once_as_the_end(told: Told) -> None:
 @pytest.mark.parametrize("is_verbose", [False, True])
 def test_calls_of_holdfast_concern_only_who_asks(tmp_path: Path, *, is_verbose: bool) -> None:
     own = f'  File "{Path(job_log.__file__).parents[1]}/fit/keras_fit.py", line 68, in _fit\n'
-    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="supervisor")
-    written: list[bytes] = []
-    voice = Narration(journal, is_verbose=is_verbose, write=written.append)
+    told = Told(setup_in(tmp_path), is_verbose=is_verbose)
 
-    voice.ended(End(1, "ValueError: odd", f"Traceback:\n{own}ValueError: odd\n"))
-    journal.close()
+    told.voice.ended(End(1, "ValueError: odd", f"Traceback:\n{own}ValueError: odd\n"))
 
-    said = b"".join(written).decode()
+    said = "\n".join(told.lines())
+    told.close()
     assert ("keras_fit.py" in said) == is_verbose
     assert ("  [1 call of holdfast: -v shows more]" in said) != is_verbose
 
@@ -393,25 +381,20 @@ def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
     ]
 
 
-def test_failure_that_running_again_may_cure_is_an_error_even_to_the_quiet(told: Told) -> None:
-    told.voice.ended(End(ExitCode.STOPPED_EARLY, "none could be read", is_failure=True))
-
-    assert told.lines() == ["holdfast: error: none could be read"]
-
-
 @pytest.mark.parametrize(
-    ("code", "line"),
+    ("code", "is_failure", "line"),
     [
-        (0, "holdfast: over"),
-        (75, "holdfast: over"),
-        (1, "holdfast: error: over"),
-        (70, "holdfast: error: over"),
+        (0, False, "holdfast: over"),
+        (75, False, "holdfast: over"),
+        (75, True, "holdfast: error: over"),
+        (1, False, "holdfast: error: over"),
+        (70, False, "holdfast: error: over"),
     ],
 )
 def test_end_is_an_error_unless_the_run_can_go_on_or_is_done(
-    told: Told, code: int, line: str
+    told: Told, code: int, line: str, *, is_failure: bool
 ) -> None:
-    told.voice.ended(End(code, "over"))
+    told.voice.ended(End(code, "over", is_failure=is_failure))
 
     assert told.lines() == [line]
     (ended,) = told.records("job_ended")
@@ -447,14 +430,6 @@ def test_notice_of_several_workers_is_told_once(told: Told) -> None:
     assert told.lines() == ["holdfast: disk full", "holdfast: disk slow"]
 
 
-def test_fence_is_told_with_its_silence(told: Told) -> None:
-    told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
-
-    assert told.lines() == [
-        "holdfast: worker 4 has been silent for 10.0 s after step 7: killing it"
-    ]
-
-
 def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> None:
     told.voice.paused(Pause(100.0, 166.2))
     told.voice.heard({"kind": "paused", "began": 99.9, "ended": 167.2})
@@ -481,9 +456,14 @@ def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> 
     ],
     ids=["unknown", "reading", "step", "validation"],
 )
-def test_fence_of_a_stall_tells_where_the_worker_is_and_at_which_batch(
+def test_fence_tells_how_long_where_the_worker_is_and_at_which_batch(
     told: Told, fields: dict[str, object], work: str
 ) -> None:
+    told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
+    assert told.lines() == [
+        "holdfast: worker 4 has been silent for 10.0 s after step 7: killing it"
+    ]
+
     place = {"where": "contribute (train.py:42)", "limit": "stall", **fields}
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 600.04, "step": 7} | place)
 
@@ -519,17 +499,14 @@ def test_suspicion_is_told_and_kept(
 def test_module_that_is_not_warm_concerns_only_who_asks(
     tmp_path: Path, *, is_verbose: bool
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="supervisor")
-    written: list[bytes] = []
-    voice = Narration(journal, is_verbose=is_verbose, write=written.append)
+    told = Told(setup_in(tmp_path), is_verbose=is_verbose)
 
-    voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
-    journal.close()
+    told.voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
 
-    (record,) = read_journal(tmp_path / "journal.jsonl")
+    (record,) = told.records()
+    told.close()
     assert (record["event"], record["module"]) == ("preload_failed", "torch")
-    said = b"".join(written).decode()
-    assert said == ("holdfast: torch is not preloaded: none\n" if is_verbose else "")
+    assert told.lines() == ["holdfast: torch is not preloaded: none"] * is_verbose
 
 
 def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: Told) -> None:
@@ -565,11 +542,13 @@ def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: Told
     ]
 
 
-@pytest.mark.parametrize("message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}])
+@pytest.mark.parametrize(
+    "message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}, {**DEATH, "clean": True}]
+)
 def test_message_that_concerns_nobody_is_not_told(told: Told, message: dict[str, object]) -> None:
     told.voice.heard(message)
 
-    assert told.lines() == []
+    assert told.lines() == told.records() == []
 
 
 def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
@@ -759,7 +738,7 @@ def test_death_after_a_takeover_has_the_error_that_was_told_before(told: Told) -
     told.voice.heard(report(7, "world"))
 
     assert told.lines() == ["holdfast: worker 8 died after step 3 (ValueError: odd)"]
-    (failure,) = [record for record in told.records() if record["event"] == "failure"]
+    (failure,) = told.records("failure")
     assert (failure["launch_rank"], failure["traceback"]) == (1, ERROR["traceback"])
 
 
@@ -807,8 +786,7 @@ def test_rank_that_loses_its_workers_is_suspected_once_and_recorded(told: Told) 
 
     suspicion = "rank 2 has lost 3 workers, far more than the others: is the machine sound?"
     assert told.lines().count(f"holdfast: {suspicion}") == 1
-    texts = [record["text"] for record in told.records() if record["event"] == "suspicion"]
-    assert texts == [suspicion]
+    assert [record["text"] for record in told.records("suspicion")] == [suspicion]
 
 
 def test_checkpoints_that_are_gone_may_come_back_from_a_mirror(tmp_path: Path) -> None:
@@ -847,16 +825,6 @@ def test_record_has_the_evidence_and_the_rank_at_launch(deaths: DeathLog) -> Non
     }
     assert (fields["cause"], fields["samples"]) == ("fenced", SAMPLES)
     assert "status" not in fields
-
-
-def test_place_that_loses_its_workers_is_named_once(deaths: DeathLog) -> None:
-    said = []
-    for launch in range(5):
-        deaths.launching([10 * launch + rank for rank in range(4)])
-        deaths.died(death_of(10 * launch + 2, core=launch), "signal SIGBUS")
-        said += deaths.suspicions()
-
-    assert said == ["rank 2 has lost 3 workers, far more than the others: is the machine sound?"]
 
 
 def test_step_of_the_newest_deaths_is_named_with_its_samples(deaths: DeathLog) -> None:
