@@ -7,6 +7,7 @@ import os
 import pwd
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,28 +116,19 @@ def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
     assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
 
 
-def test_hydra_does_not_take_itself_for_a_rank_of_an_enclosing_job() -> None:
-    base = {"PMI_RANK": "1", "PMI_FD": "9", "HYDI_CONTROL_FD": "7", "MPI_LOCALRANKID": "1"}
-    line = dataclasses.replace(LINE, ulfm=False, launcher=INTEL_MPI)
-
-    assert not base.keys() & line.environment(base).keys()
-    assert line.environment({"HYDRA_IFACE": "lo"})["HYDRA_IFACE"] == "lo"
-
-
 def test_new_ranks_are_reached_by_tcp() -> None:
     command = dataclasses.replace(LINE, launcher=OPEN_MPI.reaching_new_ranks()).command()
 
     assert command[command.index("btl") + 1] == "self,sm,tcp"
 
 
-def test_launch_without_ranks_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
-        dataclasses.replace(LINE, ranks=0)
-
-
-def test_launch_without_a_guard_is_refused() -> None:
-    with pytest.raises(ValueError, match="guard's command"):
-        dataclasses.replace(LINE, guard=())
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"ranks": 0}, "at least 1 rank, got 0"), ({"guard": ()}, "guard's command")],
+)
+def test_launch_without_ranks_or_guard_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        dataclasses.replace(LINE, **change)
 
 
 def test_batch_job_is_kept_from_mpiexec() -> None:
@@ -155,7 +147,7 @@ def test_batch_job_is_kept_from_mpiexec() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("PMIX_RANK", "OMPI_UNIVERSE_SIZE", "PRTE_LAUNCHED", "PMI_SIZE", "PMI2_RANK"),
+        *("PMIX_RANK", "OMPI_UNIVERSE_SIZE", "PRTE_LAUNCHED", "PMI_SIZE", "PMI_FD", "PMI2_RANK"),
         *("HYDI_CONTROL_FD", "HYDRA_BSTRAP_X", "MPI_LOCALNRANKS"),
     ],
 )

@@ -6,17 +6,19 @@ import os
 import select
 import threading
 import tty
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_files
 
-from holdfast.runtime.host.output import NoiseFilter, OutputForwarder, without_rules
+from holdfast.runtime.host.output import Forwarded, NoiseFilter, OutputForwarder, without_rules
 from holdfast.runtime.system.line_sink import ERASE
 
 BOUND_S = 90.0
 NOISE = b"Error in NBC_Start_round() (-1)\n"
+LONG = b"y" * 10_000 + b"\n"
 
 RULE = b"-" * 74 + b"\n"
 NBC = (
@@ -57,16 +59,66 @@ def terminal() -> Terminal:
     return Terminal()
 
 
-def test_lines_are_prefixed(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "[w3] ", terminal.write_fd)
+@dataclass
+class Piped:
+    """A pipe that is forwarded, and its end to write to."""
 
-    os.write(write_end, b"one\n\ntwo\nno end")
-    os.close(write_end)
-    output.close(BOUND_S)
+    output: OutputForwarder
+    write_end: int
+    forwarded: Forwarded
 
-    assert terminal.rest() == b"[w3] one\n[w3] \n[w3] two\n[w3] no end\n"
+    @staticmethod
+    def to(sink_fd: int, prefix: str = "", *, verbose: bool = False) -> Piped:
+        output = OutputForwarder(verbose=verbose)
+        read_end, write_end = os.pipe()
+        return Piped(output, write_end, output.forward(read_end, prefix, sink_fd))
+
+    def write(self, data: bytes) -> None:
+        os.write(self.write_end, data)
+
+    def end(self) -> None:
+        os.close(self.write_end)
+        self.output.close(BOUND_S)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"one\n\ntwo\nno end", b"> one\n> \n> two\n> no end\n"),
+        (b"short\n" + LONG + b"short\n", b"> short\n> " + LONG + b"> short\n"),
+        (b"-" * 74, b"> " + b"-" * 74 + b"\n"),
+        (NOISE + b"loss 1\n", b"> loss 1\n"),
+    ],
+    ids=["lines", "long", "a rule at the very end", "noise"],
+)
+def test_lines_are_prefixed(terminal: Terminal, written: bytes, shown: bytes) -> None:
+    piped = Piped.to(terminal.write_fd, "> ")
+
+    piped.write(written)
+    piped.end()
+
+    assert terminal.rest() == shown
+
+
+def test_noise_is_shown_when_asked_for(terminal: Terminal) -> None:
+    piped = Piped.to(terminal.write_fd, verbose=True)
+
+    piped.write(NOISE + b"loss 1\n")
+    piped.end()
+
+    assert terminal.rest() == NOISE + b"loss 1\n"
+
+
+def test_endless_line_is_cut_rather_than_kept(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.host.output._LONGEST_LINE_BYTES", 1000)
+    piped = Piped.to(terminal.write_fd)
+
+    piped.write(b"x" * 1500)
+    piped.end()
+
+    assert terminal.rest() == b"x" * 1500 + b"\n"
 
 
 def test_line_erases_the_live_line_of_a_terminal_and_of_nothing_else(terminal: Terminal) -> None:
@@ -89,17 +141,14 @@ def test_line_erases_the_live_line_of_a_terminal_and_of_nothing_else(terminal: T
 
 
 def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", terminal.write_fd)
+    piped = Piped.to(terminal.write_fd)
 
     for byte in b"step 1\nste":
-        os.write(write_end, bytes([byte]))
+        piped.write(bytes([byte]))
 
     assert os.read(terminal.read_fd, 100) == b"step 1\n"
     assert select.select([terminal.read_fd], [], [], 0)[0] == []
-    os.close(write_end)
-    output.close(BOUND_S)
+    piped.end()
     assert terminal.rest() == b"ste\n"
 
 
@@ -123,21 +172,6 @@ def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
     lines = terminal.rest().splitlines()
     assert len(lines) == 150
     assert set(lines) == {b"[w%d] first half, second half" % worker for worker in range(3)}
-
-
-@pytest.mark.parametrize(("verbose", "shown"), [(False, b"loss 1\n"), (True, NOISE + b"loss 1\n")])
-def test_noise_is_shown_only_when_asked_for(
-    terminal: Terminal, *, verbose: bool, shown: bytes
-) -> None:
-    output = OutputForwarder(verbose=verbose)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", terminal.write_fd)
-
-    os.write(write_end, NOISE + b"loss 1\n")
-    os.close(write_end)
-    output.close(BOUND_S)
-
-    assert terminal.rest() == shown
 
 
 def test_thread_may_see_the_end_before_it_is_woken_for_it(
@@ -181,74 +215,28 @@ def test_descriptors_of_an_ended_output_are_closed(terminal: Terminal) -> None:
     terminal.rest()
 
 
-def test_rule_at_the_very_end_is_not_lost(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "[w0] ", terminal.write_fd)
-
-    os.write(write_end, b"-" * 74)
-    os.close(write_end)
-    output.close(BOUND_S)
-
-    assert terminal.rest() == b"[w0] " + b"-" * 74 + b"\n"
-
-
-def test_endless_line_is_cut_rather_than_kept(
-    terminal: Terminal,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("holdfast.runtime.host.output._LONGEST_LINE_BYTES", 1000)
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", terminal.write_fd)
-
-    os.write(write_end, b"x" * 1500)
-    os.close(write_end)
-    output.close(BOUND_S)
-
-    assert terminal.rest() == b"x" * 1500 + b"\n"
-
-
-def test_long_lines_arrive_whole(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "> ", terminal.write_fd)
-    line = b"y" * 10_000 + b"\n"
-
-    os.write(write_end, b"short\n" + line + b"short\n")
-    os.close(write_end)
-    output.close(BOUND_S)
-
-    assert terminal.rest() == b"> short\n> " + line + b"> short\n"
-
-
 def test_worker_can_go_on_when_nobody_reads_its_output(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", terminal.write_fd)
+    piped = Piped.to(terminal.write_fd)
     os.close(terminal.read_fd)
 
     for _ in range(100):
-        os.write(write_end, b"z" * 8191 + b"\n")
+        piped.write(b"z" * 8191 + b"\n")
 
-    os.close(write_end)
-    output.close(BOUND_S)
-    assert output.dropped == 100
+    piped.end()
+    assert piped.output.dropped == 100
     os.close(terminal.write_fd)
 
 
 def test_pipe_that_never_ends_does_not_hold_up_the_end(terminal: Terminal) -> None:
     """A helper that a worker has started may keep its pipe open."""
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", terminal.write_fd)
-    os.write(write_end, b"complete\nno end")
+    piped = Piped.to(terminal.write_fd)
+    piped.write(b"complete\nno end")
     assert os.read(terminal.read_fd, 100) == b"complete\n"
 
-    output.close(0.0)
+    piped.output.close(0.0)
 
     assert terminal.rest() == b"no end\n"
-    os.close(write_end)
+    os.close(piped.write_end)
 
 
 def test_output_goes_to_a_new_place_although_the_old_one_is_held(terminal: Terminal) -> None:
@@ -286,30 +274,24 @@ def _until(fd: int, end: bytes) -> bytes:
 
 def test_last_lines_are_those_that_the_pipe_holds_by_now(terminal: Terminal) -> None:
     """A worker that has died has written all that it will; nobody waits for the thread."""
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    forwarded = output.forward(read_end, "[w3] ", terminal.write_fd)
+    piped = Piped.to(terminal.write_fd, "[w3] ")
 
     for number in range(50):
-        os.write(write_end, b"line %d\n" % number)
-        assert forwarded.last_lines()[-1] == f"line {number}"
-    os.close(write_end)
-    output.close(BOUND_S)
+        piped.write(b"line %d\n" % number)
+        assert piped.forwarded.last_lines()[-1] == f"line {number}"
+    piped.end()
 
-    assert forwarded.last_lines()[-1] == "line 49"
+    assert piped.forwarded.last_lines()[-1] == "line 49"
     assert terminal.rest() == b"".join(b"[w3] line %d\n" % number for number in range(50))
 
 
 def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    forwarded = output.forward(read_end, "", terminal.write_fd)
+    piped = Piped.to(terminal.write_fd)
 
-    os.write(write_end, b"sorrow\n" + NOISE)
-    os.close(write_end)
-    output.close(BOUND_S)
+    piped.write(b"sorrow\n" + NOISE)
+    piped.end()
 
-    assert forwarded.last_lines() == ("sorrow",)
+    assert piped.forwarded.last_lines() == ("sorrow",)
     terminal.rest()
 
 
@@ -330,24 +312,6 @@ def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Termina
     output.close(BOUND_S)
 
     assert terminal.rest() == b"early\nlate line of 7\n"
-
-
-@pytest.mark.parametrize(
-    "noise",
-    [
-        NBC,
-        EPOLL,
-        EPOLL + b" \n",
-        ABORT,
-        ONEDNN,
-        b"Error in NBC_Start_round() (-1)\n",
-        b"[vm:21055] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 21]\n",
-    ],
-)
-def test_noise_is_hidden_and_the_users_lines_stay(noise: bytes) -> None:
-    shown = NoiseFilter().without_noise(USERS + noise + noise + USERS)
-
-    assert shown == USERS + USERS
 
 
 def test_noise_may_come_line_by_line() -> None:
@@ -386,6 +350,7 @@ def test_blank_lines_without_noise_before_them_are_shown() -> None:
     [
         NBC,
         EPOLL,
+        EPOLL + b" \n",
         EPOLL.replace(b"ADD(4)", b"MOD(1)"),
         EPOLL.replace(b"ADD(4)", b"DEL(4)"),
         ABORT,
@@ -398,11 +363,12 @@ def test_blank_lines_without_noise_before_them_are_shown() -> None:
     ],
     ids=lambda noise: noise[:40].decode().strip(),
 )
-def test_noise_is_hidden_although_nothing_else_is_printed(noise: bytes) -> None:
+def test_noise_is_hidden_and_the_users_lines_stay(noise: bytes) -> None:
     """Text without any mark of noise is not searched, so each sort of noise must have a mark."""
-    shown = NoiseFilter()
+    alone = NoiseFilter()
 
-    assert shown.without_noise(noise) + shown.rest() == b""
+    assert alone.without_noise(noise) + alone.rest() == b""
+    assert NoiseFilter().without_noise(USERS + noise + noise + USERS) == USERS + USERS
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ class Host:
         self.guards.append(theirs)
         self.real.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
 
+    def guard_both(self, phase: Phase) -> None:
+        for worker in (0, 1):
+            self.guard(worker)
+            self.pages[worker].phase = phase
+
+    def answer(self, kind: str, attempt: int, **fields: object) -> None:
+        """Let the writer tell the outcome of a save, of step 30 unless told otherwise."""
+        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
+        self.real.on_written(message)
+
     def pass_time(self, seconds: float, *beating: int) -> None:
         """Look four times a second while the given workers beat."""
         for _ in range(int(4 * seconds)):
@@ -201,9 +211,7 @@ def test_worker_begins_when_it_has_process_and_guard(host: Host) -> None:
 
 
 def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> None:
-    for worker in (0, 1):
-        host.guard(worker)
-        host.pages[worker].phase = Phase.TRAINING
+    host.guard_both(Phase.TRAINING)
 
     host.pass_time(1, 0)
     assert host.of_kind("worker_fenced") == []
@@ -212,21 +220,9 @@ def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> No
     assert host.of_kind("worker_fenced") == [1]
 
 
-def test_silent_worker_is_fenced_once(host: Host) -> None:
-    for worker in (0, 1):
-        host.guard(worker)
-        host.pages[worker].phase = Phase.TRAINING
-
-    host.pass_time(10, 0)
-
-    assert host.of_kind("worker_fenced") == [1]
-
-
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
 def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
-    for worker in (0, 1):
-        host.guard(worker)
-        host.pages[worker].phase = phase
+    host.guard_both(phase)
 
     host.pass_time(59, 0)
     assert host.of_kind("worker_fenced") == []
@@ -245,9 +241,7 @@ def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
 
 
 def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
-    for worker in (0, 1):
-        host.guard(worker)
-        host.pages[worker].phase = Phase.TRAINING
+    host.guard_both(Phase.TRAINING)
     host.pass_time(1, 0, 1)
 
     host.now += 3600.0
@@ -284,39 +278,30 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
 
 
 def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
-    def answer(kind: str, attempt: int, **fields: object) -> None:
-        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
-        host.real.on_written(message)
-
-    answer("saved", 4)
+    host.answer("saved", 4)
     for page in host.pages.values():
         assert (page.is_answered(4), page.failed_save) == (True, 0)
     assert host.notices == []
 
-    answer("unsaved", 5, reason="the disk is full")
+    host.answer("unsaved", 5, reason="the disk is full")
     for page in host.pages.values():
         assert (page.is_answered(5), page.failed_save) == (True, 5)
     assert host.notices == ["the checkpoint of step 30 failed: the disk is full"]
 
-    answer("unsaved", 6, is_expected=True)
+    host.answer("unsaved", 6, is_expected=True)
     assert host.pages[0].failed_save == 6
     assert len(host.notices) == 1, "its workers have begun another save"
 
-    host.real.on_written({"kind": "saved", "launch": 9, "attempt": 7, "step": 30})
+    host.answer("saved", 7, launch=9)
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
 def test_saves_go_on_again_once_the_run_directory_takes_one(host: Host) -> None:
     """The local directory takes those meanwhile that nobody has asked for."""
-
-    def answer(kind: str, attempt: int, **fields: object) -> None:
-        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 10 * attempt, **fields}
-        host.real.on_written(message)
-
-    answer("unsaved", 1, reason="it is full", is_of_run=True)
-    answer("saved", 2, place="local directory")
-    answer("unsaved", 3, reason="it is full", is_of_run=True)
-    answer("saved", 4)
+    host.answer("unsaved", 1, step=10, reason="it is full", is_of_run=True)
+    host.answer("saved", 2, step=20, place="local directory")
+    host.answer("unsaved", 3, step=30, reason="it is full", is_of_run=True)
+    host.answer("saved", 4, step=40)
 
     assert host.notices == [
         "the checkpoint of step 10 failed: it is full",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -306,6 +306,26 @@ class Machine:
         return ()
 
 
+class NoScreen:
+    can_draw = False
+
+
+class NoJournal:
+    def record(self, event: str, **fields: object) -> None:
+        """Keep nothing."""
+
+
+def supervising(machine: Machine, left_s: float, **how: Any) -> Supervisor:
+    """Return as much of a supervisor as minds the time, of which so much is left."""
+    now, made = time.time(), Supervisor.__new__(Supervisor)
+    made._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
+    made._machine = machine  # type: ignore[assignment]
+    terms = {"is_verbose": False, "write": lambda _: None} | how
+    made._narration = Narration(NoJournal(), **terms)  # type: ignore[arg-type]
+    made._end = None
+    return made
+
+
 @pytest.mark.parametrize(
     ("left_s", "state", "is_stopping", "wishes"),
     [
@@ -324,13 +344,8 @@ class Machine:
 def test_supervisor_wishes_once_to_save_and_twice_to_end(
     left_s: float, state: JobState, wishes: int, *, is_stopping: bool
 ) -> None:
-    now = time.time()
-    supervisor = Supervisor.__new__(Supervisor)
     machine = Machine(state, is_stopping=is_stopping)
-    supervisor._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
-    supervisor._machine = machine  # type: ignore[assignment]
-    supervisor._narration = Narration(NoJournal(), is_verbose=False, write=lambda _: None)  # type: ignore[arg-type]
-    supervisor._end = None
+    supervisor = supervising(machine, left_s)
 
     supervisor._mind_time()
     supervisor._mind_time()
@@ -345,32 +360,14 @@ def test_supervisor_wishes_once_to_save_and_twice_to_end(
 def test_saving_in_time_is_not_told_of_when_the_training_is_over(
     phase: str, left_s: float, lines: int
 ) -> None:
-    now, told = time.time(), list[bytes]()
+    told = list[bytes]()
     progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
     progress.heard({"kind": "pong", "workers": 1, "phase": phase})
-    supervisor = Supervisor.__new__(Supervisor)
-    supervisor._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
-    supervisor._machine = Machine(JobState.RUNNING, is_stopping=False)  # type: ignore[assignment]
-    supervisor._narration = Narration(
-        NoJournal(),
-        is_verbose=False,
-        write=told.append,
-        progress=progress,  # type: ignore[arg-type]
-    )
-    supervisor._end = None
+    machine = Machine(JobState.RUNNING, is_stopping=False)
 
-    supervisor._mind_time()
+    supervising(machine, left_s, write=told.append, progress=progress)._mind_time()
 
     assert len(told) == lines
-
-
-class NoScreen:
-    can_draw = False
-
-
-class NoJournal:
-    def record(self, event: str, **fields: object) -> None:
-        """Keep nothing."""
 
 
 def test_limit_of_the_users_own_before_slurms_requeues_nothing(
@@ -569,43 +566,27 @@ def test_signal_to_this_process_becomes_an_order(
     assert hearing.orders == [(order, number)]
 
 
-def test_order_that_a_scheduler_sends_twice_at_once_is_one(hearing: Heard) -> None:
-    """To the process and to its group, for example."""
-    hearing.signals.hear(bytes([TERM, TERM]))
-    hearing.now += 0.9
-    hearing.signals.hear(bytes([TERM]))
+@pytest.mark.parametrize(
+    ("numbers", "apart_s", "orders"),
+    [
+        ([TERM, TERM], 0.9, [TERM]),  # a scheduler tells the process and its group
+        ([TERM] * 3, 1.1, [TERM] * 3),
+        ([INT] * 2, 0.3, [INT] * 2),  # a key that is pressed twice
+        ([TERM, INT], 0.0, [TERM, INT]),
+        ([signal.SIGXCPU] * 10, 1.0, [signal.SIGXCPU]),
+        ([USR2] * 2, 0.0, [USR2] * 2),
+    ],
+    ids=["at once", "later", "key", "another signal", "processor time", "save"],
+)
+def test_signal_is_one_order_or_several(
+    hearing: Heard, numbers: list[int], apart_s: float, orders: list[int]
+) -> None:
+    for number in numbers:
+        hearing.signals.hear(bytes([number, number]))
+        hearing.now += apart_s
 
-    assert hearing.orders == [(Order.STOP, TERM)]
-
-
-def test_same_signal_later_is_a_second_order(hearing: Heard) -> None:
-    for _ in range(3):
-        hearing.signals.hear(bytes([TERM]))
-        hearing.now += 1.1
-
-    assert hearing.orders == [(Order.STOP, TERM)] * 3
-
-
-def test_key_that_is_pressed_twice_is_two_orders(hearing: Heard) -> None:
-    hearing.signals.hear(bytes([INT]))
-    hearing.now += 0.3
-    hearing.signals.hear(bytes([INT]))
-
-    assert hearing.orders == [(Order.STOP, INT)] * 2
-
-
-def test_another_signal_is_a_second_order(hearing: Heard) -> None:
-    hearing.signals.hear(bytes([TERM]))
-    hearing.signals.hear(bytes([INT]))
-
-    assert hearing.orders == [(Order.STOP, TERM), (Order.STOP, INT)]
-
-
-def test_every_save_is_asked_for(hearing: Heard) -> None:
-    hearing.signals.hear(bytes([USR2]))
-    hearing.signals.hear(bytes([USR2]))
-
-    assert hearing.orders == [(Order.SAVE, USR2)] * 2
+    kind = Order.SAVE if USR2 in numbers else Order.STOP
+    assert hearing.orders == [(kind, number) for number in orders]
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
@@ -627,14 +608,6 @@ def test_signal_that_asks_for_nothing_gives_no_order(hearing: Heard) -> None:
     hearing.reactor.run_once(BOUND_S)
 
     assert hearing.orders == []
-
-
-def test_limit_of_processor_time_is_one_order_however_often_it_is_sent(hearing: Heard) -> None:
-    for _ in range(10):
-        hearing.signals.hear(bytes([signal.SIGXCPU]))
-        hearing.now += 1.0
-
-    assert hearing.orders == [(Order.STOP, signal.SIGXCPU)]
 
 
 def test_under_a_batch_system_sigusr2_stops_and_holdfast_save_still_saves() -> None:

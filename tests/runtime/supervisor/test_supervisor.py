@@ -304,9 +304,11 @@ def test_job_that_was_taken_over_is_gone_on_with(make: Make) -> None:
     assert job.terms == []
 
 
-def test_lease_is_handed_on_even_if_nothing_can_be_written_into_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_written", [True, False])
+def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
 ) -> None:
+    """Even if nothing can be written into the lease."""
     agent = Agent()
     job = make(agent)
     job.begin(WARM, *joined(0, 1))
@@ -315,29 +317,15 @@ def test_lease_is_handed_on_even_if_nothing_can_be_written_into_it(
     def fail(*_: object) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Lease, "name_agent", fail)
-    job.supervisor._on_message(report(0, "checkpoint", step=5))
-
-    (lease,) = agent.told[1:]
-    assert os.path.samestat(os.fstat(lease[FDS][0]), job.directory.lease_path.stat())
-    assert job.directory.load_record() == job.setup.record
-    os.close(lease[FDS][0])
-    job.supervisor._keeper.lease.release()
-
-
-def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(make: Make) -> None:
-    agent = Agent()
-    job = make(agent)
-    job.begin(WARM, *joined(0, 1))
-    shutil.rmtree(job.directory.path)
-
+    if not is_written:
+        monkeypatch.setattr(Lease, "name_agent", fail)
     job.supervisor._on_message(report(0, "checkpoint", step=5))
 
     (lease,) = agent.told[1:]
     assert lease["kind"] == "lease"
     assert os.path.samestat(os.fstat(lease[FDS][0]), job.directory.lease_path.stat())
     assert job.directory.load_record() == job.setup.record
-    assert job.directory.agent_socket() == job.base / "agent.sock"
+    assert job.directory.agent_socket() == (job.base / "agent.sock" if is_written else None)
     os.close(lease[FDS][0])
     job.supervisor._keeper.lease.release()
 
