@@ -1,17 +1,15 @@
 """The callbacks of one call of ``fit``, run in rounds: what they do, and what came of it.
 
-A round is all that runs between two agreements of the workers.  Every worker runs the same
-hooks in it, with the same values, under the guard of `first_files`.
+A round is all that runs between two agreements of the workers.  Every worker runs the same hooks in
+it, with the same values, under the guard of `first_files`.
 
-Settings that the graph of a step holds as constants, watched while callbacks begin.
-
-Keras traces a step when the first one runs.  A replica traces it before, to learn what the step is
-made of.  ``on_train_begin`` may freeze a layer, or change a setting such as ``clipnorm`` or
-``rate``.  That would have effect in Keras and none here.  Numbers in variables, such as the
-learning rate, always have.
-
-An attribute with the name of an argument of ``__init__`` is a setting, and is refused.  Any
-other number may be one that the step reads, or the script's own: there the user is told.
+While callbacks begin, settings that the graph of a step holds as constants are watched.  Keras
+traces a step when the first one runs.  A replica traces it before, to learn what the step is made
+of.  ``on_train_begin`` may freeze a layer, or change a setting such as ``clipnorm`` or ``rate``.
+That would have effect in Keras and none here.  Numbers in variables, such as the learning rate,
+always have.  An attribute with the name of an argument of ``__init__`` is a setting, and is
+refused.  Any other number may be one that the step reads, or the script's own: there the user is
+told.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """Keras's callbacks as the companion of a stage: they see what they see under ``fit``.
 
-Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers
-agree on the effects of each round before the next one (`training.catch_up`).  So a
-sequence of hooks is a generator here, which waits wherever an agreement may be due.  A hook that
-raises ends its round.  If hooks of all workers raise alike, that ends the training.
+Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers agree on
+the effects of each round before the next one (`training.catch_up`).  So a sequence of hooks is a
+generator here, which waits wherever an agreement may be due.
+
+A hook that raises ends its round.  If hooks of all workers raise alike, that ends the training.  It
+is not run again after a relaunch: its ``fit`` raises the error once more.  So the error is kept as
+a JSON object, which names the class and its base classes.  It is made again of the first of them
+that the process has, with plain arguments and attributes.  Nothing is imported or called for it,
+not even the class's ``__init__``.
 
 A model that is compiled with ``steps_per_execution`` runs so many steps in Keras between two hooks
 about batches: an *execution*.  Here each step is a commit of its own, and hooks rest within one.
-
-The error of the script that has ended a training, as a JSON object.
-
-A training that ended so is not run again after a relaunch: its ``fit`` raises the error once more.
-The object names the class and its base classes.  The error is made of the first of them that the
-process has, with plain arguments and attributes.  Nothing is imported or called for it, not even
-the class's ``__init__``.
 """
 
 from __future__ import annotations

@@ -6,15 +6,12 @@ anew.  So an attribute is kept if it differs from what it was before the trainin
 A changed setting of a script that is run again then counts, and what the training has changed goes
 on.
 
-A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same
-methods count for an object that stands in an attribute, such as a random generator.
+A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same methods count
+for an object that stands in an attribute, such as a random generator.
 
-Places for the weights that callbacks keep: tensors of fixed shape, also while they are empty.
-
-The layout of a checkpoint must not change during a run.  But a callback such as
-``EarlyStopping`` has no best weights at first, and later has some.  So each callback that
-may keep weights gets places with the shapes of the model's weights at the start.  A place
-that holds nothing is zeros.
+The layout of a checkpoint must not change during a run.  But a callback such as ``EarlyStopping``
+has no best weights at first, and later has some.  So each callback that may keep weights gets
+places with the shapes of the model's weights at the start.  A place that holds nothing is zeros.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """TensorBoard's event files: written once, by the first worker, and without steps of lost launches.
 
-TensorFlow writes event files from C++, where `file_guard` sees nothing.  So every worker's
-callback writes events into a private folder.  At an agreement the first worker copies what
-is new to where the callback wants it.  An event file is a list of records, so bytes that
-end with a record may be appended and cut.
+TensorFlow writes event files from C++, which the guard of `first_files` does not see.  So every
+worker's callback writes events into a private folder.  At an agreement the first worker copies what
+is new to where the callback wants it.  An event file is a list of records, so bytes that end with a
+record may be appended and cut.
 
-The names of the copies end with a token of the run and its phase.  So files that a lost
-launch has begun after the restored checkpoint are known, and removed.
+The names of the copies end with a token of the run and its phase.  So files that a lost launch has
+begun after the restored checkpoint are known, and removed.
 """
 
 from __future__ import annotations

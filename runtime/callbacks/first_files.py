@@ -1,34 +1,29 @@
 """Files that callbacks write: those of the first worker are real, and the next one goes on.
 
-Theory.  Every worker runs every hook of every callback.  The hooks that run between two
-agreements of the workers are a *round*.  While a round runs, this module stands between
-the hooks and the disk:
+Theory.  Every worker runs every hook of every callback.  The hooks that run between two agreements
+of the workers are a *round*.  While a round runs, this module stands between the hooks and the
+disk:
 
 * on the first worker files are what they always are;
-* on the others a file that is opened to be written lies in a private folder (*staged*).  Other
-  changes of the disk are put off (*deferred*).
+* on the others a file that is opened to be written lies in a private folder of the run directory
+  (*staged*).  Other changes of the disk are put off (*deferred*).
 
-An agreement proves that the first worker has finished the round.  So staged files and
-deferred changes of the round are dropped.  A file that is still open stays staged, and the
-length that it has now is noted.
+An agreement proves that the first worker has finished the round.  So staged files and deferred
+changes of the round are dropped.  A file that is still open stays staged, and the length that it
+has now is noted.
 
-If the first worker dies before the agreement, nobody knows how far it came.  The next first
-worker makes its own round real: it repeats the changes, and it cuts files that grow to the
-length that they had at the last agreement before it appends.  A file that is still open is
-exchanged beneath the file object, which the callback goes on to use.
+If the first worker dies before the agreement, nobody knows how far it came.  The next first worker
+makes its own round real: it repeats the changes, and it cuts files that grow to the length that
+they had at the last agreement before it appends.  A file that is still open is exchanged beneath
+the file object, which the callback goes on to use.
 
-The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them
-to these lengths.  What ``on_train_begin`` then writes into such a file is in it already, so
-it is dropped.  A callback that keeps the file open goes on at its end.
+The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them to these
+lengths.  What ``on_train_begin`` then writes into such a file is in it already, so it is dropped.
+A callback that keeps the file open goes on at its end.
 
-A worker's private folder in the run directory, for files that are not real.
-
-The guard that stands between hooks of callbacks and the disk while a round runs.
-
-Python's own ways to change files are exchanged while the hooks of callbacks run, and only
-for the thread that runs them: threads of the saver write checkpoints meanwhile.  Libraries
-that write files from C are not seen.  Those of Keras are in `first_saves`, TensorBoard's in
-`event_files`.
+The guard exchanges Python's own ways to change files, and only for the thread that runs the hooks:
+threads of the saver write checkpoints meanwhile.  Libraries that write files from C are not seen.
+Those of Keras are in `first_saves`, TensorBoard's in `event_files`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """Models that callbacks and scripts save: written by the first worker only.
 
-Keras writes weights from C, where `file_guard` sees nothing.  So its own functions to save
-and to load are exchanged once, when the script imports Keras.
+Keras writes weights from C, which the guard of `first_files` does not see.  So its own functions to
+save and to load are exchanged once, when the script imports Keras.
 
 * In a hook, a worker that is not the first puts the save off, with the weights of this
   moment.  They are tensors that TensorFlow copies at the next update, which comes after the
   agreement that drops them.  A hook of the same round that loads the path has them written
   into a private folder first.  In a later round the first worker's file is there.
 * In the script itself there is no agreement.  A worker that is not the first saves into a
-  private folder, and loads the same path from there.  So a script may load what it saved.  A
-  file that it has loaded is kept for a relaunch before the run writes it again (`kept_loads`).
-
-Models that the script has loaded, as they were then, once the run writes their files again.
+  private folder, and loads the same path from there.  So a script may load what it saved.
 
 A script may load the best weights of one ``fit``, and let the next one save its own to the same
 file.  A relaunch in that one runs the script from its first line: it would load what the next

@@ -1,4 +1,4 @@
-"""Makes the callbacks of a call of ``fit`` ready to run beside a stage."""
+"""The callbacks of a call of ``fit``, made ready to run beside a stage."""
 
 from __future__ import annotations
 

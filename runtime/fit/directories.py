@@ -7,24 +7,19 @@ every worker runs that line, and so does a script that begins again after a rela
 * a script that clears its results at its start must not remove those of the run.  What the run has
   made, and this process has not made again yet, is left.  What was there before the run is
   removed once.
-* what is temporary has rules of its own (`temporary_directories`).
 
-Temporary directories that the script makes: that of the first worker is the run's.
+A *temporary directory* of the first worker is the run's.  It has the same one in all launches,
+because a relaunch reads what an earlier launch has written.  Each other worker has one of its own,
+as in plain Python: what all of them write at the same time, as an array that each reads back, must
+not lie in one file.  What callbacks write is there once, in that of the first worker.  The others
+find it in their own as links: at once for a file that a hook writes, and for all that is there when
+a training has ended.
 
-The first worker has the same one in all launches, because a relaunch reads what an earlier launch
-has written.  Each other worker has one of its own, as in plain Python: what all of them write at
-the same time, as an array that each reads back, must not lie in one file.
+A file of ``Dataset.cache(file)`` is one that every worker would fill.  TensorFlow lets one pass at
+a time do so, and keeps others away by a lock file.  Here every worker looks at its first batch, and
+more than one may read a whole pass.  A reader that is killed leaves its lock file behind.
 
-What callbacks write is there once, in that of the first worker.  The others find it in their own as
-links: at once for a file that a hook writes, and for all that is there when a training has ended.
-
-Files of ``Dataset.cache(file)``, which every worker of a job would fill.
-
-TensorFlow lets one pass at a time fill a cache, and keeps others away by a lock file.  Here every
-worker looks at its first batch, and more than one may read a whole pass.  A reader that is killed
-leaves its lock file behind.
-
-Invariant: nobody but a script's end writes a file of the name that the script gives, and what has
+Invariant: nobody but a script's end writes a cache of the name that the script gives, and what has
 that name is whole.  Until then each worker fills a cache of its own beside it.  What a dead worker
 of the run has left is removed by the next launch, or gets the name if it is whole.
 """

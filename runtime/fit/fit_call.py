@@ -1,12 +1,10 @@
-"""The arguments of a call of ``fit``, as Keras names them.
-
-A call of ``fit`` as the run began it: a script may count its epochs anew at each start.
+"""The arguments of a call of ``fit``, as Keras names them and as the run began it.
 
 Many scripts load the newest file that they have saved, and give ``fit`` its epoch as
-``initial_epoch``.  In a relaunch such a script asks for the epochs that are left.  But the run
-has them in its checkpoint already: it goes on in the middle of the epochs that it began with.
+``initial_epoch``.  In a relaunch such a script asks for the epochs that are left.  But the run has
+them in its checkpoint already: it goes on in the middle of the epochs that it began with.
 
-``holdfast.fit``: Keras's ``fit`` for scripts that also run without ``holdfast run``.
+``holdfast.fit`` is Keras's for scripts that also run without ``holdfast run``.
 """
 
 from __future__ import annotations

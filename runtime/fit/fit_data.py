@@ -1,11 +1,7 @@
-"""The arrays or data of a call of ``fit`` as data to train on and to validate with.
+"""What a call of ``fit`` trains on and validates with: arrays and data, or pipelines as feeds.
 
-A companion of a training whose batches come from a pipeline: the mark of what was read.
-
-The mark is among the notes of each checkpoint.  A launch that reads the pipeline again
-compares it on the way.
-
-The pipelines of a call of ``fit`` as feeds.
+The mark of what was read of a pipeline is among the notes of each checkpoint.  A launch that reads
+the pipeline again compares it on the way.
 """
 
 from __future__ import annotations

@@ -1,30 +1,23 @@
 """Our ``fit`` in the place of Keras's: it trains on all workers of the job.
 
-The script calls ``model.fit``, on every worker alike.  The arguments become a training
-request, the model becomes an exact replica, and the call is the next stage of the run
-(`training.stages`).  Then the model has the weights of the end of the stage, on every
-worker.  ``evaluate`` and ``predict`` stay Keras's own.
+The script calls ``model.fit``, on every worker alike.  The arguments become a training request, the
+model becomes an exact replica, and the call is the next stage of the run (`training.stages`).  Then
+the model has the weights of the end of the stage, on every worker.  ``evaluate`` and ``predict``
+stay Keras's own.
 
-What to do about a model that fails on a part of a batch, and about batches of few samples.
+A model that fails on a part of a batch, or has batches of few samples, gets advice.  The learning
+rate of a larger batch is scaled while an optimizer applies gradients: the rate that the script has
+chosen stays what it was.  Callbacks read and change that one, and a schedule goes on.  Only an
+update sees the product.
 
-The learning rate of an optimizer, scaled while it applies gradients.
+Loops of a script over ``train_on_batch`` are refused, since nobody can share or save what they
+train.  One call alone is harmless: some scripts make the variables of an optimizer with it, before
+they load them.
 
-The rate that the script has chosen stays what it was: callbacks read and change that one,
-and a schedule goes on.  Only an update sees the product.
-
-Loops of a script over ``train_on_batch``: nobody can share or save what they train.
-
-Each worker would train all of it by itself.  One call alone is harmless: some scripts make the
-variables of an optimizer with it, before they load them.
-
-Keras's downloads, by one worker at a time.
-
-``keras.utils.get_file`` looks whether a file is there, and downloads it otherwise.  All
-workers of a job ask at the same moment.  So the second one would find the half of a file
-that the first one is writing, and take it for the whole.
-
-Invariant: a worker that looks for a file sees it whole, or not at all.  The kernel ends the
-turn of a worker that dies.
+Keras downloads for one worker at a time.  ``keras.utils.get_file`` looks whether a file is there,
+and downloads it otherwise.  All workers of a job ask at the same moment, so the second one would
+take the half of a file for the whole.  Invariant: a worker that looks for a file sees it whole, or
+not at all.  The kernel ends the turn of a worker that dies.
 """
 
 from __future__ import annotations

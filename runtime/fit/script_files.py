@@ -11,11 +11,8 @@ Every worker runs the line that adds an entry, and so does each launch.  So:
 Only what the script's own lines ``open`` is seen.  A file that the script writes without having
 read it is written by all workers alike.
 
-Stores of experiments that the script has opened on a worker that is not the first.
-
-Each worker runs the script, and so does each launch.  So a store may have an entry for each of
-them.  holdfast cannot know which rows of a store belong together: it says so before a training,
-and names the store.
+A store of experiments, too, may have an entry for each worker and launch.  holdfast cannot know
+which rows of a store belong together: it says so before a training, and names the store.
 """
 
 from __future__ import annotations

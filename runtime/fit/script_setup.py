@@ -1,23 +1,18 @@
-"""The entry of a worker whose script may call Keras's ``fit``.
+"""The entry of a worker whose script may call Keras's ``fit``, and what is set up before it does.
 
-Calls back when a script has imported a module.
+A worker prepares TensorFlow before the script's first use of it.  But a script that needs no
+TensorFlow must not wait for its import.  So the imports of the script are watched.
 
-A worker prepares TensorFlow before the script's first use of it.  But a script that needs
-no TensorFlow must not wait for its import.
+TensorFlow writes each function that it has translated into a file for temporary files, and removes
+it when the process ends.  A worker that is killed ends without that.  So the file is removed as
+soon as it was loaded, and its lines stay where Python looks for source code.
 
-Python code that TensorFlow generates, without a file that stays behind.
+The scopes and clusters of ``tf.distribute`` are left out: workers share each batch.  Within such a
+scope TensorFlow makes variables of several copies.  A worker of holdfast has one copy of the model,
+so there is nothing that a scope could distribute.  For a cluster each worker would start a server
+of TensorFlow, all of them at the same address.
 
-TensorFlow writes each function that it has translated into a file for temporary files, and
-removes it when the process ends.  A worker that is killed ends without that.  So the file
-is removed as soon as it was loaded, and its lines stay where Python looks for source code.
-
-The scopes and clusters of ``tf.distribute``, which are left out: workers share each batch.
-
-Within such a scope TensorFlow makes variables of several copies.  A worker of holdfast has
-one copy of the model, so there is nothing that a scope could distribute.  For a cluster each
-worker would start a server of TensorFlow, all of them at the same address.
-
-Running a script only for its model: a ``fit`` in it refuses to train.
+A script may also be run only for its model: then a ``fit`` in it refuses to train.
 """
 
 from __future__ import annotations

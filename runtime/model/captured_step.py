@@ -1,15 +1,13 @@
 """One tracing of a script's own step: its updates, its logs, and what it assigned.
 
-The step runs inside a ``keras.StatelessScope``, so that it changes nothing.  Variables keep
-their own values in it.  So the tapes of the script find them.  Only metrics begin anew,
-and seed generators with the microbatch's seeds.
+The step runs inside a ``keras.StatelessScope``, so that it changes nothing.  Variables keep their
+own values in it.  So the tapes of the script find them.  Only metrics begin anew, and seed
+generators with the microbatch's seeds.
 
-Stands in for optimizers while a script's own step is traced.
-
-The script hands its gradients to an optimizer, by ``apply`` or ``apply_gradients``.  That is
-the place where the sum over all microbatches comes in.  So the call is caught here, and made
-later with the mean gradients.  The methods are replaced on the classes, because a script may
-keep its optimizers anywhere.
+The script hands its gradients to an optimizer, by ``apply`` or ``apply_gradients``.  That is the
+place where the sum over all microbatches comes in.  So the call is caught here, and made later with
+the mean gradients.  The methods are replaced on the classes, because a script may keep its
+optimizers anywhere.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""The replica of a model, kept for the next ``fit`` of the same model.
+"""The replica of a compiled Keras model: one of three kinds, and kept for the model's next ``fit``.
 
-Many scripts call ``fit`` in a loop, an epoch at a time.  The graphs of a replica may take
-half a minute to trace.  So they are kept as long as Keras keeps its own: until the model is
-compiled again, or has other variables.
+A model with a step of its own has a `CustomReplica`, and any other one a `KerasReplica`.  A
+`LoneReplica` is for a worker that computes whole batches alone: its step is one graph.
 
-A Keras model whose step is one graph, for a worker that computes whole batches alone.
-
-Theory.  Workers that train together stop between contribution and update: they add up, and
-they vote.  A lone worker has nothing to add, and its vote is known from the numbers.  So one
-graph computes the sums of a batch and, if all of them are finite, applies them.  No gradient
-leaves TensorFlow.  Sums and update are the functions of `KerasReplica`, each kept apart
-(`apart`), so the bits are the same.
+Theory.  Workers that train together stop between contribution and update: they add up, and they
+vote.  A lone worker has nothing to add, and its vote is known from the numbers.  So one graph
+computes the sums of a batch and, if all of them are finite, applies them.  No gradient leaves
+TensorFlow.  Sums and update are the functions of `KerasReplica`, each kept apart (`graphs.apart`),
+so the bits are the same.
 
 The contribution holds two marks and the metrics.  The first mark is NaN if a gradient is not
 finite, the second one if other state is not; else they are zero.
 
-Invariant: of a contribution that is finite, every effect has happened once `contribute`
-returns.  One that is not finite has had none; `apply` gives it effect, if the job takes it.
+Invariant: of a contribution that is finite, every effect has happened once `contribute` returns.
+One that is not finite has had none; `apply` gives it effect, if the job takes it.
 
-The replica of a compiled Keras model: by the steps of Keras, or by steps of its own.
+Many scripts call ``fit`` in a loop, an epoch at a time.  The graphs of a replica may take half a
+minute to trace.  So they are kept as long as Keras keeps its own: until the model is compiled
+again, or has other variables.
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@ A contribution holds what the step computes for one microbatch:
   the microbatch's share of the samples.  Then the sum is what Keras would have added;
 * numbers of the logs, weighted in the same way.
 
-``apply`` makes the script's calls of its optimizers, with the mean gradients.  A step whose
-updates depend on each other takes several turns, each with a sum of its own.
+``apply`` makes the script's calls of its optimizers, with the mean gradients.  A step whose updates
+depend on each other takes several turns, each with a sum of its own.
 
 Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes.
-
-State of a replica beside weights and optimizers, and all of its variables by name.
 """
 
 from __future__ import annotations

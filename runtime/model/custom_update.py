@@ -1,6 +1,7 @@
-"""The graph that makes the script's updates of one turn with mean gradients.
+"""The graphs beside a script's own step: its updates of one turn, and its ``test_step``.
 
-A model's ``test_step`` on microbatches of validation data.
+The updates of a turn are made with mean gradients.  A ``test_step`` runs on microbatches of
+validation data.
 """
 
 from __future__ import annotations

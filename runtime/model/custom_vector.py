@@ -1,17 +1,15 @@
-"""The layout of a contribution of a script's own step.
+"""The layout of a contribution of a script's own step, and which of its values are means or sums.
 
 The gradient part has one layout for each turn, all of the same size.  The metrics part is::
 
     [ share in training | share in validation | metric variables | numbers | numbers of validation ]
 
-Shares of the microbatches of a batch add up to 1.  So the first float tells how many batches
-a sum holds, and which of the two steps they went through.
+Shares of the microbatches of a batch add up to 1.  So the first float tells how many batches a sum
+holds, and which of the two steps they went through.
 
-What a step measures, of a batch and of its parts: means, sums, or neither.
-
-A script updates some metrics with values of single samples, and others with one value of the
-batch.  Numbers of its logs may be means over the batch, such as a loss, or sums.  A value of the
-batch follows from those of its microbatches if it is known which.
+A script updates some metrics with values of single samples, and others with one value of the batch.
+Numbers of its logs may be means over the batch, such as a loss, or sums.  A value of the batch
+follows from those of its microbatches if it is known which.
 """
 
 from __future__ import annotations

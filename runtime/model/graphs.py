@@ -1,27 +1,18 @@
-"""Graphs for microbatches of one shape.
+"""Graphs for microbatches of one shape, their bits, and tensors over the memory of a total.
 
-A part of a graph whose bits do not depend on the rest of it.
+Theory.  TensorFlow rewrites arithmetic when it optimizes a graph: a division by a constant that it
+sees may become a product.  What it sees depends on the graph around.  A function that must not be
+inlined is optimized by itself, and called from any graph.  So two graphs that call it get the same
+bits.
 
-Theory.  TensorFlow rewrites arithmetic when it optimizes a graph: a division by a constant that
-it sees may become a product.  What it sees depends on the graph around.  A function that must
-not be inlined is optimized by itself, and called from any graph.  So two graphs that call it
-get the same bits.
+Shapes are fixed in a graph, because TensorFlow's bits may depend on them.  So sequences that are
+padded to the longest of their batch trace the model again and again.  `GraphCache` holds how many
+graphs are kept, and what they cost.
 
-The graphs of a model, one for each shape of microbatch: how many are kept, and what they cost.
-
-Shapes are fixed in a graph, because TensorFlow's bits may depend on them.  So sequences that
-are padded to the longest of their batch trace the model again and again.
-
-The place of each tensor in the gradient part of a contribution.
-
-Every tensor begins at a multiple of 64 bytes of the flat vector.  So a view of it can be
-handed to TensorFlow through DLPack without a copy.  TensorFlow ends the process if a
-buffer has another alignment.  The floats between two tensors are padding and always zero,
-so equal tensors make equal vectors.
-
-The gradient part of a total as tensors over the same memory.
-
-The settings that TensorFlow's bits depend on.
+Every tensor begins at a multiple of 64 bytes of the gradient part of a contribution.  So a view of
+it can be handed to TensorFlow through DLPack without a copy.  TensorFlow ends the process if a
+buffer has another alignment.  The floats between two tensors are padding and always zero, so equal
+tensors make equal vectors.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ make are read from the scope instead:
 
 A second graph divides the total by its samples, lets the optimizer apply the
 gradients and assigns the moving statistics.  Tensors leave and enter as views, and are
-copied once at most (`borrowed_total`).
+copied once at most (`graphs.BorrowedTotal`).
 
 Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes, but in a
 `LoneReplica`, which has nobody to wait for.

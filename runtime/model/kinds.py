@@ -1,15 +1,13 @@
-"""What becomes of a variable of the model over the parts of a batch, found out by trials.
+"""What becomes of a variable over the parts of a batch, found out by trials.
 
-A layer or a script's own step may keep state beside the weights: moving statistics, counters,
-sums.  Microbatches add their parts of it up.  So it has to be known what the state of a batch
-is, seen from the states that its parts leave.
+Most metrics add up values of single samples.  Others have one value of a batch, such as a function
+that returns the precision of a batch: Keras shows its mean over the batches.  That of a batch in
+parts is the mean over the parts, weighted by samples.  It is that of the whole batch if the value
+is a mean over samples itself, and another number if it is not.
 
-Which variables of metrics hold values of whole batches, found out by trials.
-
-Most metrics add up values of single samples.  Others have one value of a batch, such as a
-function that returns the precision of a batch: Keras shows its mean over the batches.  That of
-a batch in parts is the mean over the parts, weighted by samples.  It is that of the whole batch
-if the value is a mean over samples itself, and another number if it is not.
+A layer or a script's own step may keep state beside the weights: moving statistics, counters, sums.
+Microbatches add their parts of it up.  So it has to be known what the state of a batch is, seen
+from the states that its parts leave.
 """
 
 from __future__ import annotations

@@ -1,30 +1,24 @@
 """The loss of one microbatch in parts that can be added over the microbatches of a batch.
 
-Each part has a denominator of its own: the samples, 1, or what the data say.  A part's
-gradient and value are those of its numerator; a batch that is never parted may have the
-gradient of the quotient itself.  One part is the rule; then one backward pass
-makes the whole gradient.  Two parts are, for example, a masked loss and a regularizer.
+Small gradients vanish in float16.  So Keras multiplies a loss by a *scale*, and divides the
+gradients again.  A scale that is too large makes them overflow.  Then the optimizer skips the step
+and halves its scale.  The scale and its counter are variables of the optimizer, so they are part of
+the state.  A replica wants gradients times samples.  With a dynamic scale they are multiplied after
+the backward pass, in float32.  Otherwise a large microbatch would overflow where Keras does not.
 
-The scale of a loss whose gradients are computed in float16.
+The loss of a batch is a sum of *terms*, and each term is a quotient.  Its numerator is a sum over
+samples.  Its denominator is the number of samples, 1, or a sum of its own: of the steps that a mask
+leaves, or of sample weights.  Only numerators and denominators can be added over the microbatches
+of a batch, not the quotients.
 
-Small gradients vanish in float16.  So Keras multiplies the loss by a scale, and divides the
-gradients again.  A scale that is too large makes them overflow.  Then the optimizer skips the
-step and halves its scale.  The scale and its counter are variables of the optimizer, so they
-are part of the state.
+Keras computes quotients.  So each term is cut off from the rest of the loss: the rest gets a *leaf*
+with the same value, and the tape sees no way from the leaf back to the term.  Then the loss can be
+differentiated term by term.
 
-A replica wants gradients times samples.  With a dynamic scale they are multiplied after the
-backward pass, in float32.  Otherwise a large microbatch would overflow where Keras does not.
-
-The terms of a loss, noted while Keras computes it.
-
-The loss of a batch is a sum of terms, and each term is a quotient.  Its numerator is a sum over
-samples.  Its denominator is the number of samples, 1, or a sum of its own: of the steps that
-a mask leaves, or of sample weights.  Only numerators and denominators can be added over the
-microbatches of a batch, not the quotients.
-
-Keras computes quotients.  So each term is cut off from the rest of the loss: the rest gets a
-*leaf* with the same value, and the tape sees no way from the leaf back to the term.  Then the
-loss can be differentiated term by term.
+Terms that share a denominator make a *part*.  A part's gradient and value are those of its
+numerator; a batch that is never parted may have the gradient of the quotient itself.  One part is
+the rule; then one backward pass makes the whole gradient.  Two parts are, for example, a masked
+loss and a regularizer.
 """
 
 from __future__ import annotations

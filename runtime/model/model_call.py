@@ -1,6 +1,7 @@
-"""One call of a Keras model that changes nothing: the scope that catches all changes.
+"""One call of a Keras model that changes nothing, and the microbatches that it is called with.
 
-Microbatches as tensors: flat lists for TensorFlow, nests for Keras.
+A microbatch is a flat list of tensors for TensorFlow, and a nest for Keras.  A scope catches all
+that the call wants to change.
 """
 
 from __future__ import annotations

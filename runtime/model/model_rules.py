@@ -1,19 +1,13 @@
-"""The rules for a model whose replica is exact.
+"""The rules for a model whose replica is exact, and the stable names of its variables.
 
-A replica is exact when everything that a step changes is a sum over samples
-that travels in the contribution.  A model that changes anything else is refused here,
-before the first step, and the message names the change.  Otherwise workers would differ
-silently.  This file looks at models without importing Keras.
+A replica is exact when everything that a step changes is a sum over samples that travels in the
+contribution.  A model, or a step of its own, that changes anything else is refused here, before the
+first step, and the message names the change.  Otherwise workers would differ silently.
 
-Refusals of steps that microbatches on several workers cannot do, each by name.
+Only the name connects a tensor in a checkpoint with a variable.  So names are unique, and depend
+only on the order in which the model's variables were made.
 
-Looks at variables without importing Keras.
-
-Stable names for the variables of a model and its optimizer.
-
-Only the name connects a tensor in a checkpoint with a variable.  So names are unique, and
-depend only on the order in which the model's variables were made.
-This file looks at variables without importing Keras.
+This file looks at models and variables without importing Keras.
 """
 
 from __future__ import annotations

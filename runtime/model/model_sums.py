@@ -1,8 +1,7 @@
-"""What one call of a Keras model adds to a contribution, as tensors.
+"""What one call of a Keras model adds to a contribution, and what becomes of the sums over a batch.
 
-The functions are traced into graphs, and run eagerly when the model is probed.
-
-What becomes of the sums over a batch: means for the optimizer, and new state.
+The functions are traced into graphs, and run eagerly when the model is probed.  The sums become
+means for the optimizer, and new state.
 """
 
 from __future__ import annotations

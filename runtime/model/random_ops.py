@@ -1,17 +1,14 @@
-"""Draws that are the same for each sample, so that parts of a batch can be compared with it.
+"""Random operations of TensorFlow and Keras, taken over while a step is traced or tried.
 
-The first axis of a draw is taken for that of the samples.  Each sample draws the same row, and
-an operation draws the same row at each trial.  Dropout drops nothing, a shuffle leaves the
-order, and normalisation of batches uses its moving statistics.
+``tf.random`` keeps hidden state in its operations, which no worker can hand to another.  While a
+step or a call of a model is traced, each such operation is replaced by a stateless one.  Its seed
+is that of the microbatch and the number of the operation.  Draws of ``keras.random`` without a seed
+are numbered in the same way.
 
-Functions of a module, replaced for a while.
-
-Random operations of TensorFlow, drawn from a seed of the microbatch.
-
-``tf.random`` keeps hidden state in its operations, which no worker can hand to another.
-While a step or a call of a model is traced, each such operation is replaced by a stateless one.
-Its seed is that of the microbatch and the number of the operation.  Draws of ``keras.random``
-without a seed are numbered in the same way.
+In a trial each sample draws the same, so that parts of a batch can be compared with it.  The first
+axis of a draw is taken for that of the samples.  Each sample draws the same row, and an operation
+draws the same row at each trial.  Dropout drops nothing, a shuffle leaves the order, and
+normalisation of batches uses its moving statistics.
 """
 
 from __future__ import annotations

@@ -1,27 +1,24 @@
 """The protocol between the trainer and a replica, which holds a model.
 
-A replica turns a microbatch into one *contribution*: a flat float32 vector that
-may be added to the contributions of other microbatches in a fixed tree.  It is
-laid out as::
+The arrays of a microbatch are *nests*: one array, or dicts, lists and tuples of them at any depth.
+None stands for arrays that are not there, such as the targets of an autoencoder.
+
+A replica turns a microbatch into one *contribution*: a flat float32 vector that may be added to the
+contributions of other microbatches in a fixed tree.  It is laid out as::
 
     [ gradient: sums over the samples, ``gradient`` floats | metrics: sums, ``metrics`` floats ]
 
-The trainer adds contributions up and hands the total back.  Nothing else ever changes a
-replica, so all replicas of a world have the same bytes after the same step.
+The trainer adds contributions up and hands the total back.  Nothing else ever changes a replica, so
+all replicas of a world have the same bytes after the same step.
 
-Nests of arrays: one array, or dicts, lists and tuples of them at any depth.
-
-None stands for arrays that are not there, such as the targets of an autoencoder.  This file
-knows no Keras: data are checked before TensorFlow is loaded.
-
-From the metrics of batches to the sums of an epoch, or of a pass over validation data.
-
-Most metrics are sums over samples, and are added as they come.  A replica may have others:
-what a batch adds to them is known only when the whole batch is summed.  So a pass over
+Most metrics are sums over samples, and are added as they come, to those of an epoch.  A replica may
+have others: what a batch adds to them is known only when the whole batch is summed.  So a pass over
 validation data then keeps the sums of its batches apart, each with its samples.
 
 Most metrics begin anew with each pass.  Those that no reset empties go on: their sums are carried
 from one pass to the next, and are a part of the cursor.
+
+This file knows no Keras: data are checked before TensorFlow is loaded.
 """
 
 from __future__ import annotations

@@ -2,15 +2,12 @@
 
 The graphs of a step hold all of it: constants, settings of layers and optimizers, sizes.  Names of
 functions, handles and addresses differ from process to process, and are left out.  The digest of an
-operation is that of its kind, its attributes and what it reads.  So the order in which
-operations were made does not count.
+operation is that of its kind, its attributes and what it reads.  So the order in which operations
+were made does not count.
 
-Names of layers and settings only explain a difference.  A setting that no graph holds may
-differ.  This file looks at graphs without importing TensorFlow.
-
-The settings of a model: attributes of its optimizers and layers that their makers were given.
-
-This file looks at a model without importing Keras.
+Names of layers and settings only explain a difference.  The settings are attributes of optimizers
+and layers that their makers were given.  One that no graph holds may differ.  This file looks at
+models without importing Keras, and at graphs without importing TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """What a script's step does, learned from one tracing: turns, and the part each variable plays.
 
-The turns of a step: updates that depend on earlier updates of the same step.
+A script's step may update the discriminator, and then compute gradients of the generator with the
+updated discriminator.  The sum over all microbatches comes in at each update.  So the second
+gradients can be computed only after the first update is applied: they are of the next *turn*.
+Updates whose gradients need no earlier update share a turn.
 
-A script's step may update the discriminator, and then compute gradients of the generator
-with the updated discriminator.  The sum over all microbatches comes in at each update.  So
-the second gradients can be computed only after the first update is applied: they are of the
-next *turn*.  Updates whose gradients need no earlier update share a turn.
-
-A value that the step has read from a variable is a *read*: the variable, and the position of
-the read in the traced graph.  An update changes variables at its position.
-
-What a value of a traced graph depends on: variables, and the data of the microbatch.
-
-Looks at a graph of TensorFlow without importing TensorFlow.
+A value that the step has read from a variable is a *read*: the variable, and the position of the
+read in the traced graph.  An update changes variables at its position.  The reads of a value, and
+the data that it depends on, are found in the graph, without importing TensorFlow.
 """
 
 from __future__ import annotations
