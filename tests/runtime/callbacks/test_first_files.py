@@ -1,17 +1,26 @@
-"""Only the first worker's files are real, and after its death the next one's are the same."""
+"""Files of callbacks are real on the first worker, and after its death the next one's are."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length, guarding
+from holdfast.runtime.callbacks.first_files import (
+    FirstFiles,
+    Length,
+    PrivateFolder,
+    guarding,
+    length_of,
+)
 
 Hook = Callable[[Any, int], None]
 
@@ -64,7 +73,6 @@ class Rewrite:
 
 
 KINDS: list[Callable[[Path], Any]] = [Log, Append, Rewrite]
-
 
 ALIVE: list[Worker] = []
 
@@ -298,3 +306,411 @@ def test_devices_and_descriptors_are_left_alone(folder: Path, tmp_path: Path) ->
     with open(reading) as pipe:
         assert pipe.read() == "told"
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+TAIL = 4096
+
+WORDS = (
+    "is not the file that the callbacks of this run wrote: it is not cut, and they go on at its end"
+)
+
+
+def files(*, is_first: bool = True) -> tuple[FirstFiles, list[str]]:
+    """Return a worker's files, and the lines that they say."""
+    said: list[str] = []
+    return FirstFiles(is_first, lambda: Path("/none"), said.append), said
+
+
+@given(st.binary(max_size=40), st.integers(0, 40), st.sampled_from([0, TAIL - 20, 3 * TAIL]))
+def test_length_before_a_cut_is_that_of_the_file_when_it_was_shorter(
+    content: bytes, size: int, before: int
+) -> None:
+    whole = bytes(before) + content
+    size = min(before + size, len(whole))
+    with tempfile.TemporaryDirectory() as folder:
+        longer, shorter = Path(folder, "longer"), Path(folder, "shorter")
+        longer.write_bytes(whole)
+        shorter.write_bytes(whole[:size])
+
+        assert length_of(longer, size) == length_of(shorter) == length_of(shorter, size)
+
+
+@pytest.mark.parametrize(
+    ("place", "is_seen"),
+    [(0, True), (-1, True), (-TAIL, True), (-TAIL - 1, False)],
+    ids=["first byte of a short file", "last", "first of the tail", "before the tail"],
+)
+def test_another_byte_is_seen_in_the_tail(tmp_path: Path, place: int, *, is_seen: bool) -> None:
+    path = tmp_path / "log"
+    content = bytearray(10 if place == 0 else 2 * TAIL)
+    path.write_bytes(content)
+    before = length_of(path)
+    content[place] = 1
+    path.write_bytes(content)
+
+    assert (length_of(path) != before) is is_seen
+
+
+def test_lengths_of_one_tail_but_other_sizes_differ(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(TAIL))
+    (tmp_path / "long").write_bytes(bytes(TAIL + 1))
+
+    short, long = length_of(tmp_path / "short"), length_of(tmp_path / "long")
+
+    assert short.tail == long.tail
+    assert short.as_json() == [TAIL, short.tail]
+    assert long == Length(TAIL + 1, short.tail)
+
+
+def test_file_is_cut_to_its_length_at_the_last_agreement_and_others_stay(tmp_path: Path) -> None:
+    path, other = tmp_path / "log", tmp_path / "other"
+    path.write_text("agreed")
+    here, said = files()
+    here.agreed({str(path): length_of(path)})
+    path.write_text("agreed and more")
+    other.write_text("unknown")
+
+    here.cut(path)
+    here.cut(other)
+
+    assert (path.read_text(), other.read_text()) == ("agreed", "unknown")
+    assert said == []
+
+
+@pytest.mark.parametrize("content", ["agre", "AGREED and more"], ids=["shorter", "other bytes"])
+def test_file_of_another_program_is_not_cut_and_that_is_told(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("agreed")
+    here, said = files()
+    length = length_of(path)
+    path.write_text(content)
+
+    here.restore({str(path): length.as_json()})
+
+    assert path.read_text() == content
+    assert said == [f"{path} {WORDS}"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_the_first_worker_cuts_files_of_a_checkpoint(
+    tmp_path: Path, *, is_first: bool
+) -> None:
+    path, gone = tmp_path / "log", tmp_path / "gone"
+    path.write_text("agreed and more")
+    here, said = files(is_first=is_first)
+
+    here.restore({str(path): length_of(path, 6).as_json(), str(gone): [6, "0123"]})
+
+    assert path.read_text() == ("agreed" if is_first else "agreed and more")
+    assert here.is_resuming
+    assert here.may_repeat
+    assert said == []
+
+
+def write(path: Path, mode: str, *, closes: bool = True) -> Any:
+    file = path.open(mode)
+    file.write("line\n")
+    if closes:
+        file.close()
+    return file
+
+
+def test_file_that_is_rewritten_does_not_grow_any_more(tmp_path: Path) -> None:
+    here, _ = files()
+    appended, opened = tmp_path / "appended", tmp_path / "opened"
+    with guarding(here):
+        write(appended, "a")
+        held = write(opened, "w", closes=False)
+    lengths = here.measure()
+    here.agreed(lengths)
+    with guarding(here):
+        write(appended, "w")
+
+    rewritten = here.measure()
+    held.close()
+
+    assert {path: length.size for path, length in lengths.items()} == {
+        str(appended): 5,
+        str(opened): 5,
+    }
+    assert list(rewritten) == [str(opened)]
+    assert here.measure() == {}
+
+
+def test_rounds_are_counted_when_they_are_agreed_on_and_when_they_are_made_real() -> None:
+    here, _ = files(is_first=False)
+
+    here.agreed({})
+    here.take_over()
+    here.take_over()  # already the first one
+
+    assert here.rounds == 2
+
+
+LONG_AGO = 1_000_000
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "mkdir": lambda folder: os.mkdir(folder / "new", 0o700),
+    "makedirs": lambda folder: os.makedirs(folder / "new" / "deeper"),
+    "rmdir": lambda folder: os.rmdir(folder / "empty"),
+    "rmtree": lambda folder: shutil.rmtree(folder / "full"),
+    "remove": lambda folder: os.remove(folder / "old"),
+    "unlink": lambda folder: (folder / "old").unlink(),
+    "replace": lambda folder: os.replace(folder / "old", folder / "other"),
+    "rename": lambda folder: os.rename(folder / "old", folder / "moved"),
+    "symlink": lambda folder: os.symlink("old", folder / "link"),
+    "link": lambda folder: os.link(folder / "old", folder / "twin"),
+    "chmod": lambda folder: os.chmod(folder / "old", 0o400),
+    "utime": lambda folder: os.utime(folder / "old", (LONG_AGO, LONG_AGO)),
+    "truncate": lambda folder: os.truncate(folder / "old", 1),
+    "write": lambda folder: (folder / "old").write_text("new"),
+    "exclusive": lambda folder: (folder / "fresh").open("x").close(),
+}
+
+
+def make(folder: Path) -> Path:
+    """Make the folder that the hooks of a test change."""
+    (folder / "empty").mkdir(parents=True)
+    (folder / "full").mkdir()
+    for name in ("old", "other", "full/file"):
+        (folder / name).write_text(name)
+    os.utime(folder / "old", (LONG_AGO - 1, LONG_AGO - 1))
+    return folder
+
+
+def picture(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return what can be seen of all files: kind and mode, links, content, and the old time."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        time = status.st_mtime if path.name == "old" and status.st_mtime <= LONG_AGO else 0
+        links = 0 if path.is_dir() else status.st_nlink
+        found[str(path.relative_to(folder))] = (status.st_mode, links, content, time)
+    return found
+
+
+def guarded_files(tmp_path: Path, *, is_first: bool) -> FirstFiles:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return FirstFiles(is_first, lambda: scratch, lambda text: None)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_change_is_made_by_the_first_worker_or_by_the_next_one(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    plain, folder = make(tmp_path / "plain"), make(tmp_path / "folder")
+    before = picture(folder)
+    here = guarded_files(tmp_path, is_first=False)
+    change(plain)
+
+    with guarding(here):
+        change(folder)
+
+    assert picture(folder) == before
+    here.take_over()
+    assert picture(folder) == picture(plain) != before
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_first_worker_makes_each_change_at_once(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    plain, folder = make(tmp_path / "plain"), make(tmp_path / "folder")
+    change(plain)
+
+    with guarding(guarded_files(tmp_path, is_first=True)):
+        change(folder)
+
+    assert picture(folder) == picture(plain)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_change_that_was_agreed_on_is_not_made_again(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    folder = make(tmp_path / "folder")
+    before = picture(folder)
+    here = guarded_files(tmp_path, is_first=False)
+    with guarding(here):
+        change(folder)
+
+    here.agreed({})
+    here.take_over()
+
+    assert picture(folder) == before
+
+
+def test_file_that_the_first_worker_has_removed_already_is_no_error_for_the_next_one(
+    tmp_path: Path,
+) -> None:
+    folder = make(tmp_path / "folder")
+    here = guarded_files(tmp_path, is_first=False)
+    with guarding(here):
+        os.remove(folder / "old")
+        os.mkdir(folder / "new")
+        os.remove(folder / "other")
+    os.remove(folder / "old")
+    os.mkdir(folder / "new")
+
+    here.take_over()
+
+    assert not (folder / "other").exists()
+
+
+def test_file_that_is_written_and_removed_in_one_round_never_appears(tmp_path: Path) -> None:
+    folder = make(tmp_path / "folder")
+    before = picture(folder)
+    here = guarded_files(tmp_path, is_first=False)
+    with guarding(here):
+        (folder / "draft").write_text("draft")
+        os.remove(folder / "draft")
+
+    here.take_over()
+
+    assert picture(folder) == before
+
+
+def test_file_that_is_written_and_moved_in_one_round_appears_where_it_was_moved_to(
+    tmp_path: Path,
+) -> None:
+    folder = make(tmp_path / "folder")
+    here = guarded_files(tmp_path, is_first=False)
+    with guarding(here):
+        (folder / "draft").write_text("draft")
+        os.rename(folder / "draft", folder / "deeper")
+        assert (folder / "deeper").read_text() == "draft"
+
+    here.take_over()
+
+    assert (folder / "deeper").read_text() == "draft"
+    assert not (folder / "draft").exists()
+
+
+def test_file_that_is_gone_is_an_error_unless_a_lost_launch_may_have_removed_it(
+    tmp_path: Path,
+) -> None:
+    here = guarded_files(tmp_path, is_first=True)
+
+    with guarding(here), pytest.raises(FileNotFoundError):
+        os.remove(tmp_path / "gone")
+    here.restore({})
+    with guarding(here):
+        os.remove(tmp_path / "gone")
+
+
+def test_directory_of_on_train_begin_may_be_there_only_in_a_launch_that_resumes(
+    tmp_path: Path,
+) -> None:
+    folder = make(tmp_path / "folder")
+    here = guarded_files(tmp_path, is_first=True)
+    here.restore({})
+
+    with guarding(here):
+        os.mkdir(folder / "empty")
+    here.resumed()
+    with guarding(here), pytest.raises(FileExistsError):
+        os.mkdir(folder / "empty")
+
+
+def test_file_with_an_opener_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    folder = make(tmp_path / "folder")
+    here = guarded_files(tmp_path, is_first=False)
+
+    with guarding(here), open(folder / "old", "w", opener=os.open) as file:
+        file.write("opened")
+
+    assert (folder / "old").read_text() == "opened"
+
+
+def not_first(tmp_path: Path) -> FirstFiles:
+    return FirstFiles(False, PrivateFolder(tmp_path, 4), print)
+
+
+def test_first_file_of_a_hook_is_staged_in_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
+    with guarding(not_first(tmp_path)):
+        (tmp_path / "diary.json").write_text("{}")
+        read = (tmp_path / "diary.json").read_text()
+
+    assert read == "{}"
+    assert not (tmp_path / "diary.json").exists()
+    assert len(list((tmp_path / ".private" / "4").iterdir())) == 1
+
+
+def test_a_file_that_is_changed_in_place_is_changed_in_a_copy(tmp_path: Path) -> None:
+    real = tmp_path / "table.txt"
+    real.write_text("old")
+
+    with guarding(not_first(tmp_path)), real.open("r+") as file:
+        file.seek(0, 2)
+        file.write(" and new")
+
+    assert real.read_text() == "old"
+    (staged,) = (tmp_path / ".private" / "4").iterdir()
+    assert staged.read_text() == "old and new"
+
+
+def test_a_new_folder_is_made_within_a_hook(tmp_path: Path) -> None:
+    files = not_first(tmp_path)
+
+    with guarding(files):
+        folder = files.new_folder()
+
+        assert folder.is_dir()
+
+
+def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_path: Path) -> None:
+    folders = [PrivateFolder(tmp_path, worker) for worker in range(3)]
+    for folder in folders:
+        folder()
+
+    folders[1].remove_dead([1])
+
+    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    folders[1].remove()
+    assert not (tmp_path / ".private").exists()
+
+
+def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> None:
+    for worker in (0, 1, 7):
+        (PrivateFolder(tmp_path, worker)() / "1-folder").mkdir()
+
+    folder = PrivateFolder(tmp_path, 0)
+    folder.begin([0, 1])
+
+    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    assert FirstFiles(False, folder, print).new_folder().is_dir()
+
+
+def test_worker_that_leaves_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    folders = [PrivateFolder(tmp_path, worker) for worker in range(2)]
+    for folder in folders:
+        (folder() / "file").write_text("staged")
+
+    folders[0].remove()
+
+    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    assert (folders[1]() / "file").read_text() == "staged"
+
+
+def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path, 3)
+    folder()
+    folder.remove()
+
+    assert folder().is_dir()
+
+
+def test_nothing_to_remove_is_no_error(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path, 3)
+
+    folder.remove_dead([3])
+    folder.remove()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directory_that_is_gone_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run is gone"):
+        PrivateFolder(tmp_path / "run", 3)()

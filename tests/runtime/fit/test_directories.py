@@ -1,4 +1,4 @@
-"""Directories and files of a run: what another worker, or launch, has made or removed counts."""
+"""Directories, temporary ones and caches that all workers and launches make and remove."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.runtime.fit.directories import SharedDirectories
+from holdfast.runtime.fit.directories import Caches, SharedDirectories, TemporaryDirectories
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript, during_training
 
@@ -261,3 +262,181 @@ def test_later_launch_leaves_a_file_that_a_later_training_has_made_again(
     resumed.training = 2
     os.remove(path)
     assert not path.exists()
+
+
+class Worker:
+    """One process that runs the script, and has made its temporary directory."""
+
+    def __init__(self, folder: Path, name: str, *, is_first: bool) -> None:
+        self.is_first = is_first
+        record = ScriptRecord(folder / "script.jsonl")
+        script = CallingScript(Path(__file__))
+        self.directories = TemporaryDirectories(record, script, lambda: self.is_first)
+        self.path = make(self.directories, lambda: str(folder / name))
+        self.file = f"{self.path}/logs/best"
+
+    def write(self, text: str) -> None:
+        """Write the file of the run, as a hook does."""
+        os.makedirs(f"{self.path}/logs", exist_ok=True)
+        Path(self.file).write_text(text)
+
+
+def make(directories: TemporaryDirectories, name: Callable[[], str]) -> str:
+    """Be the line of the script that makes a temporary directory."""
+
+    def plain() -> str:
+        os.mkdir(name())
+        return name()
+
+    return directories.make(plain)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> tuple[Worker, Worker]:
+    """The second worker, which comes to its directory first, and the first one."""
+    other = Worker(tmp_path, "b", is_first=False)
+    return other, Worker(tmp_path, "a", is_first=True)
+
+
+def test_what_all_workers_write_at_once_lies_apart(workers: tuple[Worker, Worker]) -> None:
+    for worker in workers:
+        (Path(worker.path) / "x.npy").write_text(worker.path)
+    for worker in workers:
+        worker.directories.gather()
+
+    assert [(Path(worker.path) / "x.npy").read_text() for worker in workers] == [
+        worker.path for worker in workers
+    ]
+    assert [worker.directories.is_apart(f"{worker.path}/x.npy") for worker in workers] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_that_a_library_makes_is_the_workers_own(tmp_path: Path, *, is_first: bool) -> None:
+    """A model that is saved there is loaded from there, and the first worker's has another name."""
+    record = ScriptRecord(tmp_path / "script.jsonl")
+    script = CallingScript(tmp_path / "train.py")
+    directories = TemporaryDirectories(record, script, lambda: is_first)
+
+    made = make(directories, lambda: str(tmp_path / "c"))
+
+    assert made == str(tmp_path / "c")
+    assert directories.is_apart(f"{made}/model.keras") is not is_first
+    assert not directories.is_apart(f"{made}-other/model.keras")
+
+
+@pytest.mark.parametrize("how", ["by a hook", "at the end"])
+def test_what_callbacks_of_the_first_worker_write_is_found(
+    workers: tuple[Worker, Worker], how: str
+) -> None:
+    other, first = workers
+    if how == "by a hook":
+        other.directories.link(other.file)
+    first.write("best")
+    if how == "at the end":
+        other.directories.gather()
+
+    assert Path(other.file).read_text() == "best"
+    assert other.directories.place(other.file) == first.file
+
+
+def test_next_first_worker_goes_on_in_the_directory_of_the_run(
+    workers: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    other, first = workers
+    first.write("epoch 1")
+    other.is_first = True
+    other.directories.lead()
+    other.write("epoch 2")
+
+    third = Worker(tmp_path, "c", is_first=False)
+    third.directories.gather()
+    relaunched = Worker(tmp_path, "d", is_first=True)
+    assert relaunched.path == first.path
+    assert [Path(worker.file).read_text() for worker in (first, third)] == ["epoch 2"] * 2
+
+
+def test_own_directory_is_removed_at_once_and_that_of_the_run_at_the_end(
+    workers: tuple[Worker, Worker],
+) -> None:
+    other, first = workers
+    first.write("best")
+    other.directories.gather()
+    present = []
+    for worker in workers:
+        assert worker.directories.take_back(worker.path)
+        present.append((os.path.exists(other.path), os.path.exists(first.file)))
+    first.directories.remove()
+
+    assert present == [(False, True), (False, True)]
+    assert not os.path.exists(first.path)
+    assert not first.directories.take_back(shutil.__file__)
+
+
+tf = pytest.importorskip("tensorflow")
+
+
+def caches(worker: int, *living: int) -> Caches:
+    return Caches(tf.io.gfile, "a1", worker, lambda: living or (worker,))
+
+
+def fill(place: str, batches: int | None = None) -> Any:
+    """Read the cache at a place through, or only some batches, and return the pass."""
+    elements = iter(tf.data.Dataset.range(4).cache(place))
+    for _ in range(5 if batches is None else batches):
+        next(elements, None)
+    return elements
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+WHOLE = ["c.data-00000-of-00001", "c.index"]
+
+
+@pytest.mark.tensorflow
+def test_two_workers_fill_caches_at_once_and_one_gets_the_name(tmp_path: Path) -> None:
+    first, second = caches(0, 0, 1), caches(1, 0, 1)
+    places = [one.place_of(tmp_path / "c") for one in (first, second)]
+    looking = fill(places[1], 1)
+    fill(places[0])
+    assert len(set(places)) == 2
+    del looking
+
+    first.give_names()
+    second.give_names()
+
+    assert names(tmp_path) == WHOLE
+    assert caches(2).place_of(f"{tmp_path}/c") == f"{tmp_path}/c"
+    assert list(tf.data.Dataset.range(0).cache(f"{tmp_path}/c").as_numpy_iterator()) == [0, 1, 2, 3]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])
+def test_cache_of_a_dead_worker_is_taken_over_if_it_is_whole(
+    *, tmp_path: Path, is_whole: bool
+) -> None:
+    dead = caches(1).place_of(tmp_path / "c")
+    passing = fill(dead, None if is_whole else 1)
+    (tmp_path / "c.a1-12_0.lockfile").touch()  # of a living worker, whose number begins alike
+
+    place = caches(2, 2, 12).place_of(tmp_path / "c")
+
+    assert place == str(tmp_path / ("c" if is_whole else "c.a1-2"))
+    assert names(tmp_path) == ["c.a1-12_0.lockfile", *(WHOLE if is_whole else [])]
+    del passing
+
+
+@pytest.mark.tensorflow
+def test_caches_in_memory_and_of_other_runs_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "c.b2-0_0.lockfile").touch()
+    mine = caches(0)
+
+    mine.place_of(tmp_path / "c")
+    mine.give_names()
+
+    assert names(tmp_path) == ["c.b2-0_0.lockfile"]
+    assert mine.place_of(tmp_path / "no folder" / "c").endswith("no folder/c.a1-0")

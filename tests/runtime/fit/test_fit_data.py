@@ -1,19 +1,36 @@
-"""Arguments of ``fit`` become data as Keras understands them."""
+"""The data of a call of ``fit``: arrays, pipelines, and the mark of what was read."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import NO_EFFECTS, decide
+from holdfast.recovery.work_plan import NO_END, Work
+from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_data import data_of, weights_of_classes
+from holdfast.runtime.fit.fit_data import (
+    FedCompanion,
+    FitData,
+    data_of,
+    of_pipeline,
+    weights_of_classes,
+)
 from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.training.companion import Alone, Commit
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
+
 Y = np.arange(10) % 3
+
 ALL = np.arange(10)
 
 
@@ -214,3 +231,333 @@ def test_share_of_less_than_a_sample_holds_one_out() -> None:
 
     assert data.validation is not None
     assert (len(data.training), len(data.validation)) == (9, 1)
+
+
+START = Cursor.start(1)
+
+COMMIT = Commit(Work.TRAIN, START, 1, False, {}, None, None)
+
+DECISION = decide([NO_EFFECTS])
+
+
+class Recording:
+    """A companion that returns its calls, and what it is asked for."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def hear(*arguments: Any, **by: Any) -> Any:
+            self.heard.append((name, arguments, by))
+            return f"the {name}"
+
+        return hear
+
+
+class Noting(Alone):
+    """A companion with notes of its own."""
+
+    def __init__(self) -> None:
+        self.own = {"epoch": 3}
+        self.restored: list[Any] = []
+
+    def notes(self) -> dict[str, Any]:
+        return self.own
+
+    def restore(self, cursor: Cursor, notes: Any) -> None:
+        self.restored.append((cursor, notes))
+
+
+def feed(*values: int) -> Feed:
+    """Return batches of these values, which can only be read one after the other."""
+    elements = (np.full((2, 1), value, np.float32) for value in values)
+    return Feed(generator_source(elements), FeedTerms(steps=len(values)))
+
+
+def read(source: Feed, *steps: int) -> list[float]:
+    found = (source.train_batch(step, LocalCommunicator()).parts[0] for step in steps)
+    return [float(np.asarray(x)[0, 0]) for x in found]
+
+
+def notes_after(*steps: int, values: tuple[int, ...] = (1, 2, 3)) -> Any:
+    """Return the notes of a launch that has read these steps, as a checkpoint keeps them."""
+    source = feed(*values)
+    read(source, *steps)
+    return json.loads(json.dumps(FedCompanion(Noting(), source).notes()))
+
+
+def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_companion() -> None:
+    companion, source = Noting(), feed(1, 2)
+    read(source, 0, 1)
+
+    notes = FedCompanion(companion, source).notes()
+
+    assert source.mark is not None
+    assert notes == {"epoch": 3, "pipeline": [0, 1, source.mark.chain, 1]}
+    assert companion.own == {"epoch": 3}
+
+
+def test_pipeline_that_nobody_has_read_has_no_mark() -> None:
+    assert FedCompanion(Noting(), feed(1)).notes() == {"epoch": 3}
+
+
+def test_launch_that_reads_the_same_again_goes_on() -> None:
+    companion, source = Noting(), feed(1, 2, 3)
+    notes = notes_after(0, 1)
+
+    FedCompanion(companion, source).restore(START, notes)
+
+    assert read(source, 2) == [3.0]
+    assert companion.restored == [(START, notes)]
+
+
+def test_launch_that_reads_something_else_is_refused_at_the_batch_of_the_mark() -> None:
+    source = feed(1, 9, 3)
+
+    FedCompanion(Noting(), source).restore(START, notes_after(0, 1))
+
+    with pytest.raises(ProgramError, match="other samples when it was read again, at or before "):
+        read(source, 2)
+
+
+def test_pass_that_was_not_read_from_its_beginning_proves_nothing() -> None:
+    source, notes = feed(1, 9, 3), notes_after(0, 1)
+    notes["pipeline"][3] = 0
+
+    FedCompanion(Noting(), source).restore(START, notes)
+
+    assert read(source, 2) == [3.0]
+
+
+@pytest.mark.parametrize("notes", [None, {}, {"pipeline": None}], ids=str)
+def test_notes_without_a_mark_leave_the_pipeline_as_it_is(notes: Any) -> None:
+    companion, source = Noting(), feed(1, 9)
+
+    FedCompanion(companion, source).restore(START, notes)
+
+    assert read(source, 0, 1) == [1.0, 9.0]
+    assert companion.restored == [(START, notes)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "by"),
+    [
+        ("before", (Work.TRAIN, START), {}),
+        ("after", (COMMIT,), {}),
+        ("end", (), {}),
+        ("lead", (), {"is_first": True}),
+        ("lead", (), {"is_first": False}),
+        ("decided", (DECISION, b"told", {"epoch": 1}), {}),
+        ("load", ({"w": np.zeros(1)},), {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_companion_hears_what_the_loop_says(
+    name: str, arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    companion = Recording()
+
+    getattr(FedCompanion(companion, feed(1)), name)(*arguments, **by)  # type: ignore[arg-type]
+
+    assert companion.heard == [(name, arguments, by)]
+
+
+@pytest.mark.parametrize("name", ["effects", "message", "tensors"])
+def test_companion_answers_for_itself(name: str) -> None:
+    fed = FedCompanion(Recording(), feed(1))  # type: ignore[arg-type]
+
+    assert getattr(fed, name)() == f"the {name}"
+
+
+@pytest.mark.parametrize("name", ["is_over", "cuts_epoch", "has_effects"])
+@pytest.mark.parametrize("value", [True, False])
+def test_companion_says_what_comes_next(name: str, *, value: bool) -> None:
+    companion = Alone()
+    setattr(companion, name, value)
+
+    assert getattr(FedCompanion(companion, feed(1)), name) is value
+
+
+def test_companion_of_arrays_stands_alone() -> None:
+    companion, source = Alone(), feed(1)
+    read(source, 0)
+
+    assert of_pipeline(companion, [1, 2]) is companion
+    assert "pipeline" in of_pipeline(companion, source).notes()
+
+
+COLUMN = np.arange(10, dtype=np.float32)[:, None]
+
+PARITY = np.arange(10) % 2
+
+SEED = 7
+
+
+def batches(count: int = 3, *more: Any) -> Iterator[Any]:
+    """Yield batches of two samples of the classes 0 and 1; x is the number of the batch."""
+    for number in range(count):
+        yield (np.full((2, 1), number, np.float32), np.array([0, 1]), *more)
+
+
+def supply(call: FitCall) -> FitData:
+    from holdfast.runtime.fit.fit_data import supply_of
+
+    return supply_of(call, SEED, lambda text: None)
+
+
+def first_of(feed: Any) -> Any:
+    return feed.parts(feed.first(), 0, 2)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"y": PARITY}, r"^fit\(\) got y beside a pipeline: let its batches be \(x, y\)"),
+        ({"sample_weight": PARITY}, r"^fit\(\) got sample_weight beside a pipeline"),
+        ({"validation_split": 0.5}, r"cannot cut a pipeline: give validation_data"),
+        ({"epochs": 2}, r"ended after 3 batches, and fit\(epochs=2\) reads it more than once"),
+        ({"epochs": 5, "initial_epoch": 3}, r"ended after 3 batches, and fit\(epochs=5\)"),
+        ({"steps_per_epoch": 0}, r"fit\(steps_per_epoch=0\): give at least 1"),
+        ({"x": batches(0)}, "the generator gave no batch"),
+        ({"x": batches(3, np.ones(2)), "class_weight": {0: 2.0}}, "exclude each other"),
+        ({"validation_data": batches(0)}, "the generator gave no batch"),
+        ({"validation_data": batches(0), "validation_steps": 2}, "the generator gave no batch"),
+        ({"validation_data": batches(), "validation_steps": 0}, r"validation_steps=0\)"),
+        ({"validation_data": 3}, r"fit\(validation_data=...\) got int: give \(x, y\)"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_arguments_that_do_not_go_with_a_pipeline_are_refused(
+    arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ProgramError, match=said):
+        supply(FitCall(**{"x": batches(), **arguments}))
+
+
+@pytest.mark.tensorflow
+def test_generator_that_ends_may_be_read_once() -> None:
+    data: Any = supply(FitCall(batches(), epochs=4, initial_epoch=3))
+
+    assert data.training.steps == 3
+    assert data.validation is None
+
+
+@pytest.mark.tensorflow
+def test_steps_are_the_batches_that_are_taken_of_a_generator() -> None:
+    data: Any = supply(
+        FitCall(batches(9), epochs=2, steps_per_epoch=4, **_validated(batches(9), 2))
+    )
+
+    assert (data.training.steps, data.validation.steps) == (4, 2)
+
+
+def _validated(pipeline: Any, steps: int) -> dict[str, Any]:
+    return {"validation_data": pipeline, "validation_steps": steps}
+
+
+@pytest.mark.tensorflow
+def test_arrays_validate_what_a_pipeline_trains() -> None:
+    data: Any = supply(FitCall(batches(), batch_size=3, **_validated((COLUMN, PARITY), 2)))
+
+    assert first_of(data.training)[0].tolist() == [[0], [0]]
+    assert len(data.validation) == 6
+
+
+@pytest.mark.tensorflow
+def test_pipeline_validates_what_arrays_train_and_no_sample_is_held_out() -> None:
+    call = FitCall(
+        COLUMN, PARITY, validation_split=0.5, class_weight={1: 3.0}, **_validated(batches(), 1)
+    )
+
+    data: Any = supply(call)
+
+    assert len(data.training) == 10
+    assert data.training.read(np.array([0, 1]))[2].tolist() == [1, 3]
+    assert data.validation.steps == 1
+
+
+@pytest.mark.tensorflow
+def test_classes_weigh_in_the_training_alone() -> None:
+    data: Any = supply(FitCall(batches(), class_weight={1: 3.0}, validation_data=batches()))
+
+    assert first_of(data.training)[2].tolist() == [1, 3]
+    assert first_of(data.validation)[2] is None
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_of_a_py_dataset_come_in_order_unless_they_are_shuffled(*, shuffle: bool) -> None:
+    keras = pytest.importorskip("keras")
+
+    class Numbers(keras.utils.PyDataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((1, 1), index, np.float32), np.zeros((1, 1), np.float32)
+
+    call = FitCall(Numbers(), shuffle=shuffle, validation_data=Numbers())
+    data: Any = supply(call)
+    here = LocalCommunicator()
+    trained = [data.training.train_batch(step, here).parts[0][0, 0] for step in range(8)]
+    validated = [data.validation.validation_batch((0, n), here).parts[0][0, 0] for n in range(8)]
+
+    assert sorted(trained) == validated == list(range(8))
+    assert (trained != validated) is shuffle
+
+
+@pytest.mark.tensorflow
+def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from holdfast.runtime.data import source
+
+    monkeypatch.setattr(source, "_MOST_KEPT", 2)
+    here, generator = LocalCommunicator(), batches(5)
+    data: Any = supply(FitCall(generator))
+    feed = data.training
+    trained = [(feed.train_batch(n, here).parts[0][0, 0], feed.is_at_end) for n in range(4)]
+    again: Any = supply(FitCall(batches(3), epochs=2)).training
+    again.train_batch(1, here)
+
+    assert feed.steps == NO_END
+    assert trained == [(0, False), (1, False), (2, False), (3, False)]
+    assert feed.train_batch(4, here).parts[0][0, 0] == 4
+    assert feed.is_at_end
+    with pytest.raises(ProgramError, match=r"ended after 3 batches, and fit\(epochs=2\)"):
+        again.train_batch(2, here)
+
+
+@pytest.mark.tensorflow
+def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
+    tf = pytest.importorskip("tensorflow")
+    said: list[str] = []
+    from holdfast.runtime.fit.fit_data import supply_of
+
+    dataset = tf.data.Dataset.from_tensor_slices((COLUMN, PARITY)).batch(4).repeat()
+    feed: Any = supply_of(FitCall(dataset, epochs=3), SEED, said.append).training
+    sizes = [feed.train_batch(n, LocalCommunicator()).samples for n in range(5)]
+
+    assert (feed.steps, sizes, feed.is_at_end) == (NO_END, [4, 4, 2, 4, 4], False)
+    assert "until its data end, or a callback sets model.stop_training" in said[0]
+
+
+@pytest.mark.tensorflow
+def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> None:
+    from holdfast.runtime.fit.fit_data import leave_pipelines
+
+    training, validation = batches(9), batches(9)
+    call = FitCall(training, steps_per_epoch=2, epochs=2, **_validated(validation, 3))
+
+    leave_pipelines(supply(call), 4, 2)
+
+    assert next(training)[0][0, 0] == 4
+    assert next(validation)[0][0, 0] == 4  # each validation has read two batches again
+
+
+@pytest.mark.tensorflow
+def test_arrays_have_nothing_to_leave() -> None:
+    from holdfast.runtime.fit.fit_data import leave_pipelines
+
+    leave_pipelines(supply(FitCall(COLUMN, PARITY, validation_data=(COLUMN, PARITY))), 4, 2)

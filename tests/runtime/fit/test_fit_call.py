@@ -1,4 +1,4 @@
-"""A script that counts its epochs anew at each start goes on in those that the run began with."""
+"""A call of ``fit``: how it is shown, the epoch at which the run began it, and one alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.runtime.fit.fit_call import FitCall, as_begun
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.fit.fit_call import FitCall, as_begun, fit
 from holdfast.runtime.training.training_job import Stage
 
 SECOND = Stage(2, 10)
+
 LATER = FitCall(epochs=6, initial_epoch=3)
 
 
@@ -99,3 +101,78 @@ def test_damaged_checkpoint_leaves_the_word_to_an_older_one(
     damage(run.save(6, {"first epoch": 2}))
 
     assert as_begun(LATER, run.stages(Stage())).initial_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("verbose", "shown"), [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0)]
+)
+def test_verbose_is_keras_own(verbose: object, shown: int) -> None:
+    assert FitCall(verbose=verbose).shown == shown
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ((None, None), (9, None, 4)),
+        ((0, 0), (9, None, 4)),
+        ((3, None), (3, None, 4)),
+        ((20, 2), (9, 2, 2)),
+        ((9, 7), (9, 7, 4)),
+    ],
+)
+def test_limits_of_keras_config_hold_for_epochs_and_for_steps_of_both_kinds(
+    limits: tuple[int | None, int | None], found: tuple[int, int | None, int]
+) -> None:
+    call = FitCall(epochs=9, validation_steps=4).within(*limits)
+
+    assert (call.epochs, call.steps_per_epoch, call.validation_steps) == found
+
+
+def test_argument_that_fit_does_not_have_is_named_as_the_scripts() -> None:
+    words = r"^Model\.fit\(\) got an unexpected keyword argument 'epoch'"
+
+    with pytest.raises(TypeError, match=words):
+        FitCall.of(None, epoch=3)
+    assert FitCall.of(None, None, 8, epochs=3) == FitCall(batch_size=8, epochs=3)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that come to the training."""
+    pytest.importorskip("keras")
+    from holdfast.runtime.fit import keras_fit
+
+    found: list[Any] = []
+
+    def train(model: Any, call: FitCall) -> str:
+        found.append((model, call))
+        return "the history"
+
+    monkeypatch.setattr(keras_fit, "fit", train)
+    return found
+
+
+@pytest.mark.tensorflow
+def test_arguments_by_place_and_by_name_are_those_of_keras(calls: list[Any]) -> None:
+    assert fit("model", "x", "y", 8, 3, verbose=2) == "the history"
+    assert calls == [("model", FitCall("x", "y", batch_size=8, epochs=3, verbose=2))]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"epoch": 3}, "got an unexpected keyword argument 'epoch'"),
+        ({"workers": 2}, "got an unexpected keyword argument 'workers'"),
+        ({"x": 1}, "got multiple values for argument 'x'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_argument_that_keras_does_not_take_trains_nothing(
+    calls: list[Any], arguments: dict[str, Any], said: str
+) -> None:
+    words = rf"^holdfast\.fit\(\) takes the arguments of Keras: Model\.fit\(\) {said}"
+
+    with pytest.raises(ProgramError, match=words):
+        fit("model", "x", **arguments)
+    assert calls == []

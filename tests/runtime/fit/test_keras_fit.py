@@ -1,24 +1,35 @@
-"""A call of ``fit`` becomes a training, is told in words, and leaves nothing when it fails."""
+"""Our ``fit`` in the place of Keras's: requests, rates, downloads and calls without epochs."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from configs import worker_config
+from keras.src.datasets import mnist
+from keras.src.utils import file_utils
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.options.job_options import RateScaling
+from holdfast.runtime.fit.keras_fit import take_turns
+from holdfast.runtime.options.job_options import RateScale, RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import Stage, TrainingJob, describe_job
 
 pytestmark = pytest.mark.tensorflow
 
 X = np.arange(10, dtype=np.float32)[:, None]
+
 Training = Callable[..., Any]
 
 
@@ -197,3 +208,189 @@ def test_training_that_fails_gives_the_optimizer_and_private_files_back(training
         made.run()
 
     assert given_back == ["rate", "files"]
+
+
+SCALE = RateScale("linear", 5, 4)
+
+FACTORS = [1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+
+
+def moved(optimizer: Any, updates: int) -> list[float]:
+    """Return how far each update with a gradient of 1 has moved a variable."""
+    import keras
+    import tensorflow as tf
+
+    variable = keras.Variable([0.0])
+    optimizer.build([variable])
+    places = [0.0]
+    apply = tf.function(lambda: optimizer.apply([tf.ones(1)], [variable]))
+    for _ in range(updates):
+        apply()
+        places.append(float(np.asarray(variable)[0]))
+    return [before - after for before, after in itertools.pairwise(places)]
+
+
+def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
+    import keras
+
+    from holdfast.runtime.fit.keras_fit import ScaledRate
+
+    optimizer = keras.optimizers.SGD(0.5)
+    scaled = ScaledRate(optimizer, SCALE)
+
+    assert moved(optimizer, 6) == pytest.approx([0.5 * factor for factor in FACTORS])
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.25  # as a callback does
+    assert float(optimizer.learning_rate) == 0.25
+    scaled.take_off()
+    assert "apply" not in vars(optimizer)
+
+
+def test_schedule_goes_on_beneath_the_scale() -> None:
+    import keras
+
+    from holdfast.runtime.fit.keras_fit import ScaledRate
+
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.1])
+    optimizer = keras.optimizers.SGD(schedule)
+    ScaledRate(optimizer, SCALE)
+
+    rates = [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]
+    expected = [rate * factor for rate, factor in zip(rates, FACTORS, strict=True)]
+    assert moved(optimizer, 6) == pytest.approx(expected, rel=1e-5)
+
+
+def test_optimizer_of_mixed_precision_is_scaled_inside() -> None:
+    import keras
+
+    from holdfast.runtime.fit.keras_fit import ScaledRate
+
+    inner = keras.optimizers.SGD(0.5)
+    ScaledRate(keras.optimizers.LossScaleOptimizer(inner), SCALE)
+
+    assert moved(inner, 2) == pytest.approx([0.5, 1.0])
+
+
+ONES = np.ones((4, 2), "float32")
+
+NO_EPOCHS: list[dict[str, Any]] = [
+    {"epochs": 0},
+    {"epochs": 2, "initial_epoch": 2},
+    {"epochs": 2, "initial_epoch": 5},
+]
+
+
+@pytest.mark.parametrize("asked", NO_EPOCHS)
+def test_history_is_that_of_keras(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]) -> None:
+    import keras
+
+    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.fit.fit_call import FitCall
+
+    told: list[str] = []
+    context = SimpleNamespace(notify=told.append)
+    monkeypatch.setattr(keras_fit, "stages_of_script", lambda: SimpleNamespace(context=context))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    before = model.get_weights()
+    kerass = model.fit(ONES, ONES[:, :1], verbose=0, **asked)
+
+    ours = keras_fit.fit(model, FitCall(ONES, ONES[:, :1], **asked))
+
+    assert (ours.history, ours.epoch) == (kerass.history, kerass.epoch) == ({}, [])
+    assert ours.params["epochs"] == kerass.params["epochs"]
+    assert model.history is ours
+    assert ours.model is model
+    assert all(map(np.array_equal, before, model.get_weights()))
+    assert "trains nothing" in told[0]
+
+
+pytest.importorskip("keras")
+
+
+_PLAIN = file_utils.get_file
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lock file; ``get_file`` is Keras's own again after the test."""
+    for module in (keras.utils, file_utils, mnist):
+        monkeypatch.setattr(module, "get_file", _PLAIN)
+    monkeypatch.setattr(file_utils, "urlretrieve", file_utils.urlretrieve)
+    lock = tmp_path / "lock"
+    lock.touch()
+    return lock
+
+
+def _is_free(lock: Path) -> bool:
+    with lock.open("r+") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file to be downloaded."""
+    source = tmp_path / "numbers.bin"
+    source.write_bytes(bytes(range(256)))
+    return source
+
+
+def test_nobody_else_has_the_turn_during_a_download(
+    lock: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[bool] = []
+    told: list[str] = []
+    plain = file_utils.urlretrieve
+
+    def retrieve(*args: Any, **arguments: Any) -> Any:
+        free.append(_is_free(lock))
+        return plain(*args, **arguments)
+
+    monkeypatch.setattr(file_utils, "urlretrieve", retrieve)
+    take_turns(lock, told.append)
+
+    path = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
+    again = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
+
+    assert free == [False]
+    assert _is_free(lock)
+    assert again == path
+    assert Path(path).read_bytes() == source.read_bytes()
+    assert told == [f"one worker downloads {source.as_uri()}, the others wait for it"]
+
+
+def test_turn_ends_with_an_error(lock: Path, source: Path, tmp_path: Path) -> None:
+    take_turns(lock, lambda text: None)
+    wrong = hashlib.sha256(b"other bytes").hexdigest()
+
+    with pytest.raises(ValueError, match="corrupted"):
+        keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path, file_hash=wrong)
+
+    assert _is_free(lock)
+
+
+def test_data_sets_of_keras_wait_as_well(lock: Path) -> None:
+    take_turns(lock, lambda text: None)
+
+    assert mnist.get_file is keras.utils.get_file is file_utils.get_file  # type: ignore[attr-defined]
+    assert file_utils.get_file is not _PLAIN
+
+
+def test_file_system_without_locks_downloads_as_plain_keras_does(
+    lock: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    take_turns(lock, lambda text: None)
+    before = len(os.listdir("/proc/self/fd"))
+
+    path = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
+
+    assert Path(path).read_bytes() == source.read_bytes()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,601 @@
+"""What a worker prepares before the script uses TensorFlow or Keras."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import inspect
+import io
+import linecache
+import os
+import pkgutil
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import worker_config
+
+from holdfast.runtime.fit import script_setup
+from holdfast.runtime.fit.script_setup import (
+    keep_in_memory,
+    leave_out,
+    leave_out_cluster,
+    when_imported,
+    without_log_lines,
+)
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.worker import script_draws
+from holdfast.runtime.worker.training_refusal import TrainingRefused, is_refused
+
+NUMPY_SEEDS = 1 << 32
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What waits for an import, by the module; numbers and Python's functions are put back."""
+    states = random.getstate(), np.random.get_state()
+    found: dict[str, Any] = {}
+    functions = {
+        os: ("mkdir", "remove", "unlink"),
+        shutil: ("rmtree",),
+        tempfile: ("mkdtemp",),
+        builtins: ("open",),
+        io: ("open",),
+    }
+    for module, names in functions.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(script_setup, "share_clock", lambda _: None)
+    monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
+    monkeypatch.setattr(
+        script_setup, "when_imported", lambda name, then: found.update({name: then})
+    )
+    yield found
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def drawn(config: WorkerConfig) -> tuple[float, float]:
+    """Return the first random numbers of a script."""
+    script_setup.prepare(config)
+    return random.random(), float(np.random.random())
+
+
+@pytest.mark.usefixtures("watched")
+def test_scripts_of_all_workers_draw_the_same_numbers() -> None:
+    one, other = (worker_config(worker, (0, 1), seed=5) for worker in (0, 1))
+
+    assert drawn(one) == drawn(other)
+
+
+@pytest.mark.usefixtures("watched")
+def test_another_seed_gives_other_numbers_to_python_and_to_numpy() -> None:
+    five, six = drawn(worker_config(seed=5)), drawn(worker_config(seed=6))
+
+    assert five[0] != six[0]
+    assert five[1] != six[1]
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("seed", [NUMPY_SEEDS - 1, NUMPY_SEEDS, (1 << 63) + 5])
+def test_seed_that_is_too_large_for_numpy_is_taken_modulo_its_seeds(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % NUMPY_SEEDS)
+    expected = random.random(), float(np.random.random())
+
+    assert drawn(worker_config(seed=seed)) == expected
+
+
+def test_heavy_libraries_wait_for_the_script(watched: dict[str, Any]) -> None:
+    script_setup.prepare(worker_config())
+
+    assert list(watched) == ["sqlite3", "tensorflow", "keras"]
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize(("generation", "is_shared"), [(1, False), (2, True), (9, True)])
+def test_directory_that_an_earlier_launch_has_made_is_that_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generation: int, *, is_shared: bool
+) -> None:
+    run_dir, results = tmp_path / "run", tmp_path / "results"
+    run_dir.mkdir()
+    results.mkdir()
+    config = worker_config(run_dir=run_dir, generation=generation)
+    handed: list[Any] = []
+
+    def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int, prepare: Any) -> None:
+        handed.append((control_fd, heartbeat_fd))
+        prepare(config)
+
+    monkeypatch.setattr(script_setup.worker, "main", main)
+    script_setup.main(config, 3, 4)
+    raised = False
+    try:
+        os.mkdir(results)
+    except FileExistsError:
+        raised = True
+
+    assert handed == [(3, 4)]
+    assert raised is not is_shared
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("fit", [True, False])
+def test_scopes_are_left_out_unless_the_user_wants_keras_left_alone(
+    watched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, fit: bool
+) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from holdfast.runtime.model import graphs
+    from holdfast.runtime.training import stages
+
+    threads: list[int] = []
+    left_out: list[Any] = []
+    kept: list[bool] = []
+    context = SimpleNamespace(context=SimpleNamespace(inform=print, at_end=[]))
+    monkeypatch.setattr(graphs, "set_threads", threads.append)
+    monkeypatch.setattr(script_setup, "keep_in_memory", lambda: kept.append(True))
+    monkeypatch.setattr(script_setup, "leave_out", lambda *arguments: left_out.append(arguments))
+    monkeypatch.setattr(script_setup, "share_caches", lambda *_: lambda: None)
+    monkeypatch.setattr(stages, "stages_of_script", lambda: context)
+    script_setup.prepare(worker_config(fit=fit))
+
+    watched["tensorflow"]()
+
+    assert (threads, kept) == ([1], [True])
+    assert left_out == ([(tf.distribute.Strategy, print)] if fit else [])
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a package that nobody has imported."""
+    package = tmp_path / "seldom_heard_of"
+    package.mkdir()
+    (package / "__init__.py").write_text("from seldom_heard_of import part\nvalue = 1\n")
+    (package / "part.py").write_text("name = __name__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("seldom_heard_of", "seldom_heard_of.part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return "seldom_heard_of"
+
+
+def test_watcher_is_called_once_with_the_module_complete(module: str) -> None:
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(sys.modules[module].value))
+    assert heard == []
+
+    imported = importlib.import_module(module)
+    importlib.reload(imported)
+
+    assert heard == [1]
+    assert imported.part.name == "seldom_heard_of.part"
+    assert type(imported.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_module_that_is_there_is_told_at_once(module: str) -> None:
+    importlib.import_module(module)
+    heard: list[str] = []
+
+    when_imported(module, lambda: heard.append("now"))
+
+    assert heard == ["now"]
+
+
+def test_two_watchers_of_one_module_hear_of_it(module: str) -> None:
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(1))
+    when_imported(module, lambda: heard.append(2))
+
+    importlib.import_module(module)
+
+    assert sorted(heard) == [1, 2]
+
+
+def test_error_of_a_watcher_is_that_of_the_import(module: str) -> None:
+    def refuse() -> None:
+        raise ValueError("not here")
+
+    when_imported(module, refuse)
+
+    with pytest.raises(ValueError, match="not here"):
+        importlib.import_module(module)
+
+
+def test_module_that_does_not_exist_stays_unknown(module: str) -> None:
+    when_imported("never_written_by_anybody", lambda: pytest.fail("there is no such module"))
+
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("never_written_by_anybody")
+
+
+def test_informative_lines_of_a_log_are_dropped_and_all_others_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795437874.402156   10642 port.cc:153] oneDNN custom operations are on.",
+        "E0000 00:00:1795437874.402157   10642 cuda.cc:1] no device",
+        "Traceback (most recent call last):",
+    )
+
+    def load() -> None:
+        with without_log_lines():
+            os.write(2, "".join(f"{line}\n" for line in lines).encode())
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        load()
+
+    assert capfd.readouterr().err.splitlines() == list(lines[2:])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_surrounds_an_import_ends_before_the_watcher_hears_of_it(
+    module: str, tmp_path: Path, *, fails: bool
+) -> None:
+    heard: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        heard.append("begins")
+        try:
+            yield
+        finally:
+            heard.append("ends")
+
+    when_imported(module, lambda: heard.append("imported"), around)
+    if fails:
+        (tmp_path / module / "__init__.py").write_text("1 / 0\n")
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module(module)
+    else:
+        importlib.import_module(module)
+
+    assert heard == ["begins", "ends", *([] if fails else ["imported"])]
+
+
+def test_module_finds_its_files_while_it_is_imported(module: str, tmp_path: Path) -> None:
+    code = "import pkgutil\nvalue = pkgutil.get_data(__name__, 'part.py')\n"
+    (tmp_path / module / "__init__.py").write_text(code)
+    when_imported(module, lambda: None)
+
+    assert importlib.import_module(module).value == b"name = __name__\n"
+
+
+def _asks_for_a_part(module: str) -> None:
+    importlib.util.find_spec(f"{module}.part")
+
+
+def _asks_pkgutil(module: str) -> None:
+    assert module in {found.name for found in pkgutil.iter_modules()}
+    pkgutil.get_importer(sys.path[0]).find_spec(module)  # type: ignore[union-attr]
+    importlib.util.find_spec(module)
+
+
+def _fails_first(module: str) -> None:
+    with _in_place_of_init(module, "1 / 0\n"), pytest.raises(ZeroDivisionError):
+        importlib.import_module(module)
+
+
+def _lacks_a_name_first(module: str) -> None:
+    code = "from seldom_heard_of.nowhere import name\n"
+    with _in_place_of_init(module, code), pytest.raises(ImportError):
+        importlib.import_module(module)
+
+
+def _imports_in_a_thread(module: str) -> None:
+    thread = threading.Thread(target=importlib.import_module, args=(module,))
+    thread.start()
+    thread.join()
+
+
+def _imports_when_used(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules[module] = lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    assert lazy.value == 1
+
+
+def _makes_a_module_of_the_spec(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def _chains_its_own_hook(module: str) -> None:
+    """As the hooks of tracing libraries do: first in the list, and they ask the others."""
+
+    class Hook(MetaPathFinder):
+        is_asking = False
+
+        def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+            if name != module or self.is_asking:
+                return None
+            self.is_asking = True
+            return importlib.util.find_spec(name)
+
+    sys.meta_path.insert(0, Hook())
+
+
+@contextmanager
+def _in_place_of_init(module: str, code: str) -> Iterator[None]:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    place = Path(spec.origin)
+    good = place.read_text()
+    place.write_text(code)
+    yield
+    shutil.rmtree(place.parent / "__pycache__", ignore_errors=True)
+    place.write_text(good)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        importlib.util.find_spec,
+        *(_asks_for_a_part, _asks_pkgutil, _fails_first, _lacks_a_name_first),
+        *(_imports_in_a_thread, _imports_when_used, _makes_a_module_of_the_spec),
+        _chains_its_own_hook,
+    ],
+)
+def test_watcher_hears_of_its_module_once_whatever_a_script_does_first(
+    module: str, first: Callable[[str], object]
+) -> None:
+    before = list(sys.meta_path)
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(importlib.import_module(module).value))
+
+    importlib.util.find_spec("never_written_by_anybody")
+    first(module)
+    imported = importlib.import_module(module)
+    importlib.reload(imported)
+
+    assert heard == [1]
+    assert type(imported.__spec__.loader).__name__ == "SourceFileLoader"
+    assert [found for found in sys.meta_path if type(found).__name__ != "Hook"] == before
+
+
+def test_watcher_that_refused_is_asked_again(module: str) -> None:
+    heard: list[str] = []
+
+    def refuse_once() -> None:
+        heard.append("asked")
+        if len(heard) == 1:
+            raise ValueError("not here")
+
+    when_imported(module, refuse_once)
+
+    with pytest.raises(ValueError, match="not here"):
+        importlib.import_module(module)
+    importlib.import_module(module)
+
+    assert heard == ["asked", "asked"]
+
+
+LOADER = "tensorflow.python.autograph.pyct.loader"
+
+
+@pytest.mark.tensorflow
+def test_function_is_translated_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    loader: Any = sys.modules[LOADER]
+    monkeypatch.setattr(loader, "load_source", loader.load_source)
+    keep_in_memory()
+    before = set(sys.modules)
+
+    @tf.function
+    def absolute(x: Any) -> Any:
+        if tf.reduce_sum(x) > 0:
+            return x
+        if x.shape.rank == 0:
+            return -x
+        raise ValueError("of one number only")
+
+    assert float(absolute(tf.constant(-2.0))) == 2.0
+    made = [name for name in set(sys.modules) - before if name.startswith("__autograph_generated")]
+    assert made
+    assert list(tmp_path.iterdir()) == []
+    assert "def tf__absolute" in inspect.getsource(sys.modules[made[0]])
+    with pytest.raises(ValueError, match=r"(?s)in user code.*absolute.*of one number only"):
+        absolute(tf.constant([1.0, -2.0]))
+
+
+def test_lines_of_a_file_that_is_removed_stay_where_python_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generated = tmp_path / "generated.py"
+
+    def load_source(source: str, *, deletes: bool) -> Any:
+        generated.write_text(source)
+        return SimpleNamespace(deletes=deletes), str(generated)
+
+    loader: Any = SimpleNamespace(load_source=load_source)
+    monkeypatch.setitem(sys.modules, LOADER, loader)
+    monkeypatch.setattr(linecache, "cache", {})
+    keep_in_memory()
+
+    module, path = loader.load_source("first = 1\nsecond = 2\n", deletes=True)
+    linecache.checkcache()
+
+    assert (module.deletes, path) == (True, str(generated))
+    assert not generated.exists()
+    lines = [linecache.getline(path, number) for number in (1, 2, 3)]
+    assert lines == ["first = 1\n", "second = 2\n", ""]
+
+
+def test_another_release_of_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, LOADER, raising=False)
+
+    keep_in_memory()
+
+    assert LOADER not in sys.modules
+
+
+def test_scope_of_each_strategy_gives_the_strategy_and_is_told() -> None:
+    class Strategy:
+        def scope(self) -> None:
+            raise AssertionError("TensorFlow's own scope was entered")
+
+    class MirroredStrategy(Strategy):
+        pass
+
+    class _Default(Strategy):
+        pass
+
+    told: list[str] = []
+    leave_out(Strategy, told.append)
+    strategy = MirroredStrategy()
+
+    with strategy.scope() as entered:  # type: ignore[func-returns-value]
+        assert entered is strategy
+
+    with pytest.raises(AssertionError, match="own scope was entered"):
+        _Default().scope()
+    assert len(told) == 1
+    assert told[0].startswith("the scope of MirroredStrategy is left out")
+
+
+@pytest.mark.tensorflow
+def test_variables_within_a_scope_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.distribute.Strategy, "scope", tf.distribute.Strategy.scope)
+    leave_out(tf.distribute.Strategy, lambda text: None)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+
+    assert type(variable).__name__ == "ResourceVariable"
+    assert tf.distribute.has_strategy() is False
+    assert float(strategy.run(lambda: variable * 2)) == 6.0
+
+
+@pytest.mark.tensorflow
+def test_strategy_of_several_workers_starts_no_server_and_the_cluster_is_told() -> None:
+    import tensorflow as tf
+
+    class Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):  # type: ignore[misc]
+        """As that of TF_CONFIG, which other tests of this process may have left out already."""
+
+    addresses = tf.train.ClusterSpec({"worker": ["localhost:12345", "localhost:23456"]})
+    told: list[str] = []
+    leave_out_cluster(Resolver, told.append)
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        Resolver(addresses, task_type="worker", task_id=0)
+    )
+
+    assert strategy.num_replicas_in_sync == 1
+    assert told
+    assert set(told) == {told[0]}
+    assert told[0].startswith("the cluster of TF_CONFIG is left out")
+
+
+X = np.arange(6, dtype=np.float32)[:, None]
+
+
+def one_layer() -> Any:
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model
+
+
+def pipeline() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((X, X)).batch(4)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("given", ["arrays", "pipeline"])
+def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> None:
+    from holdfast.runtime.fit.script_setup import model_only
+
+    model = one_layer()
+    before = model.get_weights()
+    data = (X, X) if given == "arrays" else (pipeline(),)
+
+    with model_only() as refusal, pytest.raises(TrainingRefused, match="only asked for its model"):
+        model.fit(*data)
+
+    assert refusal.training is not None
+    assert refusal.training.model is model
+    assert np.asarray(refusal.training.first_inputs()).tolist() == [[0.0]]
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+@pytest.mark.tensorflow
+def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
+    from holdfast.runtime.fit.script_setup import model_only
+
+    first, second = one_layer(), one_layer()
+    before = first.get_weights()
+
+    with model_only(wanted=2) as refusal:
+        history = first.fit(X, X, epochs=3)
+        assert refusal.training is None
+        with pytest.raises(TrainingRefused):
+            second.fit(X, X)
+
+    assert history.history == {}
+    assert refusal.training is not None
+    assert refusal.training.model is second
+    assert all(map(np.array_equal, before, first.get_weights()))
+
+
+@pytest.mark.tensorflow
+def test_fit_without_an_epoch_is_no_training() -> None:
+    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.fit.script_setup import model_only
+
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, model_only() as refusal:
+        stages = SimpleNamespace(context=SimpleNamespace(notify=told.append))
+        patch.setattr(keras_fit, "stages_of_script", lambda: stages)
+        one_layer().fit(X, X, epochs=0)
+
+    assert refusal.trainings == []
+    assert len(told) == 1
+
+
+@pytest.mark.tensorflow
+def test_fit_is_keras_own_again_after_an_error_of_the_script() -> None:
+    from holdfast.runtime.fit.script_setup import model_only
+
+    model = one_layer()
+    plain = type(model).fit
+
+    def fail() -> None:
+        with model_only():
+            assert type(model).fit is not plain
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    assert type(model).fit is plain
+    assert len(model.fit(X, X, verbose=0).history["loss"]) == 1
+    assert not is_refused(model, lambda: None)
