@@ -19,7 +19,7 @@ SAMPLE = ("lstm_masks", "tagger", "dict_strings", "early_stopping")
 SHORT = ("tagger",)
 """In test_stopped_epoch.py a callback stops an epoch as under plain Keras, through a death.
 
-In test_pipelines.py all die within an epoch of a pipeline; strings: test_nested_models.py.
+In test_pipelines.py all die within an epoch of a pipeline; strings: test_models.py.
 """
 
 

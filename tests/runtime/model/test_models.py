@@ -1,7 +1,11 @@
-"""Kinds of models that a Keras replica takes, and that it trains them as Keras does."""
+"""Models of many kinds are trained as Keras trains them: nested, in mixed precision, averaged."""
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +23,9 @@ from keras_harness import (
     copy_of,
     dense,
 )
-from keras_oracle import assert_step_of_keras
+from keras_oracle import assert_step_of_keras, stepped_in_parts
 
-from holdfast.runtime.model.replica import Microbatch, make_model
+from holdfast.runtime.model.replica import Finishing, Microbatch, OverflowTaker, make_model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -266,3 +270,373 @@ def test_a_model_instead_of_a_function_is_taken(tf: SimpleNamespace) -> None:
     assert make_model(model) is model
     assert make_model(lambda: model) is model
     assert isinstance(make_model(tf.keras.Sequential), tf.keras.Sequential)
+
+
+RANDOM = np.random.default_rng(11)
+
+N = 20
+
+WIDE = RANDOM.normal(size=(N, 5)).astype(np.float32)
+
+DEEP = RANDOM.integers(7, size=(N, 3))
+
+NAMES = np.array(["red", "green", "blue", "red"] * 5, dtype=object)
+
+RATING = RANDOM.normal(size=(N, 1))  # float64, which becomes float32
+
+KIND = RANDOM.integers(3, size=N)
+
+SAMPLE_WEIGHTS = RANDOM.uniform(0.1, 3.0, size=N).astype(np.float32)
+
+
+def _two_inputs(tf: SimpleNamespace) -> list[Any]:
+    layers = tf.keras.layers
+    wide = layers.Input((5,), name="wide")
+    deep = layers.Input((3,), dtype="int64", name="deep")
+    embedded = layers.Flatten()(layers.Embedding(7, 2)(deep))
+    return [wide, deep, layers.Concatenate()([wide, embedded])]
+
+
+def one_output(tf: SimpleNamespace, **compiled: Any) -> Any:
+    wide, deep, both = _two_inputs(tf)
+    model = tf.keras.Model([wide, deep], tf.keras.layers.Dense(1)(both))
+    model.compile(
+        **{"optimizer": tf.keras.optimizers.SGD(0.1, momentum=0.9), "loss": "mse", **compiled}
+    )
+    return model
+
+
+def two_outputs(tf: SimpleNamespace, **compiled: Any) -> Any:
+    wide, deep, both = _two_inputs(tf)
+    layers = tf.keras.layers
+    outputs = {
+        "rating": layers.Dense(1, name="rating")(both),
+        "kind": layers.Dense(3, activation="softmax", name="kind")(both),
+    }
+    model = tf.keras.Model({"wide": wide, "deep": deep}, outputs)
+    losses = {"rating": "mse", "kind": "sparse_categorical_crossentropy"}
+    model.compile(
+        **{"optimizer": tf.keras.optimizers.SGD(0.1, momentum=0.9), "loss": losses, **compiled}
+    )
+    return model
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
+@pytest.mark.parametrize("kind", shortened([list, tuple], here=[list]))
+def test_two_inputs_in_a_list(tf: SimpleNamespace, kind: type, count: int) -> None:
+    batch = Microbatch(kind([WIDE, DEEP]), RATING, 0)
+
+    assert_step_of_keras(tf, one_output, batch, count=count)
+
+
+def test_inputs_in_an_ordered_dict_reach_the_model_in_their_order(tf: SimpleNamespace) -> None:
+    """Keras sorts the keys of a dict only: so it hands these two inputs over the other way round.
+
+    A `tf.data` pipeline over a CSV file gives such dicts.
+    """
+
+    def make(tf: SimpleNamespace) -> Any:
+        inputs = {name: tf.keras.Input((1,), name=name) for name in "za"}
+        both = tf.keras.layers.Concatenate()([inputs["z"], inputs["a"]])
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(both))
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+        return model
+
+    columns = [("z", WIDE[:, :1]), ("a", 10 * WIDE[:, 1:2])]
+    for kind in (OrderedDict, dict):
+        assert_step_of_keras(tf, make, Microbatch(kind(columns), RATING, 0), count=2)
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
+def test_dicts_with_weights_of_losses_and_metrics_of_outputs(
+    tf: SimpleNamespace, count: int
+) -> None:
+    batch = Microbatch({"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}, 0)
+
+    def make(tf: SimpleNamespace) -> Any:
+        return two_outputs(
+            tf,
+            loss_weights={"rating": 0.3, "kind": 2.0},
+            metrics={"rating": ["mae"], "kind": ["accuracy"]},
+        )
+
+    assert_step_of_keras(tf, make, batch, count=count)
+
+
+@pytest.mark.parametrize("count", shortened([1, 3], here=[3]))
+@pytest.mark.parametrize("kind", ["one array", "one of each output"])
+def test_sample_weights_of_outputs(tf: SimpleNamespace, kind: str, count: int) -> None:
+    weights = {
+        "one array": SAMPLE_WEIGHTS,
+        "one of each output": {"rating": SAMPLE_WEIGHTS, "kind": SAMPLE_WEIGHTS[::-1].copy()},
+    }[kind]
+    x, y = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
+
+    def make(tf: SimpleNamespace) -> Any:
+        return two_outputs(
+            tf,
+            metrics={"kind": ["accuracy"]},
+            weighted_metrics={"rating": ["mse"], "kind": ["accuracy"]},
+        )
+
+    assert_step_of_keras(tf, make, Microbatch(x, y, 0, weights), count=count)
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
+def test_sample_weights_of_one_output(tf: SimpleNamespace, count: int) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        return one_output(tf, metrics=["mae"], weighted_metrics=["mae"])
+
+    batch = Microbatch((WIDE, DEEP), RATING, 0, SAMPLE_WEIGHTS)
+
+    assert_step_of_keras(tf, make, batch, count=count)
+
+
+def test_strings_reach_the_model(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        layers = tf.keras.layers
+        name = layers.Input((1,), dtype="string", name="name")
+        wide = layers.Input((5,), name="wide")
+        lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+        both = layers.Concatenate()([lookup(name), wide])
+        model = tf.keras.Model({"name": name, "wide": wide}, layers.Dense(1)(both))
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    objects = Microbatch({"name": NAMES[:, None], "wide": WIDE}, RATING, 0)
+    fixed = Microbatch({"name": NAMES[:, None].astype("U5"), "wide": WIDE}, RATING, 0)
+
+    one, results = stepped_in_parts(tf, make, objects, count=2)
+    other, _ = stepped_in_parts(tf, make, fixed, count=2)
+
+    assert np.isfinite(results["loss"])
+    assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
+
+
+@pytest.mark.parametrize("count", shortened([1, 3], here=[3]))
+def test_a_model_without_targets(tf: SimpleNamespace, count: int) -> None:
+    """An endpoint layer takes the targets as an input and adds the loss."""
+
+    def make(tf: SimpleNamespace) -> Any:
+        class Endpoint(tf.keras.layers.Layer):
+            def call(self, outputs: Any, targets: Any) -> Any:
+                self.add_loss(tf.keras.ops.mean((outputs - targets) ** 2))
+                return outputs
+
+        layers = tf.keras.layers
+        wide, targets = layers.Input((5,), name="wide"), layers.Input((1,), name="targets")
+        outputs = Endpoint()(layers.Dense(1)(wide), targets)
+        model = tf.keras.Model({"wide": wide, "targets": targets}, outputs)
+        model.compile(optimizer="adam")
+        return model
+
+    batch = Microbatch({"wide": WIDE, "targets": RATING}, None, 0)
+
+    assert_step_of_keras(tf, make, batch, count=count)
+
+
+def test_validation_takes_nests_too(tf: SimpleNamespace) -> None:
+    x, y = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
+    replica = tf.module.KerasReplica(two_outputs(tf), x, y, SAMPLE_WEIGHTS)
+    sums = np.empty(replica.shape.metrics, np.float32)
+
+    replica.evaluate(Microbatch(x, y, 0, SAMPLE_WEIGHTS), sums)
+
+    weights = {"rating": SAMPLE_WEIGHTS, "kind": SAMPLE_WEIGHTS}
+    logs = replica.model.test_on_batch(x, y, weights, return_dict=True)
+    assert replica.results(sums.astype(np.float64), N) == pytest.approx(logs, rel=1e-5)
+
+
+TARGETS = LABELS.astype(np.float32)
+
+BATCH = 15
+
+
+@contextmanager
+def policy(tf: SimpleNamespace, name: str) -> Iterator[None]:
+    """Build layers with another policy, which is global."""
+    before = tf.keras.config.dtype_policy()
+    tf.keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        tf.keras.config.set_dtype_policy(before)
+
+
+def scaled(tf: SimpleNamespace, scale: float, growth: int = 2000) -> Callable[..., Any]:
+    """Return a function that makes a classifier in float16, whose loss is scaled by ``scale``."""
+
+    def make(tf: SimpleNamespace) -> Any:
+        keras, layers = tf.keras, tf.keras.layers
+        with policy(tf, "mixed_float16"):
+            model = keras.Sequential(
+                [layers.Flatten(), layers.Dense(5, activation="tanh"), layers.Dense(1)]
+            )
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01), initial_scale=scale, dynamic_growth_steps=growth
+        )
+        model.compile(optimizer=optimizer, loss="mse")
+        return model
+
+    return make
+
+
+def step(replica: Any, parts: int) -> np.ndarray:
+    """Train one batch in microbatches and return the total."""
+    total: Any = 0.0
+    for ids in np.array_split(np.arange(BATCH), parts):
+        with np.errstate(invalid="ignore"):  # inf - inf
+            total = total + contribution(replica, Microbatch(IMAGES[ids], TARGETS[ids], 0))
+    if not np.isfinite(total).all():
+        assert replica.takes_overflow(total)
+    replica.apply(total, BATCH)
+    return np.asarray(total)
+
+
+def scale_of(state: dict[str, np.ndarray]) -> tuple[float, int]:
+    (scale,) = (float(a) for n, a in state.items() if n.endswith("dynamic_scale"))
+    (steps,) = (int(a) for n, a in state.items() if n.endswith("step_counter"))
+    return scale, steps
+
+
+@pytest.mark.parametrize("parts", shortened([1, 2, 3], here=[3]))
+def test_float16_trains_as_keras_does(tf: SimpleNamespace, parts: int) -> None:
+    replica = build(tf, scaled(tf, 2.0**10), x=IMAGES[:5], y=TARGETS[:5])
+    fitted = build(tf, scaled(tf, 2.0**10), x=IMAGES[:5], y=TARGETS[:5])
+
+    for _ in range(4):
+        step(replica, parts)
+        fitted.model.train_on_batch(IMAGES[:BATCH], TARGETS[:BATCH])
+
+    ours, theirs = replica.state(), fitted.state()
+    assert scale_of(ours) == scale_of(theirs) == (2.0**10, 4)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-3, atol=2e-3, err_msg=name)
+
+
+def test_large_microbatch_does_not_overflow_by_itself(tf: SimpleNamespace) -> None:
+    """The gradients of the mean loss, scaled, fit into float16; times 60 they would not."""
+    replica = build(tf, scaled(tf, 2.0**12))
+    large = Microbatch(IMAGES[:60], TARGETS[:60], 0)
+
+    assert np.isfinite(contribution(replica, large)).all()
+
+
+def test_overflow_skips_the_step_and_halves_the_scale(tf: SimpleNamespace) -> None:
+    replica = build(tf, scaled(tf, 2.0**40))
+    before = copy_of(replica.state())
+
+    total = step(replica, 3)
+
+    after = copy_of(replica.state())
+    assert isinstance(replica, OverflowTaker)
+    assert not np.isfinite(total).all()
+    assert scale_of(after) == (2.0**39, 0)
+    changed = {name for name in after if after[name].tobytes() != before[name].tobytes()}
+    assert {name.rsplit("/", 1)[1] for name in changed} == {"dynamic_scale"}
+
+
+def test_scale_falls_until_it_fits_and_grows_again(tf: SimpleNamespace) -> None:
+    replica = build(tf, scaled(tf, 2.0**24, growth=3))
+
+    scales = []
+    for _ in range(14):
+        step(replica, 2)
+        scales.append(scale_of(copy_of(replica.state()))[0])
+
+    falls = [b < a for a, b in itertools.pairwise(scales)]
+    grows = [b > a for a, b in itertools.pairwise(scales)]
+    assert any(falls)
+    assert any(grows)
+    assert bytes_of(replica.state()) != {}
+
+
+def test_loss_that_is_not_finite_is_not_an_overflow(tf: SimpleNamespace) -> None:
+    replica = build(tf, scaled(tf, 2.0**15))
+    bad = contribution(replica, Microbatch(IMAGES[:5], TARGETS[:5] * np.float32(np.nan), 0))
+
+    assert not replica.takes_overflow(bad)
+
+
+def test_scale_that_has_fallen_to_nothing_is_not_the_cause(tf: SimpleNamespace) -> None:
+    replica = build(tf, scaled(tf, 2.0**-30))
+    total = contribution(replica, Microbatch(IMAGES[:5], TARGETS[:5], 0))
+    total[0] = np.inf
+
+    assert not replica.takes_overflow(total)
+
+
+def test_without_a_dynamic_scale_an_overflow_ends_the_job(replicas: list[Any]) -> None:
+    total = contribution(replicas[0], Microbatch(IMAGES[:5], LABELS[:5], 0))
+    total[0] = np.inf
+
+    assert not replicas[0].takes_overflow(total)
+
+
+AVERAGED_BATCH, STEPS = 15, 5
+
+
+def averaging(tf: SimpleNamespace, overwrite: int | None = None) -> Callable[..., Any]:
+    def make(tf: SimpleNamespace) -> Any:
+        optimizer = tf.keras.optimizers.Adam(
+            0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=overwrite
+        )
+        return dense(tf, optimizer=optimizer)
+
+    return make
+
+
+def train(replica: Any, parts: int) -> None:
+    for _ in range(STEPS):
+        total: Any = 0.0
+        for ids in np.array_split(np.arange(AVERAGED_BATCH), parts):
+            total = total + contribution(replica, Microbatch(IMAGES[ids], LABELS[ids], 0))
+        replica.apply(total, AVERAGED_BATCH)
+
+
+@pytest.mark.parametrize("overwrite", [None, 2])
+@pytest.mark.parametrize("parts", shortened([1, 2, 3], here=[3]))
+def test_training_ends_with_the_averages_of_fit(
+    tf: SimpleNamespace, parts: int, overwrite: int | None
+) -> None:
+    replica = build(tf, averaging(tf, overwrite))
+    fitted = build(tf, averaging(tf, overwrite))
+
+    train(replica, parts)
+    before = copy_of(replica.state())
+    replica.finish()
+    fitted.model.fit(
+        IMAGES[:AVERAGED_BATCH],
+        LABELS[:AVERAGED_BATCH],
+        batch_size=AVERAGED_BATCH,
+        epochs=STEPS,
+        shuffle=False,
+        verbose=0,
+    )
+
+    assert isinstance(replica, Finishing)
+    ours = replica.state()
+    assert bytes_of(ours) != bytes_of(before)
+    for name, array in fitted.state().items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_averaging_twice_is_averaging_once(tf: SimpleNamespace) -> None:
+    replica = build(tf, averaging(tf))
+    train(replica, 2)
+
+    replica.finish()
+    once = copy_of(replica.state())
+    resumed = build(tf, averaging(tf))
+    resumed.load(once)
+    resumed.finish()
+
+    assert bytes_of(resumed.state()) == bytes_of(once)
+
+
+def test_without_averages_the_end_changes_nothing(replicas: list[Any]) -> None:
+    before = bytes_of(replicas[0].state())
+
+    replicas[0].finish()
+
+    assert bytes_of(replicas[0].state()) == before

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def tf() -> SimpleNamespace:
-    """TensorFlow, Keras and the module under test, imported only when these tests run."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tensorflow = pytest.importorskip("tensorflow")
-    import keras
-
-    from holdfast.runtime.model import graphs, keras_replica
-
-    graphs.set_numerics(1, 7, deterministic=False)
-    return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)
 
 
 @pytest.fixture(scope="session")
