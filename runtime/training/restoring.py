@@ -27,6 +27,7 @@ import numpy as np
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import specs_of
@@ -306,13 +307,12 @@ class JobRestore:
 
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""
-        restored = Restored({}, reader.manifest)
         specs = specs_of(self._state.tensors(fresh))
-        check_same_run(self._context, self._job, specs, restored.manifest)
+        check_same_run(self._context, self._job, specs, reader.manifest)
         config = self._context.config
         step = StepRecord.of(self._state, self._context, self._job.numerics.to_json())
         check_same_record(self._context, step, reader.manifest.cursor, is_first=is_first)
-        before = _numerics_of(restored)
+        before = _numerics_of(reader.manifest)
         if is_first or config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
 
@@ -322,11 +322,11 @@ def _from_first(communicator: Communicator, text: str) -> str:
     return communicator.allgather_bytes(text.encode())[0].decode()
 
 
-def _numerics_of(restored: Restored) -> Numerics:
+def _numerics_of(manifest: Manifest) -> Numerics:
     try:
-        return Numerics.from_json(dict(restored.manifest.numerics))
+        return Numerics.from_json(dict(manifest.numerics))
     except ValueError as error:
-        raise UsageError(f"checkpoint step {restored.manifest.step}: {error}") from error
+        raise UsageError(f"checkpoint step {manifest.step}: {error}") from error
 
 
 def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:

@@ -164,7 +164,7 @@ class Contributor(Protocol):
 
 @runtime_checkable
 class Gatherer(Protocol):
-    """A contributor whose samples are read by one worker for all (`batch_contributors`)."""
+    """A contributor whose samples are read by one worker for all (`BatchContributor`)."""
 
     def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
         """Get the samples of the transaction at ``cursor``; all workers call this together.
@@ -207,7 +207,7 @@ class TrainingContributor:
 class ValidationContributor:
     """Leaf m adds up the m-th microbatch of every batch of the validation data.
 
-    The sums of batches stay apart if the replica must settle each (`settling`).
+    The sums of batches stay apart if the replica must settle each (`replica.Settling`).
     """
 
     def __init__(

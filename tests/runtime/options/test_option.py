@@ -21,6 +21,8 @@ from holdfast.runtime.options.option import (
     read_words,
 )
 
+_WORDS = st.lists(st.text(st.characters(categories=("L", "N")), min_size=1)).map(tuple)
+
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
@@ -104,9 +106,6 @@ def test_words_come_without_blanks_around_them_and_without_empty_ones(
 def test_what_is_no_list_of_words_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a list of words"):
         read_words(",")(value)
-
-
-_WORDS = st.lists(st.text(st.characters(categories=("L", "N")), min_size=1)).map(tuple)
 
 
 @given(_WORDS, st.sampled_from([",", ";"]))

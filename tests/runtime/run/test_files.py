@@ -47,6 +47,8 @@ with module.answering(Path("/net/run"), lambda text: print(text, flush=True)):
     threading.Event().wait()
 """
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+
 
 def _own_by_stranger(path: Path, target: Path) -> None:
     path.write_bytes(PRECIOUS)
@@ -67,9 +69,6 @@ def _pipe(path: Path, target: Path) -> None:
 
 def _name_again(path: Path, target: Path) -> None:
     os.link(target, path)
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 
 
 SYMLINK = pytest.param(_link, "is a symbolic link", id="symlink")

@@ -28,6 +28,7 @@ from holdfast.runtime.run.find_run import (
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
+ID = "3f0b5ec9f31f4da5"
 
 
 def begin(path: Path, name: str = "RUN.json") -> Path:
@@ -96,9 +97,6 @@ def test_local_checkpoints_of_a_run_are_named(tmp_path: Path) -> None:
     assert no_run(local) == (
         f"{local} is no run: it has no RUN.json; runs near it: {checkpoints.parent}"
     )
-
-
-ID = "3f0b5ec9f31f4da5"
 
 
 @pytest.fixture

@@ -29,6 +29,10 @@ from holdfast.runtime.run.journal import (
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 SOON_S = 0.2
+_RECORDING = frozenset(
+    {"record", "note", "noted", "introduce", "_keep", "_write", "_line", "_record"}
+)
+_RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
 
 
 @pytest.fixture
@@ -67,14 +71,6 @@ def test_monotonic_time_of_records_never_goes_back(path: Path) -> None:
 
     times = [record["now"] for record in read_journal(path)]
     assert times == sorted(times)
-
-
-_RECORDING = frozenset(
-    {"record", "note", "noted", "introduce", "_keep", "_write", "_line", "_record"}
-)
-
-
-_RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
 
 
 def _recorded(call: Any) -> set[str]:

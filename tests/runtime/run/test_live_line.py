@@ -34,6 +34,8 @@ WORD = StepReport(
     metrics={"loss": 0.5},
 )  # fmt: skip
 BEFORE = dataclasses.replace(WORD, now=5.0, step=10)
+_PARTS = st.lists(st.builds(Part, st.text("ab損", max_size=9), st.integers(0, 9)), max_size=8)
+_LOOKS = st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 20.0)), min_size=2, max_size=10)
 
 
 def picture(**changes: object) -> Picture:
@@ -204,9 +206,6 @@ def test_word_that_is_cut_keeps_its_style_and_nothing_is_made_of_nothing() -> No
     assert fitting([], 10) == ()
 
 
-_PARTS = st.lists(st.builds(Part, st.text("ab損", max_size=9), st.integers(0, 9)), max_size=8)
-
-
 @given(_PARTS, st.integers(0, 60))
 def test_line_is_as_wide_as_the_terminal_allows(parts: list[Part], columns: int) -> None:
     kept = fitting(parts, columns)
@@ -375,9 +374,6 @@ def test_clock_of_another_boot_begins_a_new_count_at_the_old_pace() -> None:
 
     assert pace.per_s == 10.0
     assert pace.observe(21, 6.0).per_s < 10.0
-
-
-_LOOKS = st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 20.0)), min_size=2, max_size=10)
 
 
 @given(_LOOKS)

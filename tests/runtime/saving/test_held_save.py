@@ -16,6 +16,8 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
 
+RECORD_BYTES = 56
+
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
@@ -77,9 +79,6 @@ def test_bit_anywhere_in_images_or_records_is_noticed(workers: Workers, seed: in
     memory[place] ^= 1 << dice.randrange(8)
 
     assert is_whole(workers) is not (in_image or _counts(place - start))
-
-
-RECORD_BYTES = 56
 
 
 def _counts(offset: int) -> bool:

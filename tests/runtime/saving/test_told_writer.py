@@ -30,6 +30,12 @@ FILE_BYTES = 500_000_000
 FILE_S = FILE_BYTES / SLOWEST_BYTES_PER_S
 ASKED = [{"kind": "mend", "step": 10}, {"kind": "keeps"}, {"kind": "open"}, {"kind": "settle"}]
 FULL = "cannot allocate /run/.tmp-000000000{0}-g1-a{1}/shard: No space left on device (ENOSPC)"
+EVENTS = st.lists(st.sampled_from(["serve", "die", "hang", "refuse", "allow"]), max_size=3)
+SAVES = st.lists(
+    st.tuples(st.permutations(range(PARTS)), st.integers(1, PARTS), EVENTS, EVENTS),
+    min_size=1,
+    max_size=6,
+)
 
 
 class Told:
@@ -319,16 +325,6 @@ class Agent(AgentOfFakes):
         self.happen("serve")
         (step,) = found
         return step
-
-
-EVENTS = st.lists(st.sampled_from(["serve", "die", "hang", "refuse", "allow"]), max_size=3)
-
-
-SAVES = st.lists(
-    st.tuples(st.permutations(range(PARTS)), st.integers(1, PARTS), EVENTS, EVENTS),
-    min_size=1,
-    max_size=6,
-)
 
 
 @given(SAVES)

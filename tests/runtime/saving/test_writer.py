@@ -26,6 +26,7 @@ from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 
 ACTIONS = 60
+SAVES = ((10, 1), (20, 2))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
@@ -466,9 +467,6 @@ def test_new_writer_that_is_told_everything_again_commits_it(
 
     assert saved_steps(tmp_path) == (20, 10)
     other.close()
-
-
-SAVES = ((10, 1), (20, 2))
 
 
 def test_new_writer_is_told_a_save_that_is_durable_already(

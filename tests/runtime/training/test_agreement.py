@@ -26,15 +26,16 @@ from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState
 
 _create = HeartbeatPage.create
-
 pytestmark = pytest.mark.usefixtures("one_core")
-
 LATER = [pytest.mark.long, pytest.mark.extended]
 SEEDS = [
     *range(12),
     *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 36)),
     *(pytest.param(seed, marks=LATER) for seed in range(36, 120)),
 ]
+FAILS_IN = 6
+USUAL = Effects(wants_stop=False, notes=b"n", state=b"s")
+FIRSTS = {"of": 0}
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +107,6 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
     }
     assert alive[0].step <= STEPS
     assert alive[0].is_complete
-
-
-FAILS_IN = 6
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -264,10 +262,6 @@ class Effective(Alone):
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         self.heard += [decision, message, notes]
-
-
-USUAL = Effects(wants_stop=False, notes=b"n", state=b"s")
-FIRSTS = {"of": 0}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ NUMERICS = Numerics.here(threads=1)
 JOB = {"global_batch": 9, "epochs": 2}
 START = Cursor.start(1)
 MENDED = "; every worker runs the whole script, so all must build the same step: seed every random "
+SCALED = {"scaling": RateScaling("sqrt", 4)}
+RECORD = StepRecord("keras", "script", "job", "operations", {"the loss": "a", "the step": "b"})
+OTHER = {"the loss": "c", "the step": "b"}
 
 
 @pytest.fixture
@@ -305,9 +308,6 @@ def refusal(before: Manifest, now: TrainingJob) -> str:
     return str(refused.value)
 
 
-SCALED = {"scaling": RateScaling("sqrt", 4)}
-
-
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [
@@ -469,12 +469,6 @@ def test_weights_that_differ_at_the_beginning_are_named() -> None:
     said = compared([same, other, same], check_same_weights)
     assert said.startswith("workers 4 and 6 build different steps, they differ in the initial w")
     assert f"the initial weights of weights{MENDED}" in said
-
-
-RECORD = StepRecord("keras", "script", "job", "operations", {"the loss": "a", "the step": "b"})
-
-
-OTHER = {"the loss": "c", "the step": "b"}
 
 
 def heard(before: StepRecord, now: StepRecord) -> list[str]:

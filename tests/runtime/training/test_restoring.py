@@ -20,6 +20,8 @@ from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import Stage
 
+FIRST, SECOND = Stage(), Stage(2, 10)
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -125,9 +127,6 @@ def train(run: Run, stage: Stage, steps: int) -> None:
     """Let the script come to one of its trainings, which ends at so many steps."""
     plan = dataclasses.replace(run.job.work_plan, begin=stage.begin, epochs=steps - stage.begin)
     run.job = dataclasses.replace(run.job, stage=stage, work_plan=plan)
-
-
-FIRST, SECOND = Stage(), Stage(2, 10)
 
 
 def test_each_training_goes_on_from_its_own_checkpoints(run: Run) -> None:

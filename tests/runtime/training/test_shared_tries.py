@@ -24,8 +24,8 @@ from holdfast.runtime.system.heartbeat import RequestFlag
 
 NUMBERS = sorted(TRANSIENT)
 ALWAYS = 10**6
-
 Fault = Callable[..., None]
+NEWEST, OLDER = "step-000000000020", "step-000000000010"
 
 
 def _name(number: int) -> str:
@@ -79,9 +79,6 @@ def fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> Fault:
     monkeypatch.setattr(LocalFileSystem, "read", got)
     monkeypatch.setattr(LocalFileSystem, "list", listed)
     return strike
-
-
-NEWEST, OLDER = "step-000000000020", "step-000000000010"
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=_name)

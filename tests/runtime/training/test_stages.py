@@ -29,6 +29,7 @@ from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 
 REQUEST = TrainingRequest(data(), data(11), global_batch=9, epochs=2, save_every="1h")
+FIRST, LATER = Stage(), Stage(2, 10)
 
 
 @pytest.fixture(autouse=True)
@@ -288,9 +289,6 @@ def test_script_has_one_row_of_trainings_in_the_surroundings_of_its_worker(scrip
     assert stages.context is script.context
     assert stages_of_script() is stages
     assert is_first() is stages.is_first is True
-
-
-FIRST, LATER = Stage(), Stage(2, 10)
 
 
 @given(number=st.integers(1, 5), begin=st.integers(0, 99), other=st.integers(1, 5))

@@ -40,6 +40,8 @@ LATER = [Stage().over(Stage().wanted, 10), Stage(2, 10)]
 SAMPLES, BATCH = 23, 5
 CONFIG = worker_config(microbatches=2)
 TINY = TrainingRequest(data(), None, global_batch=9, epochs=2)
+SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
+SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
 
 
 class Pipeline:
@@ -84,9 +86,6 @@ def job(
     request = dataclasses.replace(REQUEST, **changes)
     config = worker_config(microbatches=2, seed=5, **(options or {}))
     return describe_job(request, config, NUMERICS, stages or (ONLY_STAGE,))
-
-
-SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
 
 
 @pytest.mark.parametrize(
@@ -217,9 +216,6 @@ def test_later_training_draws_with_seeds_of_its_own(source: Any) -> None:
 
     assert first.seed == 5
     assert later == dataclasses.replace(first, seed=LATER[-1].seed(5))
-
-
-SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
 
 
 @pytest.mark.parametrize(

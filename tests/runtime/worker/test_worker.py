@@ -66,6 +66,7 @@ if __name__ == "__main__":
     say("the script ends")
 """
 """The first event is set by a call of threading, so that nothing runs before the end."""
+
 WORKER = """
 import os, sys
 from holdfast.runtime.worker.worker import EndWatch, end_as_python, flush_output
@@ -76,6 +77,8 @@ with EndWatch(print):
 flush_output()
 os._exit(0)
 """
+
+ENDS = ("pass", "import sys; sys.exit(0)", "import sys; sys.exit(3)", "raise OSError('later')")
 
 
 @pytest.fixture(autouse=True)
@@ -274,9 +277,6 @@ CAUGHT = (
     "except {what}:\n"
     "    {then}\n"
 )
-
-
-ENDS = ("pass", "import sys; sys.exit(0)", "import sys; sys.exit(3)", "raise OSError('later')")
 
 
 @pytest.mark.parametrize("then", ENDS)

@@ -1,3 +1,5 @@
+"""All workers get the newest state: who has it, and what of it is there if a worker dies."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -17,6 +19,8 @@ from holdfast.runtime.training.catch_up import (
 )
 from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
+
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 class OneTensor:
