@@ -1,4 +1,4 @@
-"""Which workers are alive or dead, judged by heartbeats that stand still.
+"""Which workers are alive or dead, and whether all stood still, judged by their heartbeats.
 
 A worker counts; an observer looks at the counters now and then. A worker is silent
 while two looks in a row see the same count. Silence beyond a limit makes it dead. A worker
@@ -13,8 +13,6 @@ Three things make the verdicts safe:
   the workers that it failed to look at. So each look adds at most a quarter of the
   timeout to a silence, even if the last look was long ago. A worker is found dead only
   after four looks in a row that saw no change.
-
-Whether a whole job stood still for a while, as its agent sees when it goes on.
 
 A pause of the whole job is nobody's fault: a batch system has suspended it, its machine was
 suspended, its cgroup frozen.  An observer that was away sees only that time has passed.  So it
@@ -31,7 +29,7 @@ from holdfast.recovery.world import WorkerId
 
 LOOKS_PER_LIMIT = 4
 
-LEAST_S = 5.0
+_LEAST_S = 5.0
 """A shorter pause is not worth a word: a busy host may starve a job for seconds."""
 _AWAKE = 0.25
 """A worker that has counted for this part of the time was awake."""
@@ -163,6 +161,6 @@ class PauseWatch:
             for worker, count in counters.items()
             if worker in self._counters
         )
-        is_pause = now - began >= LEAST_S and not was_awake
+        is_pause = now - began >= _LEAST_S and not was_awake
         pause = Pause(began, now) if is_pause else None
         return replace(self, looked_at=now, pause=pause, _counters=dict(counters))

@@ -1,22 +1,9 @@
-"""What is saved when the workers of a launch are halted: by whom, and as which save.
+"""One launch as its supervisor sees it: what its end means, its bounds, and who saves in a halt.
 
-Theory.  An order to stop is obeyed at the next step, by agreement.  If that does not come within
-seconds, because a script validates, sleeps or hangs, the workers are *halted*: none of them changes
-its state any more.  Each holds a whole state, and the newest of these is the result of the last
-applied step.  So nobody has to be waited for.  Those that hold the newest state save it together,
-each its share, and no worker needs a word of MPI for it.
-
-A worker is *settled* when the callbacks after its last transaction have run and were agreed on.
-Before that it holds the state as it was before them.
-
-The supervisor's view of one launch, and whether the end of it was the end of the job.
-
-The bounds of a launch: how long it may start, end, and stop, before it is ended.
-
-Theory.  Nothing that a launch waits for can be trusted to come: a pool may hang in an import,
-mpiexec before its first rank, a killed process in the kernel, a worker in its last save.  So
-each situation of a launch has a bound, and the bound is an event of the job like any other:
-``LaunchOverdue``.  The table of `recovery.job` says what follows.
+Theory of the bounds.  Nothing that a launch waits for can be trusted to come: a pool may hang in
+an import, mpiexec before its first rank, a killed process in the kernel, a worker in its last
+save.  So each situation of a launch has a bound, and the bound is an event of the job like any
+other: ``LaunchOverdue``.  The table of `recovery.job` says what follows.
 
 | situation | begins | bound |
 |---|---|---|
@@ -28,6 +15,15 @@ each situation of a launch has a bound, and the bound is an event of the job lik
 
 A clock that is seldom looked at is late, never early: a supervisor that was stopped itself
 adds at most ``longest_look_s`` to a situation at each look, however long it was away.
+
+Theory of a halt.  An order to stop is obeyed at the next step, by agreement.  If that does not come
+within seconds, because a script validates, sleeps or hangs, the workers are *halted*: none of them
+changes its state any more.  Each holds a whole state, and the newest of these is the result of the
+last applied step.  So nobody has to be waited for.  Those that hold the newest state save it
+together, each its share, and no worker needs a word of MPI for it.
+
+A worker is *settled* when the callbacks after its last transaction have run and were agreed on.
+Before that it holds the state as it was before them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The proof that every sample of an epoch was applied exactly once.
+"""The proof that every sample of an epoch was applied exactly once, and the position of a job.
 
 Each microbatch reports the number of its samples and a fingerprint of their ids. Both
 travel through the same reduction as its gradient, so they are in the total if, and only
@@ -15,7 +15,8 @@ Gradients are float32, which holds whole numbers exactly only up to 2**24. So th
 fingerprint travels as eight lanes of one byte each: 255 times 65,000 microbatches is
 still below 2**24. The sample count is one lane: a global batch may have 2**24 samples.
 
-The position of a job: its committed transactions, and the sums of the current epoch.
+The cursor of a job is its committed transactions, with the ledger and the sums of the
+current epoch.
 """
 
 from __future__ import annotations
@@ -92,6 +93,15 @@ def fingerprint_of_run(first: int, stop: int) -> int:
     return fingerprint(np.arange(first, stop, dtype=np.int64))
 
 
+@functools.lru_cache(maxsize=8)
+def _fingerprint_of_range(samples: int) -> int:
+    """Return the fingerprint of the ids below ``samples``, in little memory."""
+    total = 0
+    for start in range(0, samples, _CHUNK_SAMPLES):
+        total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, samples)))
+    return total % WORD
+
+
 class FingerprintTable:
     """The hashes of all ids of a data set, ready to look up: hashing is too slow for a step."""
 
@@ -145,15 +155,6 @@ def _whole(values: list[float]) -> list[int]:
     except (ValueError, OverflowError):  # NaN and infinity
         return []
     return numbers if numbers == values else []
-
-
-@functools.lru_cache(maxsize=8)
-def _fingerprint_of_range(samples: int) -> int:
-    """Return the fingerprint of the ids below ``samples``, in little memory."""
-    total = 0
-    for start in range(0, samples, _CHUNK_SAMPLES):
-        total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, samples)))
-    return total % WORD
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The samples of each microbatch of a step.
+"""The samples of each microbatch of a step, and the hash that all chance comes from.
 
 The order is a pure function of the seed: no state is carried from step to step. So a
 worker that joins, adopts or resumes knows every microbatch at once. The position in the
@@ -10,15 +10,11 @@ every sorting algorithm gives the same order, and no release of NumPy can change
 
 ``index`` is the zero-based number of the update: the step counter before it.
 
-The splitmix64 hash: 64 bits in, 64 well mixed bits out, the same everywhere.
-
 Some values must look random and yet be the same on every worker, machine and library
-version.  All of them come from this function.  A library's generator will not do: its
-streams may change between releases.
-
-The function is one output of the generator by Steele, Lea and Flood, "Fast
+version.  All of them come from splitmix64: 64 bits in, 64 well mixed bits out, and no two
+inputs share an output.  A library's generator will not do: its streams may change between
+releases.  The function is one output of the generator by Steele, Lea and Flood, "Fast
 Splittable Pseudorandom Number Generators" (OOPSLA 2014), seeded with the input.
-It is a bijection of the 64-bit integers: two inputs never share an output.
 """
 
 from __future__ import annotations
@@ -46,65 +42,6 @@ _FOR_MICROBATCH = 2
 _FIT_IN_32_BITS = 1 << 32
 
 _Permutation: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
-
-
-def splitmix64(value: int) -> int:
-    """Return the hash of one integer, which is taken modulo 2**64."""
-    mixed = (value + GOLDEN_GAMMA) % WORD
-    mixed = (mixed ^ (mixed >> 30)) * _FIRST_FACTOR % WORD
-    mixed = (mixed ^ (mixed >> 27)) * _SECOND_FACTOR % WORD
-    return mixed ^ (mixed >> 31)
-
-
-def splitmix64_inplace(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Replace each of ``values`` by its hash, and return the same array."""
-    shifted = np.empty_like(values)
-    values += np.uint64(GOLDEN_GAMMA)
-    for shift, factor in ((30, _FIRST_FACTOR), (27, _SECOND_FACTOR)):
-        values ^= np.right_shift(values, np.uint64(shift), out=shifted)
-        values *= np.uint64(factor)
-    values ^= np.right_shift(values, np.uint64(31), out=shifted)
-    return values
-
-
-def chain(*parts: int) -> int:
-    """Return one 64-bit hash of several integers, in which their order matters."""
-    state = 0
-    for part in parts:
-        state = splitmix64(state ^ (part % WORD))
-    return state
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialOrder:
-    """Samples in their own order, once: for validation.
-
-    A batch is ``global_batch`` samples; the last one may be shorter.  It is cut into
-    ``microbatches`` that differ by at most one sample.
-    """
-
-    samples: int
-    global_batch: int
-    microbatches: int
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        _check_counts(self.samples, self.global_batch, self.microbatches)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches that hold every sample once."""
-        return -(-self.samples // self.global_batch)
-
-    def batch_size(self, index: int) -> int:
-        """Return the number of samples of batch ``index``."""
-        start, stop = _batch_bounds(self, index)
-        return stop - start
-
-    def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
-        """Return the sample ids of microbatch ``m`` of batch ``index``; may be empty."""
-        start, stop = _microbatch_bounds(self, index, m)
-        return np.arange(start, stop, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +101,7 @@ class SampleOrder:
 
         Dropout and augmentation draw from them, so their results do not depend on the worker.
         """
-        _check_microbatch(self.microbatches, index, m)
-        return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
+        return _microbatch_seed(self, index, m)
 
     def _between(self, index: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the sample ids at these positions of the epoch of update ``index``."""
@@ -173,6 +109,38 @@ class SampleOrder:
             return np.arange(start, stop, dtype=np.int64)
         order = _permutation(self.seed, self.samples, self.epoch_of(index))
         return order[start:stop].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialOrder:
+    """Samples in their own order, once: for validation.
+
+    A batch is ``global_batch`` samples; the last one may be shorter.  It is cut into
+    ``microbatches`` that differ by at most one sample.
+    """
+
+    samples: int
+    global_batch: int
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        _check_counts(self.samples, self.global_batch, self.microbatches)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches that hold every sample once."""
+        return -(-self.samples // self.global_batch)
+
+    def batch_size(self, index: int) -> int:
+        """Return the number of samples of batch ``index``."""
+        start, stop = _batch_bounds(self, index)
+        return stop - start
+
+    def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of microbatch ``m`` of batch ``index``; may be empty."""
+        start, stop = _microbatch_bounds(self, index, m)
+        return np.arange(start, stop, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +155,17 @@ class BatchOrder:
     microbatches: int
 
     def bounds(self, samples: int, m: int) -> tuple[int, int]:
-        """Return the places ``start <= place < stop`` of microbatch ``m`` in a batch.
-
-        A batch is cut like ``numpy.array_split``.
-        """
-        size, longer = divmod(samples, self.microbatches)
-        start = m * size + min(m, longer)
-        return start, start + size + (m < longer)
+        """Return the places ``start <= place < stop`` of microbatch ``m`` in a batch."""
+        return _cut(samples, self.microbatches, m)
 
     def microbatch_seed(self, index: int, m: int) -> int:
         """Return 63 random bits for microbatch ``m`` of update ``index``."""
-        _check_microbatch(self.microbatches, index, m)
-        return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
+        return _microbatch_seed(self, index, m)
+
+
+def _microbatch_seed(order: SampleOrder | BatchOrder, index: int, m: int) -> int:
+    _check_microbatch(order.microbatches, index, m)
+    return chain(_FOR_MICROBATCH, order.seed, index, m) >> 1
 
 
 # Two epochs: a step of the new one may be prepared while the old one's last step is redone.
@@ -225,9 +192,15 @@ def _batch_bounds(order: SampleOrder | SequentialOrder, index: int) -> tuple[int
 def _microbatch_bounds(order: SampleOrder | SequentialOrder, index: int, m: int) -> tuple[int, int]:
     _check_microbatch(order.microbatches, index, m)
     start, stop = _batch_bounds(order, index)
-    size, longer = divmod(stop - start, order.microbatches)
-    first = start + m * size + min(m, longer)
-    return first, first + size + (m < longer)
+    first, last = _cut(stop - start, order.microbatches, m)
+    return start + first, start + last
+
+
+def _cut(samples: int, parts: int, part: int) -> tuple[int, int]:
+    """Return the places of one of ``parts`` parts, as ``numpy.array_split`` cuts samples."""
+    size, longer = divmod(samples, parts)
+    start = part * size + min(part, longer)
+    return start, start + size + (part < longer)
 
 
 def _check_counts(samples: int, global_batch: int, microbatches: int) -> None:
@@ -252,3 +225,30 @@ def generator_seeds(seed: int, generators: int) -> npt.NDArray[np.int64]:
     words = [chain(seed, index) for index in range(generators)]
     pairs = [(word >> 33, (word >> 1) & 0x7FFFFFFF) for word in words]
     return np.array(pairs, dtype=np.int64).reshape(generators, 2)
+
+
+def splitmix64(value: int) -> int:
+    """Return the hash of one integer, which is taken modulo 2**64."""
+    mixed = (value + GOLDEN_GAMMA) % WORD
+    mixed = (mixed ^ (mixed >> 30)) * _FIRST_FACTOR % WORD
+    mixed = (mixed ^ (mixed >> 27)) * _SECOND_FACTOR % WORD
+    return mixed ^ (mixed >> 31)
+
+
+def splitmix64_inplace(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Replace each of ``values`` by its hash, and return the same array."""
+    shifted = np.empty_like(values)
+    values += np.uint64(GOLDEN_GAMMA)
+    for shift, factor in ((30, _FIRST_FACTOR), (27, _SECOND_FACTOR)):
+        values ^= np.right_shift(values, np.uint64(shift), out=shifted)
+        values *= np.uint64(factor)
+    values ^= np.right_shift(values, np.uint64(31), out=shifted)
+    return values
+
+
+def chain(*parts: int) -> int:
+    """Return one 64-bit hash of several integers, in which their order matters."""
+    state = 0
+    for part in parts:
+        state = splitmix64(state ^ (part % WORD))
+    return state

@@ -1,4 +1,4 @@
-"""The tree in which the microbatches of a step are summed, and the plan of its messages.
+"""The tree in which the microbatches of a step are summed, and the sums that a worker has of it.
 
 Floating-point addition is not associative, so a sum has the same bits only when the
 same pairs are added. The tree below fixes the pairs once for the number of
@@ -19,13 +19,9 @@ roots of the plan. The rest of the tree, above the roots, is the list of combine
 Invariant: the combines, folded in their order, are exactly the additions of the tree
 above the roots. So the total does not depend on the assignment.
 
-The sums that a worker has computed for the current step.
-
-Leaves are folded as they come: as soon as two siblings are there, their parent takes
-their place. So a worker holds about one vector for each level of the tree, and never
-one for each microbatch.
-
-Invariants:
+A worker folds leaves as they come: as soon as two siblings are there, their parent takes
+their place. So it holds about one vector for each level of the tree, and never
+one for each microbatch. Invariants of its ``PartialSums``:
 
 * The nodes held are disjoint, and no two of them are siblings. It follows that a node
   is held as soon as all of its leaves have been added.
@@ -34,8 +30,6 @@ Invariants:
   leaves must be computed to do the step again.
 * A vector belongs to ``PartialSums`` from ``add_leaf`` on, and until ``buffer`` hands it
   out. ``take`` only lends its vectors.
-
-Not thread-safe: one thread computes and folds.
 """
 
 from __future__ import annotations
@@ -150,6 +144,11 @@ def maximal_nodes(owned: Collection[int], microbatches: int) -> tuple[Node, ...]
     return tuple(found)
 
 
+def _middle(start: int, stop: int) -> int:
+    """Return where a node splits: the largest power of two below its length."""
+    return start + (1 << ((stop - start - 1).bit_length() - 1))
+
+
 def plan_reduction(assignment: Assignment, world: World, microbatches: int) -> ReductionPlan:
     """Return the rank that sums each subtree, and the combines that make the total.
 
@@ -189,11 +188,6 @@ def slice_bounds(size: int, ranks: int, align: int = 16) -> tuple[tuple[int, int
     return tuple(itertools.pairwise(cuts))
 
 
-def _middle(start: int, stop: int) -> int:
-    """Return where a node splits: the largest power of two below its length."""
-    return start + (1 << ((stop - start - 1).bit_length() - 1))
-
-
 def _ranks_of_owners(assignment: Assignment, world: World) -> list[int]:
     ranks: dict[WorkerId, int] = {worker: rank for rank, worker in enumerate(world.workers)}
     strangers = set(assignment.owners) - ranks.keys()
@@ -213,19 +207,6 @@ def _ends_of_runs(labels: Sequence[int]) -> list[int]:
     return ends
 
 
-def quiet_context() -> contextvars.Context:
-    """Return a new context in which floats may overflow; for one thread at a time.
-
-    A sum of finite gradients may be infinite.  Then the vote refuses the step on all
-    workers alike, and the error that ends the job says so.  A warning at the sum would say
-    less.  ``np.errstate`` takes ten microseconds on cold caches, and a step adds a dozen
-    times.  Since NumPy 2 the setting is a context variable, so it is set once.
-    """
-    context = contextvars.copy_context()
-    context.run(np.seterr, over="ignore", invalid="ignore")
-    return context
-
-
 @dataclass(frozen=True, slots=True)
 class _Rung:
     """One level of the way up from a leaf; ``is_left`` tells the leaf's side of the parent."""
@@ -236,7 +217,7 @@ class _Rung:
 
 
 class PartialSums:
-    """Subtree sums of the current step, folded in tree order as leaves arrive."""
+    """Subtree sums of the current step, folded in tree order as leaves arrive, by one thread."""
 
     __slots__ = ("_allocate", "_allocated", "_free", "_held", "_microbatches", "_quiet")
 
@@ -367,3 +348,16 @@ def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[_Rung, ...]]
         is_left = node == left
         rungs.append(_Rung(parent, right if is_left else left, is_left))
     return path[-1], tuple(reversed(rungs))
+
+
+def quiet_context() -> contextvars.Context:
+    """Return a new context in which floats may overflow; for one thread at a time.
+
+    A sum of finite gradients may be infinite.  Then the vote refuses the step on all
+    workers alike, and the error that ends the job says so.  A warning at the sum would say
+    less.  ``np.errstate`` takes ten microseconds on cold caches, and a step adds a dozen
+    times.  Since NumPy 2 the setting is a context variable, so it is set once.
+    """
+    context = contextvars.copy_context()
+    context.run(np.seterr, over="ignore", invalid="ignore")
+    return context

@@ -39,7 +39,7 @@ UNNOTICED_SHARE = 0.001
 PRIOR_S = 24 * 3600.0
 """The assumption before any failure: the job has run for a day and failed once."""
 
-PRIOR_WEIGHT = 0.1
+_PRIOR_WEIGHT = 0.1
 """What that failure counts once a real one was seen: failures come in bursts."""
 
 FIRST_SAVE_S = 5.0
@@ -111,7 +111,7 @@ class FailureHistory:
         after one the next is more likely (Schroeder and Gibson 2006, Weibull shapes of 0.7
         to 0.8).
         """
-        weight = PRIOR_WEIGHT if self.failures else 1.0
+        weight = _PRIOR_WEIGHT if self.failures else 1.0
         return (self.seconds + weight * PRIOR_S) / (self.failures + weight)
 
 

@@ -9,15 +9,11 @@ Each worker counts its turns: the pieces of work that it has begun.  The verdict
 two readings of these counts.  As with heartbeats, a look adds at most a quarter of the limit,
 so an observer that was away accuses nobody.
 
-When the scripts of the workers have gone apart: one has ended, another trains once more.
-
-Theory.  Each training needs all workers of the world.  A script may count its trainings by a clock,
-or train on one worker only.  Then one worker begins a training to which another one will never
-come.  The first would wait for ever.
-
-A worker that is merely slower may still come.  So only a worker whose script has ended is
-ever named, and only if another one has begun more trainings than it has.  A dead worker is
-not looked at: the others go on without it.
+Scripts may go apart as well.  Each training needs all workers of the world, but a script may
+count its trainings by a clock, or train on one worker only.  Then one worker begins a training
+to which another one, whose script has ended, will never come.  A worker that is merely slower
+may still come.  So only a worker whose script has ended is ever named, and only if another one
+has begun more trainings than it has.  A dead worker is not looked at: the others go on without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The next work of a worker: one table for training, evaluation and repair.
+"""The next work of a worker, and all that its vote carries: one table for training and repair.
 
 Theory.  A worker is always in exactly one state, and a state *is* a piece of
 work: the trainer does it and reports its end with one event.  The table below
@@ -17,41 +17,32 @@ other states end with a vote of their own, so ``BROKEN`` is the outcome for all 
 there.  After any failure the way back is the same: repair, catch up, and do the
 transaction again.
 
-Callbacks of the user's script run after a commit.  They may look at a clock or throw dice,
-so their effects are agreed on (``AGREEING``, `recovery.step`) before the next
-transaction.  A death on the way changes no cursor.  So after the repair ``CATCHING_UP``
-leads back to the agreement that is still due.
-
 The script's own code may raise while samples are read and computed.  The worker dies of it, and
 another one tries.  If that is the last one, the training ends with the error (``EXHAUSTED``): the
 script may catch it, and train another model.
 
 An event that the table does not list for a state raises and changes nothing.
 
-The bit field of a vote: one agreement tells each worker what the others report and want.
+*The vote.*  ``Agree`` is a bitwise *and*.  If every worker must confirm a fact, each sets a bit.
+If any worker may ask for an action, each leaves a bit set unless it asks.  A save is committed in
+the background of training, by one process for all workers.  Each of them hears the outcome at its
+own time.  The bits of each vote tell when all have heard it, and whether any has heard of a
+failure.  So all survivors always agree on the save in flight, and it needs no message of its own.
+A death abandons the save: the survivors begin another, of the same state if no transaction was
+committed since.
 
-``Agree`` is a bitwise *and*.  If every worker must confirm a fact, each sets a bit.  If
-any worker may ask for an action, each leaves a bit set unless it asks.
+*Callbacks* of the user's script run after a commit, and need more than bits.  Every worker runs
+every callback with the same values, so as a rule all come to the same effects.  A callback that
+looks at a clock or throws dice may not.  So digests of the effects are gathered (``AGREEING``), and
+one decision holds for all: a stop that any worker wants is everyone's, and what differs is taken
+from rank 0.  A death on the way changes no cursor.  So after the repair ``CATCHING_UP`` leads back
+to the agreement that is still due.  A callback may also raise.  An error of one kind on all workers
+is the script's own: it ends the training on all of them.  Any other error is that of the workers
+that have raised it.
 
-A save is committed in the background of training, by one process for all workers.  Each of
-them hears the outcome at its own time.  The bits of each vote tell when all have heard it,
-and whether any has heard of a failure.  So all survivors always agree on the save in flight,
-and it needs no message of its own.  A death abandons the save: the survivors begin another, of
-the same state if no transaction was committed since.
-
-Callbacks of the script need more than bits.  Every worker runs every callback with the same
-values, so as a rule all come to the same effects.  A callback that looks at a clock or
-throws dice may not.  So digests of the effects are gathered, and one decision holds for
-all: a stop that any worker wants is everyone's, and what differs is taken from rank 0.
-
-A callback may also raise.  An error of one kind on all workers is the script's own: it ends the
-training on all of them.  Any other error is that of the workers that have raised it.
-
-The replicas whose bytes are wrong, when replicas that must be equal differ.
-
-All replicas of a world hold the same bytes after the same step.  So their digests differ
-only if one replica's memory was damaged, or its processor has miscomputed.  If more than
-half of them agree, those are right: two independent errors do not make the same bytes.
+*Digests of the replicas.*  All replicas of a world hold the same bytes after the same step.  So
+their digests differ only if one replica's memory was damaged, or its processor has miscomputed.  If
+more than half of them agree, those are right: two independent errors do not make the same bytes.
 """
 
 from __future__ import annotations

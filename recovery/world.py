@@ -1,10 +1,9 @@
-"""The ordered set of live workers, with a generation that tags every message.
+"""The ordered set of live workers, and the owner of each microbatch of a step.
 
-The owner of each microbatch of a step.
-
-Two rules make recovery cheap. A new assignment gives each active worker one run of
-neighbours, so that a worker's leaves fold into few subtrees. After a death only orphans
-move: the results that a survivor has computed for the step stay its own, and valid.
+A world has a generation that tags every message. Two rules make recovery cheap. A new
+assignment gives each active worker one run of neighbours, so that a worker's leaves fold into
+few subtrees. After a death only orphans move: the results that a survivor has computed for the
+step stay its own, and valid.
 
 ``adopt`` depends on the assignment that it starts from. So all workers of a world must
 start from the same one: the last that the whole world agreed on. An assignment from an
