@@ -1,15 +1,14 @@
-"""The protocol of a message-passing library, as the trainer needs it.
+"""The protocol of a message-passing library, as the trainer needs it; and a world of one worker.
 
 There is one failure, ``WorldBroken``, for every error of the library: an exchange either
-succeeds or the world that it ran in must be repaired.
-
-A world of one worker, for training without MPI.
+succeeds or the world that it ran in must be repaired.  Training without MPI has a world of
+one worker, which never breaks.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy.typing as npt
 
@@ -85,38 +84,15 @@ class Communicator(Protocol):
         """Return when every survivor has called this; the process may then exit."""
 
 
-class LocalFlight:
-    """A flight without peers: posting a message is a programming error."""
-
-    def __enter__(self) -> LocalFlight:
-        """Begin with nothing in the air."""
-        return self
-
-    def send(self, array: Buffer, peer: int, tag: int) -> None:
-        """Refuse: there is no peer."""
-        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
-
-    def receive(self, array: Buffer, peer: int, tag: int) -> int:
-        """Refuse: there is no peer."""
-        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
-
-    def wait(self, ticket: int) -> None:
-        """Refuse: nothing was posted."""
-        raise AssertionError(f"no receive has the ticket {ticket}")
-
-    def __exit__(self, *_error: object) -> None:
-        """End: nothing is in the air."""
-
-
 class LocalCommunicator:
     """The communicator of a single worker; it never breaks."""
 
     rank = 0
     size = 1
 
-    def flight(self) -> LocalFlight:
+    def flight(self) -> _LocalFlight:
         """Return an empty set of messages."""
-        return LocalFlight()
+        return _LocalFlight()
 
     def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Copy ``mine``."""
@@ -142,3 +118,26 @@ class LocalCommunicator:
 
     def leave(self) -> None:
         """Return at once."""
+
+
+class _LocalFlight:
+    """A flight without peers: posting a message is a programming error."""
+
+    def __enter__(self) -> _LocalFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Buffer, peer: int, tag: int) -> NoReturn:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def receive(self, array: Buffer, peer: int, tag: int) -> NoReturn:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def wait(self, ticket: int) -> None:
+        """Refuse: nothing was posted."""
+        raise AssertionError(f"no receive has the ticket {ticket}")
+
+    def __exit__(self, *_error: object) -> None:
+        """End: nothing is in the air."""

@@ -1,27 +1,22 @@
-"""The memory that the workers of a world map of each other, if all are on one host.
+"""The float vectors that workers add up: how they lie in memory, and who maps whose.
+
+A vector begins at a multiple of 64 bytes, so that TensorFlow can use it without a copy.
+
+The workers of one host map each other's vectors.  The memory is a memfd: it has no name, needs
+no clean-up, and lives as long as a process maps it.  A peer opens it by a *ticket*, through the
+owner's entry in ``/proc``.  Process ids come back, so a token at the start of the memory tells
+that it is the right one.  Memory is reserved for all vectors that may ever be needed, but a page
+costs nothing before its first write.
 
 Each worker maps the vectors of all others, and two vectors for results.  The results
 belong to rank 0 and are new for every world.  So a worker that was given up for dead, but
 still runs for a moment, can only write into an old result that no worker reads.
 
 Invariant: no worker writes into a vector that holds a root, or reads the result, before
-the vote that follows the sum (`exchange`).
+the vote that follows the sum (`sums`).
 
 Sums use the two results in turns.  A slow worker may read the last result while a fast one
 writes the next.  Only the vote between proves that all have read the one before.
-
-The float vectors that workers add up: how they lie in memory, and whether they are finite.
-
-A vector begins at a multiple of 64 bytes, so that TensorFlow can use it without a copy.
-
-Float vectors that the other workers of the host can read where they are.
-
-The memory is a memfd: it has no name, needs no clean-up, and lives as long as a process
-maps it.  A peer opens it by a *ticket*, through the owner's entry in ``/proc``.  Process
-ids come back, so a token at the start of the memory tells that it is the right one.
-
-Memory is reserved for all vectors that may ever be needed, but a page costs nothing before
-its first write.
 """
 
 from __future__ import annotations
@@ -134,7 +129,7 @@ class SharedVectors:
         self._map = mmap.mmap(fd, _bytes_of(floats, count))
         self._views: dict[int, FloatVector] = {}
         self._indices: dict[int, int] = {}
-        self._closer: Callable[[], object] = _nothing
+        self._closer: Callable[[], object] = lambda: None  # a peer has no descriptor to close
 
     @staticmethod
     def create(floats: int, count: int) -> SharedVectors:
@@ -201,10 +196,6 @@ class SharedVectors:
     def close(self) -> None:
         """Allow no more openings; mapped memory stays.  Closing twice is harmless."""
         self._closer()
-
-
-def _nothing() -> None:
-    """Do nothing: a peer has no descriptor to close."""
 
 
 def _bytes_of(floats: int, count: int) -> int:

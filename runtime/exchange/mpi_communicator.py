@@ -52,74 +52,6 @@ from mpi4py import MPI  # noqa: E402  (rc must be set first)
 _MISTAKES = frozenset({MPI.ERR_ARG, MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE})
 
 
-class MpiFlight:
-    """Requests of one exchange, each waited for by itself."""
-
-    def __init__(self, comm: MPI.Comm, revoke: Callable[[], None]) -> None:
-        self._isend, self._irecv = comm.Isend, comm.Irecv
-        self._revoke = revoke
-        self._requests: list[MPI.Request | None] = []
-        self._broken: MPI.Exception | None = None
-
-    def __enter__(self) -> MpiFlight:
-        """Begin with nothing in the air."""
-        return self
-
-    def send(self, array: Buffer, peer: int, tag: int) -> None:
-        """Post ``array`` for ``peer``."""
-        try:
-            self._requests.append(self._isend(array, peer, tag))
-        except MPI.Exception as error:
-            self._fail(error)
-
-    def receive(self, array: Buffer, peer: int, tag: int) -> int:
-        """Post a receive into ``array`` and return its ticket."""
-        try:
-            self._requests.append(self._irecv(array, peer, tag))
-        except MPI.Exception as error:
-            self._fail(error)
-        return len(self._requests) - 1
-
-    def wait(self, ticket: int) -> None:
-        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
-        request, self._requests[ticket] = self._requests[ticket], None
-        try:
-            if request is not None:
-                request.Wait()
-        except MPI.Exception as error:
-            self._fail(error)
-        if self._broken is not None:
-            raise WorldBroken(str(self._broken)) from self._broken
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Wait for every request to its own end, then raise if any of them failed."""
-        if error is not None and self._broken is None:
-            self._revoke()  # an error on this rank must not leave the peers waiting
-        for request in self._requests:
-            try:
-                if request is not None:
-                    request.Wait()
-            except MPI.Exception as failure:
-                self._note(failure)
-        if error is None and self._broken is not None:
-            raise WorldBroken(str(self._broken)) from self._broken
-
-    def _fail(self, error: MPI.Exception) -> NoReturn:
-        self._note(error)
-        raise WorldBroken(str(error)) from error
-
-    def _note(self, error: MPI.Exception) -> None:
-        """Revoke at the first error of the flight: without it some requests never end."""
-        if self._broken is None:
-            self._broken = error
-            self._revoke()
-
-
 class MpiCommunicator:
     """ULFM operations of one MPI communicator.
 
@@ -144,9 +76,9 @@ class MpiCommunicator:
         """Number of workers of the current world."""
         return self._size
 
-    def flight(self) -> MpiFlight:
+    def flight(self) -> _MpiFlight:
         """Return a new set of messages between the ranks."""
-        return MpiFlight(self._comm, self.revoke)
+        return _MpiFlight(self._comm, self.revoke)
 
     def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
@@ -253,14 +185,72 @@ class MpiCommunicator:
         return bool(count)
 
 
-@contextlib.contextmanager
-def _with_a_home() -> Iterator[None]:
-    """Let MPI begin also where there is none; the script finds its environment as it was."""
-    before = dict(os.environ)
-    os.environ.update(home_for_mpi(before, tempfile.gettempdir()))
-    yield
-    if "HOME" not in before:
-        os.environ.pop("HOME", None)
+class _MpiFlight:
+    """Requests of one exchange, each waited for by itself."""
+
+    def __init__(self, comm: MPI.Comm, revoke: Callable[[], None]) -> None:
+        self._isend, self._irecv = comm.Isend, comm.Irecv
+        self._revoke = revoke
+        self._requests: list[MPI.Request | None] = []
+        self._broken: MPI.Exception | None = None
+
+    def __enter__(self) -> _MpiFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Buffer, peer: int, tag: int) -> None:
+        """Post ``array`` for ``peer``."""
+        try:
+            self._requests.append(self._isend(array, peer, tag))
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def receive(self, array: Buffer, peer: int, tag: int) -> int:
+        """Post a receive into ``array`` and return its ticket."""
+        try:
+            self._requests.append(self._irecv(array, peer, tag))
+        except MPI.Exception as error:
+            self._fail(error)
+        return len(self._requests) - 1
+
+    def wait(self, ticket: int) -> None:
+        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
+        request, self._requests[ticket] = self._requests[ticket], None
+        try:
+            if request is not None:
+                request.Wait()
+        except MPI.Exception as error:
+            self._fail(error)
+        if self._broken is not None:
+            raise WorldBroken(str(self._broken)) from self._broken
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for every request to its own end, then raise if any of them failed."""
+        if error is not None and self._broken is None:
+            self._revoke()  # an error on this rank must not leave the peers waiting
+        for request in self._requests:
+            try:
+                if request is not None:
+                    request.Wait()
+            except MPI.Exception as failure:
+                self._note(failure)
+        if error is None and self._broken is not None:
+            raise WorldBroken(str(self._broken)) from self._broken
+
+    def _fail(self, error: MPI.Exception) -> NoReturn:
+        self._note(error)
+        raise WorldBroken(str(error)) from error
+
+    def _note(self, error: MPI.Exception) -> None:
+        """Revoke at the first error of the flight: without it some requests never end."""
+        if self._broken is None:
+            self._broken = error
+            self._revoke()
 
 
 def join_world(*, shrinkable: bool) -> MpiCommunicator:
@@ -276,3 +266,13 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     if not shrinkable:
         world.hide_segments()
     return world
+
+
+@contextlib.contextmanager
+def _with_a_home() -> Iterator[None]:
+    """Let MPI begin also where there is none; the script finds its environment as it was."""
+    before = dict(os.environ)
+    os.environ.update(home_for_mpi(before, tempfile.gettempdir()))
+    yield
+    if "HOME" not in before:
+        os.environ.pop("HOME", None)

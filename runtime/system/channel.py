@@ -10,10 +10,9 @@ This is the only file that knows sockets.  (The guard may import no module of ho
 it writes the same lines by itself.)  Nothing here decides: a lost peer is an empty answer,
 and the caller decides what follows.
 
-Whether this process can speak to itself by way of the loopback interface.
-
-A network namespace begins with an interface ``lo`` that is down, and some containers leave it so.
-Launchers of MPI and their ranks meet there, and would wait for each other for minutes.
+So it also tells whether this process can speak to itself on 127.0.0.1, where launchers of MPI and
+their ranks meet.  A network namespace begins with an interface ``lo`` that is down, and some
+containers leave it so: then they would wait for each other for minutes.
 """
 
 from __future__ import annotations
@@ -358,7 +357,7 @@ class Loopback(Enum):
 def loopback_state() -> Loopback:
     """Connect to this process itself; if that fails, ask the kernel why."""
     try:
-        _connect()
+        _connect_to_self()
     except OSError as error:
         if not _is_up():
             return Loopback.IS_DOWN
@@ -367,7 +366,7 @@ def loopback_state() -> Loopback:
     return Loopback.WORKS
 
 
-def _connect() -> None:
+def _connect_to_self() -> None:
     with socket.socket() as listener, socket.socket() as caller:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -12,7 +12,7 @@ aligned 64-bit word with exactly one writer, so no lock is needed.  The agent co
 requests of a kind, the worker those that it has answered.  One is pending while these differ.
 
 Behind these words lies what the agent wants to know of a worker that fails: the samples of
-the microbatch in hand, and an area for the stacks of its threads (`evidence`).  Between the two
+the microbatch in hand, and an area for the stacks of its threads.  Between the two
 lies the worker's word on its progress, for people.  It may be rewritten while it is read, so
 its version is odd meanwhile.
 """

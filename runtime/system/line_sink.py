@@ -23,7 +23,7 @@ from collections import deque
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
-QUEUE_BYTES = 32 << 20
+_QUEUE_BYTES = 32 << 20
 """Some hundred thousand lines: a terminal that is held for minutes loses nothing."""
 
 ERASE = b"\r\x1b[2K"
@@ -35,7 +35,7 @@ _GAP = "holdfast: output: "
 class LineSink:
     """A descriptor to write lines to, without ever waiting for it."""
 
-    def __init__(self, fd: int, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, fd: int, queue_bytes: int = _QUEUE_BYTES) -> None:
         self.fd = fd
         self._queue_bytes = queue_bytes
         self._queue: deque[bytes] = deque()

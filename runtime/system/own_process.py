@@ -2,14 +2,12 @@
 
 Only this file calls ``prctl``.  It loads no library, because a job begins with it.
 
-Memory without a name that other processes can map, and whose size is fixed.
+A descendant that is a Python process forgets the working directory before it imports anything.
+``python -m`` and ``python -c`` look for modules there first.  The user may have a ``queue.py``
+there.  If others can write to it, they may leave a ``psutil.py`` there.  ``PYTHONPATH`` counts:
+the user's script may need it.  (Python 3.11 has ``-P``.)
 
-The command lines of Python processes that holdfast starts.
-
-``python -m`` and ``python -c`` look for modules in the working directory first.  The user
-may have a ``queue.py`` there.  If others can write to it, they may leave a ``psutil.py``
-there.  So holdfast's processes forget that directory before they import anything.
-``PYTHONPATH`` counts: the user's script may need it.  (Python 3.11 has ``-P``.)
+Memory that other processes can map has no name, and its size is fixed.
 """
 
 from __future__ import annotations
@@ -54,6 +52,15 @@ def usable_cores() -> int:
     return max(1, min(cores, int(granted))) if granted else cores
 
 
+def _granted_cores() -> float | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as limits:
+            quota, period = limits.read().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (prctl(2))."""
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
@@ -83,6 +90,15 @@ def reap_strays(ours: Collection[int]) -> None:
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             if child not in ours and os.getsid(child) != os.getsid(0):
                 os.waitpid(child, os.WNOHANG)
+
+
+def _children() -> list[int]:
+    """Return the children of all threads of this process; none if the kernel does not tell."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
+            found += map(int, children.read().split())
+    return found
 
 
 def name_process(name: str) -> None:
@@ -141,24 +157,6 @@ def allow_reading(reader: int) -> None:
     """
     with contextlib.suppress(OSError):
         _prctl(_PR_SET_PTRACER, ctypes.c_ulong(reader))
-
-
-def _children() -> list[int]:
-    """Return the children of all threads of this process; none if the kernel does not tell."""
-    found: list[int] = []
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
-            found += map(int, children.read().split())
-    return found
-
-
-def _granted_cores() -> float | None:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as limits:
-            quota, period = limits.read().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _prctl(option: int, argument: object) -> None:

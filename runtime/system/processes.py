@@ -1,19 +1,13 @@
-"""What Linux says of other processes, and ways to end them for certain.
+"""Other processes: what Linux says of them, and ways to signal them and to end them for certain.
+
+A process id may be used again as soon as its process was waited for.  A descriptor (pidfd) stands
+for one process for good, child or not.
+
+A child inherits the environment of its parent.  So a *mark* that is given to one process finds
+all its descendants, those that were adopted by others included.  No process of anybody else
+bears it.  Needs Linux's ``/proc``.
 
 Only this file imports psutil.
-
-What /proc says of another process: its state, age and core, a signal, what it has read.
-
-A process, child or not, that is held by a descriptor (pidfd).
-
-A process id may be used again as soon as its process was waited for.  A descriptor stands for
-one process for good.
-
-Processes that bear a mark in their environment, wherever they are in the tree.
-
-A child inherits the environment of its parent.  So a mark that is given to one process
-finds all its descendants, those that were adopted by others included.  No process of
-anybody else bears it.  Needs Linux's ``/proc``.
 """
 
 from __future__ import annotations
@@ -101,9 +95,8 @@ def age_s(pid: int) -> float:
     fields = _after_name(pid)
     if len(fields) <= _STARTED:
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    started_s = int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
 def state_of(pid: int) -> str:
@@ -134,20 +127,6 @@ def characters_read(pid: int) -> int:
         return 0
 
 
-def _after_name(pid: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) after the name, none if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b") ")[2].decode().split()
-    except OSError:
-        return []
-
-
-def _fields(path: str) -> dict[str, str]:
-    with open(path, encoding="utf-8", errors="replace") as status:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in status)}
-
-
 def ancestors_names() -> tuple[str, ...]:
     """Return the names of the processes that this one descends from, as far as they are seen."""
     names, pid = [], os.getppid()
@@ -159,6 +138,16 @@ def ancestors_names() -> tuple[str, ...]:
         except (OSError, KeyError, ValueError):
             break
     return tuple(names)
+
+
+def _after_name(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) after the name, none if the process is gone."""
+    return _read(pid, "stat").rpartition(b") ")[2].decode().split()
+
+
+def _fields(path: str) -> dict[str, str]:
+    with open(path, encoding="utf-8", errors="replace") as status:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in status)}
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -284,8 +273,10 @@ class HeldProcess:
             process = HeldProcess(channel.peer_pid)
         except OSError:
             return None
-        # Its connection is open still, so it lives, and the number is its own.
-        if _has_hung_up(channel):
+        # If its connection is open still, it lives, and the number is its own.
+        waiting = select.poll()
+        waiting.register(channel, select.POLLRDHUP)
+        if waiting.poll(0):
             process.close()
             return None
         return process
@@ -307,12 +298,6 @@ class HeldProcess:
     def close(self) -> None:
         """Let go of the process."""
         os.close(self._descriptor)
-
-
-def _has_hung_up(channel: Channel) -> bool:
-    waiting = select.poll()
-    waiting.register(channel, select.POLLRDHUP)
-    return bool(waiting.poll(0))
 
 
 def marked_processes(mark: str) -> dict[int, str]:

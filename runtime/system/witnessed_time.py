@@ -6,18 +6,16 @@ passed, and would accuse those that were paused with it.  No clock of the kernel
 process.  But a process that runs looks again and again.  So each look counts the seconds since the
 last one, but not more than a look can take.
 
-There are two forms of one rule:
+There are three forms of one rule:
 
 * ``witnessed_s`` is the clock of this process, for code that compares moments.  It is right as
   long as something looks about once a second: the loop of supervisor or agent, the pulse of
   a worker;
-* ``Bound`` is the bound of one wait, which is made in pieces.
+* ``Bound`` is the bound of one wait, which is made in pieces;
+* ``Stillness`` tells how long something has not changed.  It stands still with its watcher: a
+  lease may have an owner that was paused with its taker.
 
-Both are late and never early.  Moments in records and messages are those of the host's clock.
-
-How long something has not changed, by the watcher's own clock.
-
-It stands still with the watcher: a lease may have an owner that was paused with its taker.
+All are late and never early.  Moments in records and messages are those of the host's clock.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LONGEST_LOOK_S = 1.25
+_LONGEST_LOOK_S = 1.25
 """A look counts as much at most: an idle agent looks once a second."""
 _LOOKS_PER_LIMIT = 4
 _PIECES_PER_LOOK = 2
@@ -47,7 +45,7 @@ class WitnessedTime:
         """Look, and return the seconds; only differences have a meaning."""
         with self._lock:
             now = self._clock()
-            self._witnessed += min(now - self._looked_at, LONGEST_LOOK_S)
+            self._witnessed += min(now - self._looked_at, _LONGEST_LOOK_S)
             self._looked_at = now
             return self._witnessed
 
@@ -61,7 +59,7 @@ class Bound:
 
     def __init__(self, limit_s: float, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
-        self._most_s = min(limit_s / _LOOKS_PER_LIMIT, LONGEST_LOOK_S)
+        self._most_s = min(limit_s / _LOOKS_PER_LIMIT, _LONGEST_LOOK_S)
         self._left_s = limit_s
         self._looked_at = self._clock()
 
