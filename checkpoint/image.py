@@ -43,11 +43,7 @@ class ShardImage:
         self._writer = writer
         self._kind = kind
         self._skeleton = build_skeleton(layout, writer, run_id)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._skeleton.size
+        self.size = self._skeleton.size
 
     def offset(self, piece: int) -> int:
         """Return where a piece, by its number, begins in the file."""

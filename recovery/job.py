@@ -209,9 +209,8 @@ class JobMachine:
         self._view = view.seeing(LaunchRenewing(view.workers[0]))
         return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
 
-    def _hurry(self, event: Event) -> Commands:
+    def _hurry(self, _event: Event) -> Commands:
         """Remember it: no launch is renewed any more."""
-        assert isinstance(event, TimeIsShort)
         self._is_short_of_time = True
         return ()
 
@@ -263,9 +262,8 @@ class JobMachine:
         assert isinstance(event, LaunchOverdue)
         return (KillAgent(event.reason),)
 
-    def _keep_ending(self, event: Event) -> Commands:
+    def _keep_ending(self, _event: Event) -> Commands:
         """Remember it: no relaunch will follow."""
-        assert isinstance(event, StopAsked)
         self._stop_code = self._stop_code or ExitCode.STOPPED_EARLY
         return ()
 

@@ -287,7 +287,14 @@ class PartialSums:
         The vectors are lent for reading, until the next ``add_leaf`` or ``clear``.  They
         stay held, so that the step can be done again.
         """
-        return tuple(self._sum_of(node) for node in nodes)
+        try:
+            return tuple(self._held[node] for node in nodes)
+        except KeyError as lacking:
+            held = ", ".join(map(str, self.nodes)) or "nothing"
+            raise LeafMissing(
+                f"node {lacking.args[0]} is not summed yet (held: {held}): "
+                "compute missing(owned) first"
+            ) from None
 
     def clear(self) -> None:
         """Forget all sums, and keep their vectors for the next step."""
@@ -326,15 +333,6 @@ class PartialSums:
         """
         if vector is not None and vector.flags.writeable and len(self._free) < self._allocated:
             self._free.append(vector)
-
-    def _sum_of(self, node: Node) -> FloatVector:
-        try:
-            return self._held[node]
-        except KeyError:
-            held = ", ".join(map(str, self.nodes)) or "nothing"
-            raise LeafMissing(
-                f"node {node} is not summed yet (held: {held}): compute missing(owned) first"
-            ) from None
 
 
 # A worker climbs from the same few leaves in every step.

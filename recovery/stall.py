@@ -193,7 +193,10 @@ class LaggardDetector:
         """Return the detector after a look at all workers that live, at ``now``."""
         most_s = (self.limit_s or LEAST_LIMIT_S) / LOOKS_PER_LIMIT
         passed_s = counted_s(self.looked_at, now, most_s)
-        courses = {w: self._course(w, pace.turn, passed_s) for w, pace in paces.items()}
+        courses = {w: _Course(pace.turn) for w, pace in paces.items()}
+        for worker, before in self._courses.items():
+            if worker in courses and courses[worker].turn == before.turn:
+                courses[worker] = _Course(before.turn, before.lasted_s + passed_s)
         is_same = bool(paces) and dict(paces) == self._last
         is_training = all(pace.is_training for pace in paces.values())
         return replace(
@@ -235,12 +238,6 @@ class LaggardDetector:
             limit_s = max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
         them = tuple(sorted(working))
         return Standstill(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
-
-    def _course(self, worker: WorkerId, turn: Turn, passed_s: float) -> _Course:
-        before = self._courses.get(worker)
-        if before is None or before.turn != turn:
-            return _Course(turn)
-        return _Course(turn, before.lasted_s + passed_s)
 
     def _measuring(self, paces: Mapping[WorkerId, Pace], passed_s: float) -> LaggardDetector:
         """Return the detector with the pieces of work that have ended since the last look."""

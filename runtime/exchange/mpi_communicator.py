@@ -63,18 +63,8 @@ class MpiCommunicator:
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._comm = comm
         self._shrinkable = shrinkable
-        self._rank: int = comm.Get_rank()
-        self._size: int = comm.Get_size()
-
-    @property
-    def rank(self) -> int:
-        """Index of this worker in the current world."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """Number of workers of the current world."""
-        return self._size
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
 
     def flight(self) -> _MpiFlight:
         """Return a new set of messages between the ranks."""
@@ -86,7 +76,7 @@ class MpiCommunicator:
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""
-        lengths = np.empty(self._size, np.int64)
+        lengths = np.empty(self.size, np.int64)
         self._collective(self._comm.Allgather, np.array([len(payload)], np.int64), lengths)
         joined = np.empty(int(lengths.sum()), np.uint8)
         mine = np.frombuffer(payload, np.uint8)
@@ -142,7 +132,7 @@ class MpiCommunicator:
             self._collective(self._comm.Barrier)
             MPI.Finalize()
             return
-        for _ in range(self._size + 1):  # each death can spoil one agreement
+        for _ in range(self.size + 1):  # each death can spoil one agreement
             try:
                 self._comm.Agree(1)
             except MPI.Exception:
