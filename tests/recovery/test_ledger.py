@@ -1,3 +1,5 @@
+"""What an epoch has applied, and the position of a job."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -10,6 +12,8 @@ from holdfast.recovery.errors import LedgerUnreadable
 from holdfast.recovery.ledger import (
     LANES,
     MAX_MICROBATCHES,
+    Cursor,
+    FingerprintTable,
     Ledger,
     fingerprint,
     fingerprint_of_run,
@@ -19,6 +23,11 @@ from holdfast.recovery.ledger import (
 from holdfast.recovery.order import WORD, SampleOrder, splitmix64
 
 ids = st.lists(st.integers(0, 10**12), max_size=40)
+
+_WORDS = st.integers(0, 2**64 - 1)
+_SUMS = st.lists(st.floats(width=64), min_size=1, max_size=4)
+
+SMALL = st.integers(1, 30)
 
 
 def ledger_of(*samples: int) -> Ledger:
@@ -175,3 +184,109 @@ def test_what_does_not_fit_the_lanes_is_refused(samples: int, value: int) -> Non
 def test_impossible_record_is_refused(samples: int, value: int) -> None:
     with pytest.raises(ValueError, match="cannot record"):
         Ledger().record(samples, value)
+
+
+def same(left: Cursor, right: Cursor) -> bool:
+    return (left.step, left.evaluations, left.ledger) == (
+        right.step,
+        right.evaluations,
+        right.ledger,
+    ) and left.sums.tobytes() == right.sums.tobytes()
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**62), _WORDS, _SUMS)
+def test_tensors_bring_back_every_bit(
+    step: int, evaluations: int, samples: int, proof: int, sums: list[float]
+) -> None:
+    cursor = Cursor(step, evaluations, Ledger(samples, proof), np.array(sums))
+
+    assert same(Cursor.from_tensors(cursor.tensors()), cursor)
+
+
+def test_tensors_are_copies() -> None:
+    cursor = Cursor.start(2)
+
+    cursor.tensors()["cursor/sums"][0] = 5  # type: ignore[call-overload]
+    tensors = cursor.tensors()
+    restored = Cursor.from_tensors(tensors)
+    tensors["cursor/sums"][0] = 5  # type: ignore[call-overload]
+
+    assert not cursor.sums.any()
+    assert not restored.sums.any()
+
+
+def test_every_commit_raises_the_version() -> None:
+    cursor = Cursor.start(1)
+
+    stepped = cursor.after_step(4, 99, np.ones(1))
+    evaluated = stepped.after_evaluation()
+
+    turned = evaluated.after_turn(1, np.ones(1))
+    again = turned.after_turn(2, np.ones(1))
+    done = again.after_step(4, 99, np.ones(1))
+
+    cursors = [cursor, stepped, evaluated, turned, again, done]
+    versions = [each.version for each in cursors]
+    assert versions == sorted(set(versions))
+    assert (done.step, done.turn, done.sums.tolist()) == (2, 0, [4.0])
+    assert (stepped.step, evaluated.step) == (1, 1)
+    assert evaluated.ledger == Ledger(4, 99)
+
+
+def test_epoch_begins_with_an_empty_ledger_and_empty_sums() -> None:
+    cursor = Cursor.start(2).after_step(4, 99, np.ones(2)).after_evaluation()
+
+    begun = cursor.at_epoch_start()
+
+    assert (begun.step, begun.evaluations, begun.ledger) == (1, 1, Ledger())
+    assert not begun.sums.any()
+    assert cursor.sums.all()
+
+
+def test_values_do_not_share_their_sums() -> None:
+    first = Cursor.start(1)
+
+    second = first.after_step(1, 0, np.ones(1))
+
+    assert not first.sums.any()
+    assert second.sums[0] == 1
+
+
+@given(SMALL, SMALL, st.integers(1, 8), st.integers(0, WORD - 1), st.integers(0, 3))
+def test_ledger_of_an_epoch_adds_up_through_the_lanes(
+    samples: int, global_batch: int, microbatches: int, seed: int, epoch: int
+) -> None:
+    """As a job does it: each microbatch writes lanes, a step sums them and records."""
+    order = SampleOrder(seed, samples, global_batch, microbatches)
+    table = FingerprintTable(samples)
+    ledger = Ledger()
+    for step in range(order.steps_per_epoch):
+        index = epoch * order.steps_per_epoch + step
+        parts = [order.microbatch(index, m) for m in range(microbatches)]
+        lanes = np.empty((microbatches, LANES), np.float32)
+        for row, part in zip(lanes, parts, strict=True):
+            write_lanes(row, len(part), table.fingerprint(part))
+        ledger = ledger.record(*from_lanes(np.sum(lanes, axis=0, dtype=np.float32)))
+
+    assert ledger.covers(samples)
+    assert not ledger.covers(samples + 1)
+    assert not ledger.record(1, fingerprint([0])).covers(samples)
+
+
+@given(st.integers(LANES, 40), st.integers(0, 1000), st.integers(0, WORD - 1))
+def test_lanes_are_written_at_the_end_of_a_vector_and_nowhere_else(
+    size: int, samples: int, value: int
+) -> None:
+    vector = np.full(size, 7, np.float32)
+
+    write_lanes(vector, samples, value)
+
+    assert vector[:-LANES].tolist() == [7] * (size - LANES)
+    assert from_lanes(vector[-LANES:]) == (samples, value)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20))
+def test_table_of_hashes_says_what_hashing_says(ids: list[int]) -> None:
+    array = np.array(ids, np.int64)
+
+    assert FingerprintTable(1001).fingerprint(array) == fingerprint(array)

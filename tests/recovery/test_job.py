@@ -1,3 +1,5 @@
+"""The course of a job: every transcript, and whatever else may come."""
+
 from __future__ import annotations
 
 import copy
@@ -31,18 +33,29 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms, RestartBudget
+from holdfast.recovery.job import (
+    CHECKPOINTS_OF_A_REFUND,
+    TRANSITIONS,
+    JobMachine,
+    JobState,
+    JobTerms,
+    RestartBudget,
+)
 from holdfast.recovery.world import WorkerId
 
 Transcript: TypeAlias = list[tuple[Event, str]]
 """Events, each with what the machine answers: see ``told``."""
-
 
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
     *(WorkerStopped, WorkerExited, LaunchRenewing, LaunchEnded, LaunchOverdue, StopAsked),
     TimeIsShort,
 )
+
+ENDED, STOP, LATE = LaunchEnded(), StopAsked(130), LaunchOverdue("too long")
+
+_WORKERS = st.integers(0, 8)
+_TERMS = st.builds(JobTerms, st.integers(1, 4), st.integers(0, 4), st.booleans())
 
 
 def joined(worker: int) -> Event:
@@ -76,9 +89,6 @@ def left(worker: int) -> Event:
 
 def died(worker: int, cause: str = "signal SIGKILL") -> Event:
     return WorkerExited(WorkerId(worker), is_clean=False, cause=cause)
-
-
-ENDED, STOP, LATE = LaunchEnded(), StopAsked(130), LaunchOverdue("too long")
 
 
 def told(commands: tuple[Command, ...]) -> str:
@@ -496,9 +506,6 @@ def test_every_living_state_ends_with_its_launch(state: JobState) -> None:
     assert machine.state is JobState.OVER
 
 
-# --- properties over random histories ---------------------------------------------------------
-
-_WORKERS = st.integers(0, 8)
 _EVENTS = st.one_of(
     st.builds(joined, _WORKERS),
     st.builds(lambda g, ws: formed(g, *sorted(ws)), st.integers(1, 12), st.sets(_WORKERS)),
@@ -511,7 +518,6 @@ _EVENTS = st.one_of(
     st.just(ENDED),
     st.just(STOP),
 )
-_TERMS = st.builds(JobTerms, st.integers(1, 4), st.integers(0, 4), st.booleans())
 
 
 @given(_TERMS, st.lists(_EVENTS, max_size=60))
@@ -652,21 +658,10 @@ def test_end_tells_the_way_back_only_to_a_checkpoint_that_is_there(
     assert way_back in end.reason
 
 
-def test_charge_returns_a_new_budget() -> None:
-    budget = RestartBudget(2)
-
-    budget.charge(0)
-
-    assert budget.spent == 0
-
-
 @pytest.mark.parametrize(("limit", "spent"), [(-1, 0), (1, -1)])
 def test_negative_budget_is_refused(limit: int, spent: int) -> None:
     with pytest.raises(ValueError, match="must be at least 0"):
         RestartBudget(limit, spent)
-
-
-# --- another supervisor goes on ---------------------------------------------------------------
 
 
 def test_supervisor_that_takes_a_launch_over_decides_like_the_one_before() -> None:
@@ -710,3 +705,117 @@ def test_ids_and_generations_of_a_launch_that_was_taken_over_are_never_used_agai
     assert launch.workers == (6, 7)
     assert launch.generation == 9
     assert (launch.relaunch, launch.spent) == (2, 3)
+
+
+@given(st.integers(0, 20), st.lists(st.integers(0, 2), max_size=40))
+def test_budget_is_spent_by_what_was_charged_in_any_order(limit: int, progress: list[int]) -> None:
+    """Too few checkpoints for a refund."""
+    straight, backwards = RestartBudget(limit), RestartBudget(limit)
+    for made, reversed_ in zip(progress, reversed(progress), strict=True):
+        straight = straight.charge(made)
+        backwards = backwards.charge(reversed_)
+
+    assert straight == backwards
+    assert straight.spent == len(progress) + progress.count(0)
+    assert straight.is_spent is (straight.spent > limit)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 12), max_size=40))
+def test_charge_never_exceeds_what_it_would_be_without_refunds(
+    limit: int, progress: list[int]
+) -> None:
+    budget, spent = RestartBudget(limit), 0
+    for checkpoints in progress:
+        budget = budget.charge(checkpoints)
+        spent += 1 if checkpoints else 2
+
+        assert 1 <= budget.spent <= spent
+
+
+@given(st.integers(1, 20))
+def test_job_whose_every_launch_goes_on_for_long_is_relaunched_for_ever(limit: int) -> None:
+    budget = RestartBudget(limit)
+    for _ in range(1000):
+        budget = budget.charge(CHECKPOINTS_OF_A_REFUND)
+
+        assert not budget.is_spent
+
+
+@given(workers=st.integers(1, 5), limit=st.integers(0, 6), saves=st.booleans())
+def test_job_that_only_dies_is_relaunched_until_its_budget_is_spent(
+    workers: int, limit: int, *, saves: bool
+) -> None:
+    machine = JobMachine(JobTerms(workers, limit, can_shrink=True))
+    (command,) = machine.start()
+    launches = 0
+    while isinstance(command, Launch):
+        launches += 1
+        assert (command.relaunch, len(command.workers)) == (launches - 1, workers)
+        if saves:
+            machine.handle(CheckpointCommitted(command.workers[0], 1))
+        for worker in command.workers:
+            machine.handle(WorkerJoined(worker))
+        for worker in command.workers:
+            assert machine.handle(WorkerExited(worker, is_clean=False, cause="signal 9")) == ()
+        (command,) = machine.handle(LaunchEnded())
+
+    assert isinstance(command, End)
+    assert command.exit_code == 70
+    assert launches == 1 + (limit if saves else limit // 2)
+
+
+@given(st.integers(2, 6), st.data())
+def test_relaunch_is_whole_after_a_checkpoint_and_else_as_large_as_the_newest_world(
+    workers: int, data: st.DataObject
+) -> None:
+    machine = JobMachine(JobTerms(workers, 9, can_shrink=True))
+    (first,) = machine.start()
+    assert isinstance(first, Launch)
+    survivors = data.draw(st.sets(st.sampled_from(first.workers), min_size=1))
+    machine.handle(WorldFormed(first.generation + 1, tuple(sorted(survivors)), 5))
+    got_on = data.draw(st.booleans())
+    if got_on:
+        machine.handle(CheckpointCommitted(min(survivors), 5))
+
+    (second,) = machine.handle(LaunchEnded("lost"))
+
+    assert isinstance(second, Launch)
+    assert len(second.workers) == (workers if got_on else len(survivors))
+    assert min(second.workers) > max(first.workers)
+    assert second.generation >= first.generation + workers
+
+
+@pytest.mark.parametrize("can_shrink", [True, False])
+def test_death_in_a_running_job_is_its_workers_business_if_worlds_shrink(
+    *, can_shrink: bool
+) -> None:
+    machine = JobMachine(JobTerms(2, 1, can_shrink=can_shrink))
+    (launch,) = machine.start()
+    assert isinstance(launch, Launch)
+    for worker in launch.workers:
+        machine.handle(WorkerJoined(worker))
+
+    commands = machine.handle(WorkerExited(launch.workers[0], is_clean=False, cause="signal 9"))
+
+    assert [type(command) for command in commands] == ([] if can_shrink else [KillLaunch])
+    assert machine.state is (JobState.RUNNING if can_shrink else JobState.ENDING)
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from([130, 143]), min_size=1, max_size=5))
+def test_first_wish_asks_and_every_later_one_does_not_ask_again(
+    workers: int, codes: list[int]
+) -> None:
+    machine = JobMachine(JobTerms(workers, 3, can_shrink=True))
+    (launch,) = machine.start()
+    assert isinstance(launch, Launch)
+    for worker in launch.workers:
+        machine.handle(WorkerJoined(worker))
+
+    answers = [machine.handle(StopAsked(code)) for code in codes]
+    (end,) = machine.handle(LaunchEnded())
+
+    assert answers[0] == (AskToStop(),)
+    kinds = [type(command) for answer in answers[1:] for command in answer]
+    assert kinds == [KillLaunch][: len(codes) - 1]
+    assert isinstance(end, End)
+    assert end.exit_code == codes[min(1, len(codes) - 1)]  # of the one that killed the launch

@@ -1,18 +1,14 @@
-"""Worlds and what follows from them: who owns what, whose slice is where, what comes next."""
+"""Worlds that shrink, and the owners of their microbatches."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.ledger import MOST_TURNS, Cursor
-from holdfast.recovery.step import compare_digests
-from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
 
 MICROBATCHES = st.integers(1, 40)
@@ -34,9 +30,6 @@ def shrinking(draw: st.DrawFn) -> list[World]:
         survivors = draw(st.sets(st.sampled_from(workers), min_size=1, max_size=len(workers) - 1))
         history.append(history[-1].shrunk_to(survivors))
     return history
-
-
-# --- worlds -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,9 +81,6 @@ def test_survivor_that_was_no_member_is_refused() -> None:
 def test_world_without_survivors_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         World(1, (WorkerId(0),), 1).shrunk_to(())
-
-
-# --- assignments --------------------------------------------------------------------------------
 
 
 @given(MICROBATCHES, shrinking())
@@ -151,100 +141,113 @@ def test_assignment_depends_on_active_workers_only(microbatches: int, world: Wor
     assert assign(microbatches, world) == assign(microbatches, without_spares)
 
 
-@pytest.mark.parametrize("microbatches", [0, -3])
-def test_world_without_microbatches_is_refused(microbatches: int) -> None:
-    with pytest.raises(ValueError, match=f"at least 1, got {microbatches}"):
-        assign(microbatches, World(1, (WorkerId(0),), 1))
-
-
 def test_stranger_owns_nothing() -> None:
     assert Assignment((WorkerId(1), WorkerId(2))).owned_by(WorkerId(3)) == ()
 
 
-# --- digests ------------------------------------------------------------------------------------
+def world_of(*workers: int, capacity: int | None = None, generation: int = 0) -> World:
+    ids = tuple(WorkerId(worker) for worker in workers)
+    return World(generation, ids, capacity or len(ids))
 
 
-@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=9), st.data())
-def test_who_is_wrong_does_not_depend_on_the_order_of_ranks(
-    digests: list[bytes], data: st.DataObject
-) -> None:
-    order = data.draw(st.permutations(range(len(digests))))
-
-    straight = compare_digests(digests)
-    shuffled = compare_digests([digests[rank] for rank in order])
-
-    assert shuffled.has_majority is straight.has_majority
-    assert {order[rank] for rank in shuffled.minority} == set(straight.minority)
+def owners_of(assignment: Assignment) -> list[int]:
+    return list(map(int, assignment.owners))
 
 
-@given(st.binary(min_size=1), st.integers(1, 20))
-def test_equal_digests_are_unanimous(digest: bytes, count: int) -> None:
-    found = compare_digests([digest] * count)
-
-    assert found.is_unanimous
-    assert found.has_majority
-
-
-@given(st.integers(1, 10))
-def test_half_is_no_majority(half: int) -> None:
-    found = compare_digests([b"left"] * half + [b"right"] * half)
-
-    assert not found.has_majority
-    assert found.minority == tuple(range(2 * half))
-
-
-# --- the job as a sequence ----------------------------------------------------------------------
-
-CURRICULA = st.builds(
-    WorkPlan,
-    steps_per_epoch=st.integers(1, 6),
-    epochs=st.integers(0, 4),
-    has_validation=st.booleans(),
-    save_every=st.none() | st.integers(1, 7),
-    verify_every=st.integers(0, 4),
-    saves_epochs=st.booleans(),
-    keep_every=st.none() | st.integers(1, 7),
+@pytest.mark.parametrize(
+    ("microbatches", "workers", "expected"),
+    [
+        (4, 4, [0, 1, 2, 3]),
+        (4, 1, [0, 0, 0, 0]),
+        (6, 4, [0, 0, 1, 1, 2, 3]),
+        (7, 3, [0, 0, 0, 1, 1, 2, 2]),
+        (2, 4, [0, 1]),
+    ],
 )
+def test_workers_get_balanced_runs(microbatches: int, workers: int, expected: list[int]) -> None:
+    assert owners_of(assign(microbatches, world_of(*range(workers)))) == expected
 
 
-def history_of(curriculum: WorkPlan) -> list[Cursor]:
-    """Return every cursor of a job, from its start to its end."""
-    cursors = [Cursor.start(metrics=1)]
-    while (work := curriculum.next_work(cursors[-1])) is not None:
-        cursor = cursors[-1]
-        if work is Work.EVALUATE:
-            cursors.append(cursor.after_evaluation())
-        else:
-            cursors.append(cursor.after_step(1, 0, np.ones(1)))
-    return cursors
+def test_spare_owns_nothing() -> None:
+    assignment = assign(4, world_of(0, 1, 2, capacity=2))
+
+    assert assignment.owned_by(WorkerId(0)) == (0, 1)
+    assert assignment.owned_by(WorkerId(1)) == (2, 3)
+    assert assignment.owned_by(WorkerId(2)) == ()
 
 
-@given(CURRICULA)
-def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: WorkPlan) -> None:
-    last = history_of(curriculum)[-1]
+@given(st.integers(1, 200), worlds())
+def test_loads_differ_by_at_most_one_and_runs_are_in_rank_order(
+    microbatches: int, world: World
+) -> None:
+    assignment = assign(microbatches, world)
 
-    assert last.step == curriculum.steps
-    assert last.evaluations == (curriculum.epochs if curriculum.has_validation else 0)
-    assert last.version == (last.step + last.evaluations) * MOST_TURNS
-
-
-@given(CURRICULA)
-def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: WorkPlan) -> None:
-    steps = [c.step for c in history_of(curriculum) if curriculum.is_save_point(c)]
-
-    assert len(steps) == len(set(steps))
-    assert set(steps) == set(range(1, curriculum.steps + 1))
+    loads = [len(assignment.owned_by(worker)) for worker in world.active]
+    assert sum(loads) == microbatches == assignment.microbatches
+    assert max(loads) - min(loads) <= 1
+    assert list(assignment.owners) == sorted(assignment.owners)
 
 
-@given(CURRICULA)
-def test_save_is_due_at_save_points_only(curriculum: WorkPlan) -> None:
-    for cursor in history_of(curriculum):
-        assert curriculum.is_save_point(cursor) or not curriculum.is_save_due(cursor)
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param(world_of(0, 1, 2), world_of(0, 2), [0, 0, 0, 2, 2, 2], id="survivors share"),
+        pytest.param(world_of(0, 1, 2), world_of(2), [2] * 6, id="last survivor takes all"),
+        pytest.param(
+            world_of(0, 1, 2, 3, capacity=3),
+            world_of(0, 2, 3, capacity=3),
+            [0, 0, 3, 3, 2, 2],
+            id="spare steps in",
+        ),
+        pytest.param(
+            world_of(0, 1, 2, 3, capacity=3),
+            world_of(0, 1, 2, capacity=3),
+            [0, 0, 1, 1, 2, 2],
+            id="spare dies",
+        ),
+        pytest.param(
+            world_of(0, 1, 2),
+            world_of(0, 2, 7, capacity=3),
+            [0, 0, 7, 7, 2, 2],
+            id="respawned worker takes the orphans",
+        ),
+        pytest.param(world_of(0, 1), world_of(5, 6), [5, 5, 5, 6, 6, 6], id="nobody is left"),
+    ],
+)
+def test_orphans_go_to_those_with_the_fewest(
+    before: World, after: World, expected: list[int]
+) -> None:
+    assignment = assign(6, before)
+
+    assert owners_of(adopt(assignment, after)) == expected
 
 
-@given(CURRICULA)
-def test_memory_is_compared_at_multiples_or_never(curriculum: WorkPlan) -> None:
-    checked = {c.step for c in history_of(curriculum) if curriculum.is_check_due(c)}
-    every = curriculum.verify_every
+@given(MICROBATCHES, shrinking())
+def test_no_adopter_ends_above_a_worker_that_could_have_adopted(
+    microbatches: int, history: list[World]
+) -> None:
+    before, after = history[0], history[-1]
+    assignment = assign(microbatches, before)
 
-    assert checked == (set(range(0, curriculum.steps + 1, every)) if every else set())
+    loads = Counter(adopt(assignment, after).owners)
+
+    lowest = min(loads[worker] for worker in after.active)
+    for worker in after.active:
+        if loads[worker] > len(assignment.owned_by(worker)):
+            assert loads[worker] <= lowest + 1
+
+
+def test_ten_thousand_workers_are_assigned_and_adopted() -> None:
+    before = world_of(*range(10_100), capacity=10_000)
+    after = before.shrunk_to(set(before.workers[100:]))
+
+    adopted = adopt(assign(20_000, before), after)
+
+    assert set(Counter(adopted.owners).values()) == {2}
+
+
+def test_assignment_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        assign(0, world_of(0))
+    with pytest.raises(ValueError, match="at least one microbatch"):
+        Assignment(())

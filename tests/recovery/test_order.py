@@ -1,3 +1,5 @@
+"""The samples of each microbatch, and the hash that they come from."""
+
 from __future__ import annotations
 
 import hashlib
@@ -7,10 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.order import SampleOrder, SequentialOrder, splitmix64
+from holdfast.recovery.order import (
+    GOLDEN_GAMMA,
+    WORD,
+    SampleOrder,
+    SequentialOrder,
+    chain,
+    splitmix64,
+    splitmix64_inplace,
+)
 
 seeds = st.integers(0, 2**64 - 1)
 counts = st.integers(1, 80)
+
+words = st.integers(0, WORD - 1)
+
+SMALL = st.integers(1, 30)
 
 
 def test_order_never_changes() -> None:
@@ -101,12 +115,6 @@ def test_only_the_last_batch_of_an_epoch_is_short(
     assert size == (rest if is_last else global_batch)
 
 
-def test_order_does_not_depend_on_the_number_of_microbatches() -> None:
-    few, many = SampleOrder(3, 100, 30, 2), SampleOrder(3, 100, 30, 7)
-
-    assert all((few.batch(index) == many.batch(index)).all() for index in range(8))
-
-
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = [
         SampleOrder(seed, 1000, 1000, 1).batch(epoch).tobytes()
@@ -188,3 +196,67 @@ def test_microbatch_that_does_not_exist_is_refused(index: int, m: int) -> None:
 def test_batch_before_the_first_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0, got -1"):
         SampleOrder(0, 10, 4, 3).batch(-1)
+
+
+def test_outputs_are_those_of_the_published_generator() -> None:
+    """The first outputs of the reference implementation for the seed 1234567."""
+    states = [1234567 + position * GOLDEN_GAMMA for position in range(5)]
+
+    outputs = [splitmix64(state) for state in states]
+
+    assert outputs == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_hash_of_zero_never_changes() -> None:
+    assert splitmix64(0) == 0xE220A8397B1DCDAF
+
+
+@given(st.lists(words, max_size=50))
+def test_array_hash_equals_hash_of_each_integer(values: list[int]) -> None:
+    array = np.array(values, dtype=np.uint64)
+
+    hashed = splitmix64_inplace(array)
+
+    assert hashed is array
+    assert hashed.tolist() == [splitmix64(value) for value in values]
+
+
+def test_integers_outside_64_bits_count_modulo_their_range() -> None:
+    assert splitmix64(-1) == splitmix64(WORD - 1)
+    assert splitmix64(WORD + 5) == splitmix64(5)
+
+
+def test_chain_never_changes() -> None:
+    assert chain(1, 2, 3) == 15020427595393229491
+
+
+def test_chain_depends_on_the_order_of_its_parts() -> None:
+    assert chain(1, 2, 3) != chain(3, 2, 1)
+
+
+@given(SMALL, SMALL, st.integers(0, WORD - 1), st.integers(0, 60))
+def test_batch_is_that_of_its_microbatches_however_many_there_are(
+    samples: int, global_batch: int, seed: int, index: int
+) -> None:
+    whole = SampleOrder(seed, samples, global_batch, 1).batch(index).tolist()
+    for microbatches in (1, 2, 5):
+        order = SampleOrder(seed, samples, global_batch, microbatches)
+        parts = [order.microbatch(index, m).tolist() for m in range(microbatches)]
+        assert [sample for part in parts for sample in part] == whole
+
+
+@given(st.integers(0, WORD - 1), st.integers(0, WORD - 1))
+def test_different_integers_have_different_hashes(left: int, right: int) -> None:
+    assert (splitmix64(left) == splitmix64(right)) is (left == right)
+
+
+@given(st.lists(st.integers(0, WORD - 1), min_size=1, max_size=5), st.integers(0, WORD - 1))
+def test_chain_of_more_parts_is_another_one(parts: list[int], more: int) -> None:
+    assert chain(*parts, more) == splitmix64(chain(*parts) ^ more)
+    assert 0 <= chain(*parts) < WORD

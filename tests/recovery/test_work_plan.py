@@ -1,3 +1,5 @@
+"""Which transaction is next, and when a save is due."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.ledger import MOST_TURNS, Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 
 _CURRICULA = st.builds(
@@ -15,6 +17,28 @@ _CURRICULA = st.builds(
 )
 
 _SOME_EPOCHS = st.sets(st.integers(1, 9)).map(lambda epochs: tuple(sorted(epochs)))
+
+_CUT = st.builds(
+    WorkPlan,
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(1, 9),
+    begin=st.integers(0, 9),
+    first_epoch=st.integers(0, 3),
+    pass_steps=st.integers(1, 9),
+)
+
+CURRICULA = st.builds(
+    WorkPlan,
+    steps_per_epoch=st.integers(1, 6),
+    epochs=st.integers(0, 4),
+    has_validation=st.booleans(),
+    save_every=st.none() | st.integers(1, 7),
+    verify_every=st.integers(0, 4),
+    saves_epochs=st.booleans(),
+    keep_every=st.none() | st.integers(1, 7),
+)
 
 
 def whole_job(work_plan: WorkPlan, cursor: Cursor | None = None) -> list[tuple[Work, Cursor]]:
@@ -231,18 +255,6 @@ def test_epochs_are_validated_as_keras_does(
         assert seen == [epoch for epoch in wanted if epoch in validated]
 
 
-_CUT = st.builds(
-    WorkPlan,
-    st.integers(1, 6),
-    st.integers(1, 5),
-    st.booleans(),
-    st.integers(1, 9),
-    begin=st.integers(0, 9),
-    first_epoch=st.integers(0, 3),
-    pass_steps=st.integers(1, 9),
-)
-
-
 @given(_CUT)
 def test_epochs_of_a_pass_that_is_cut_are_those_of_keras(work_plan: WorkPlan) -> None:
     """Keras counts steps within the pass; an epoch ends with the pass at the latest."""
@@ -287,3 +299,46 @@ def test_epochs_that_were_measured_with_keras(steps: int, lengths: list[int]) ->
 
     assert epochs_of(plan) == lengths
     assert plan.cuts_passes is (steps < 5)
+
+
+def history_of(curriculum: WorkPlan) -> list[Cursor]:
+    """Return every cursor of a job, from its start to its end."""
+    cursors = [Cursor.start(metrics=1)]
+    while (work := curriculum.next_work(cursors[-1])) is not None:
+        cursor = cursors[-1]
+        if work is Work.EVALUATE:
+            cursors.append(cursor.after_evaluation())
+        else:
+            cursors.append(cursor.after_step(1, 0, np.ones(1)))
+    return cursors
+
+
+@given(CURRICULA)
+def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: WorkPlan) -> None:
+    last = history_of(curriculum)[-1]
+
+    assert last.step == curriculum.steps
+    assert last.evaluations == (curriculum.epochs if curriculum.has_validation else 0)
+    assert last.version == (last.step + last.evaluations) * MOST_TURNS
+
+
+@given(CURRICULA)
+def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: WorkPlan) -> None:
+    steps = [c.step for c in history_of(curriculum) if curriculum.is_save_point(c)]
+
+    assert len(steps) == len(set(steps))
+    assert set(steps) == set(range(1, curriculum.steps + 1))
+
+
+@given(CURRICULA)
+def test_save_is_due_at_save_points_only(curriculum: WorkPlan) -> None:
+    for cursor in history_of(curriculum):
+        assert curriculum.is_save_point(cursor) or not curriculum.is_save_due(cursor)
+
+
+@given(CURRICULA)
+def test_memory_is_compared_at_multiples_or_never(curriculum: WorkPlan) -> None:
+    checked = {c.step for c in history_of(curriculum) if curriculum.is_check_due(c)}
+    every = curriculum.verify_every
+
+    assert checked == (set(range(0, curriculum.steps + 1, every)) if every else set())

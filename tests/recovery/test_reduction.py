@@ -1,0 +1,649 @@
+"""The tree of a step, the sums that a worker has of it, and the bits of their total."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tree_sum import tree_sum
+
+from holdfast.recovery.errors import LeafMissing
+from holdfast.recovery.reduction import (
+    FloatVector,
+    Node,
+    PartialSums,
+    ReductionPlan,
+    Root,
+    children,
+    maximal_nodes,
+    path_to,
+    plan_reduction,
+    root_of,
+    slice_bounds,
+)
+from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
+
+Vector = npt.NDArray[np.float32]
+
+SIZE = 19
+
+COUNTS = st.integers(1, 60)
+
+OWNED = COUNTS.flatmap(
+    lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1), max_size=count))
+)
+
+
+def world_of(workers: int) -> World:
+    return World(0, tuple(map(WorkerId, range(workers))), workers)
+
+
+def wide_leaves(count: int, seed: int, size: int = 33) -> list[Vector]:
+    """Random vectors, whose elements span two powers of ten at first and sixty at last."""
+    generator = np.random.default_rng(seed)
+    scales = 10.0 ** (generator.uniform(-1, 1, (count, size)) * np.linspace(1, 30, size))
+    return list((generator.standard_normal((count, size)) * scales).astype(np.float32))
+
+
+def total_by_plan(plan: ReductionPlan, leaves: list[Vector]) -> Vector:
+    sums: list[Vector] = [
+        tree_sum(leaves[root.node.start : root.node.stop]).copy() for root in plan.roots
+    ]
+    for left, right in plan.combines:
+        sums[left] += sums[right]
+    return sums[0]
+
+
+@st.composite
+def ownerships(draw: st.DrawFn) -> tuple[Assignment, World]:
+    """Any owner for any microbatch, as after any history of adoptions."""
+    workers = draw(st.integers(1, 8))
+    owners = draw(st.lists(st.integers(0, workers - 1), min_size=1, max_size=40))
+    return Assignment(tuple(map(WorkerId, owners))), world_of(workers)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (Node(0, 2), (Node(0, 1), Node(1, 2))),
+        (Node(0, 3), (Node(0, 2), Node(2, 3))),
+        (Node(0, 4), (Node(0, 2), Node(2, 4))),
+        (Node(0, 6), (Node(0, 4), Node(4, 6))),
+        (Node(4, 6), (Node(4, 5), Node(5, 6))),
+        (Node(8, 15), (Node(8, 12), Node(12, 15))),
+    ],
+)
+def test_node_splits_at_largest_power_of_two(node: Node, expected: tuple[Node, Node]) -> None:
+    assert children(node) == expected
+
+
+def test_leaf_has_no_children() -> None:
+    with pytest.raises(ValueError, match="microbatch 3 is a leaf"):
+        children(Node(3, 4))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(2, 2), (3, 1), (-1, 4)])
+def test_node_without_leaves_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match="a node must have leaves"):
+        Node(start, stop)
+
+
+@given(st.integers(1, 70), st.data())
+def test_path_leads_from_root_through_children_to_leaf(
+    microbatches: int, data: st.DataObject
+) -> None:
+    leaf = data.draw(st.integers(0, microbatches - 1))
+
+    path = path_to(leaf, microbatches)
+
+    assert path[0] == root_of(microbatches)
+    assert path[-1] == Node(leaf, leaf + 1)
+    assert all(below in children(above) for above, below in itertools.pairwise(path))
+
+
+@pytest.mark.parametrize("leaf", [-1, 4])
+def test_path_to_a_leaf_outside_the_tree_is_refused(leaf: int) -> None:
+    with pytest.raises(ValueError, match="is not one of 4"):
+        path_to(leaf, 4)
+
+
+@pytest.mark.parametrize(
+    ("owned", "microbatches", "expected"),
+    [
+        ((), 6, ()),
+        ((0, 1, 2, 3, 4, 5), 6, (Node(0, 6),)),
+        ((0, 1, 2), 6, (Node(0, 2), Node(2, 3))),
+        ((1, 2, 3, 4), 6, (Node(1, 2), Node(2, 4), Node(4, 5))),
+        ((5, 4), 6, (Node(4, 6),)),
+        ((4,), 5, (Node(4, 5),)),
+    ],
+)
+def test_maximal_nodes_are_the_largest_owned_subtrees(
+    owned: tuple[int, ...], microbatches: int, expected: tuple[Node, ...]
+) -> None:
+    assert maximal_nodes(owned, microbatches) == expected
+
+
+def test_maximal_nodes_refuse_leaves_outside_the_tree() -> None:
+    with pytest.raises(ValueError, match="not all among 4"):
+        maximal_nodes((3, 4), 4)
+
+
+def test_plan_of_three_workers_and_six_microbatches() -> None:
+    world = world_of(3)
+
+    plan = plan_reduction(assign(6, world), world, 6)
+
+    assert plan.roots == (Root(Node(0, 2), 0), Root(Node(2, 4), 1), Root(Node(4, 6), 2))
+    assert plan.combines == ((0, 1), (0, 2))
+
+
+def test_plan_names_ranks_and_not_worker_ids() -> None:
+    world = World(3, (WorkerId(2), WorkerId(9)), 2)
+
+    plan = plan_reduction(assign(2, world), world, 2)
+
+    assert [root.rank for root in plan.roots] == [0, 1]
+
+
+@given(ownerships())
+def test_roots_of_a_rank_are_its_maximal_nodes(ownership: tuple[Assignment, World]) -> None:
+    assignment, world = ownership
+
+    plan = plan_reduction(assignment, world, assignment.microbatches)
+
+    for rank, worker in enumerate(world.workers):
+        mine = tuple(root.node for root in plan.roots if root.rank == rank)
+        assert mine == maximal_nodes(assignment.owned_by(worker), assignment.microbatches)
+
+
+@given(ownerships())
+def test_roots_cover_every_leaf_once_and_each_but_the_first_is_folded_once(
+    ownership: tuple[Assignment, World],
+) -> None:
+    assignment, world = ownership
+
+    plan = plan_reduction(assignment, world, assignment.microbatches)
+
+    leaves = [leaf for root in plan.roots for leaf in root.node.leaves]
+    assert leaves == list(range(assignment.microbatches))
+    assert sorted(right for _, right in plan.combines) == list(range(1, len(plan.roots)))
+    assert all(left < right for left, right in plan.combines)
+
+
+@given(ownerships(), st.integers(0, 2**32))
+def test_total_has_the_same_bits_whoever_owns_what(
+    ownership: tuple[Assignment, World], seed: int
+) -> None:
+    assignment, world = ownership
+    leaves = wide_leaves(assignment.microbatches, seed)
+
+    plan = plan_reduction(assignment, world, assignment.microbatches)
+
+    assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
+
+
+@given(st.integers(1, 33), st.integers(1, 9), st.integers(0, 2**32))
+def test_total_has_the_same_bits_for_every_world_size(
+    microbatches: int, workers: int, seed: int
+) -> None:
+    world = world_of(workers)
+    leaves = wide_leaves(microbatches, seed)
+
+    plan = plan_reduction(assign(microbatches, world), world, microbatches)
+
+    assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
+
+
+def test_order_of_additions_matters_for_the_vectors_of_these_tests() -> None:
+    """If any order gave the same bits, the tests above would prove nothing."""
+    leaves = wide_leaves(6, seed=1)
+
+    one_after_another = leaves[0].copy()
+    for leaf in leaves[1:]:
+        one_after_another += leaf
+
+    differing = one_after_another.view(np.uint32) != tree_sum(leaves).view(np.uint32)
+    assert differing.any()
+
+
+def test_plan_for_ten_thousand_ranks_is_complete() -> None:
+    world = world_of(10_000)
+
+    plan = plan_reduction(assign(25_000, world), world, 25_000)
+
+    assert {root.rank for root in plan.roots} == set(range(10_000))
+    assert len(plan.combines) == len(plan.roots) - 1
+
+
+def test_plan_with_an_owner_outside_the_world_is_refused() -> None:
+    assignment = assign(4, world_of(4))
+
+    with pytest.raises(ValueError, match=r"workers \[2, 3\] own microbatches.*adopt the orphans"):
+        plan_reduction(assignment, world_of(2), 4)
+
+
+def test_plan_for_another_number_of_microbatches_is_refused() -> None:
+    world = world_of(2)
+
+    with pytest.raises(ValueError, match="has 4 microbatches, expected 5"):
+        plan_reduction(assign(4, world), world, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "expected"),
+    [
+        (64, 2, ((0, 32), (32, 64))),
+        (100, 3, ((0, 32), (32, 64), (64, 100))),
+        (5, 3, ((0, 0), (0, 0), (0, 5))),
+        (0, 2, ((0, 0), (0, 0))),
+    ],
+)
+def test_slices_are_cut_at_cache_lines(
+    size: int, ranks: int, expected: tuple[tuple[int, int], ...]
+) -> None:
+    assert slice_bounds(size, ranks) == expected
+
+
+@given(st.integers(0, 10_000), st.integers(1, 70), st.integers(1, 64))
+def test_slices_join_to_the_whole_and_are_even(size: int, ranks: int, align: int) -> None:
+    bounds = slice_bounds(size, ranks, align)
+
+    assert len(bounds) == ranks
+    assert (bounds[0][0], bounds[-1][1]) == (0, size)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
+    assert all(start % align == 0 for start, stop in bounds if start < stop)
+    blocks = [-(-(stop - start) // align) for start, stop in bounds]
+    assert max(blocks) - min(blocks) <= 1
+
+
+@pytest.mark.parametrize(("size", "ranks", "align"), [(-1, 2, 16), (8, 0, 16), (8, 2, 0)])
+def test_slices_that_cannot_be_cut_are_refused(size: int, ranks: int, align: int) -> None:
+    with pytest.raises(ValueError, match="cannot cut"):
+        slice_bounds(size, ranks, align)
+
+
+def allocate() -> FloatVector:
+    return np.full(SIZE, np.nan, dtype=np.float32)
+
+
+def counting(allocations: list[int]) -> Callable[[], FloatVector]:
+    def allocate_and_count() -> FloatVector:
+        allocations[0] += 1
+        return allocate()
+
+    return allocate_and_count
+
+
+def ones(value: float = 1.0) -> FloatVector:
+    return np.full(SIZE, value, dtype=np.float32)
+
+
+class Cluster:
+    """Workers that compute leaves into partial sums, die, and adopt each other's work."""
+
+    def __init__(self, leaves: list[FloatVector], workers: int) -> None:
+        self.leaves = leaves
+        self.world = World(0, tuple(map(WorkerId, range(workers))), workers)
+        self.assignment = assign(len(leaves), self.world)
+        self.sums = {worker: PartialSums(len(leaves), allocate) for worker in self.world.workers}
+        self.computed: list[tuple[WorkerId, int]] = []
+
+    def missing(self, worker: WorkerId) -> tuple[int, ...]:
+        return self.sums[worker].missing(self.assignment.owned_by(worker))
+
+    def compute(self, worker: WorkerId, leaf: int) -> None:
+        buffer = self.sums[worker].buffer()
+        buffer[:] = self.leaves[leaf]
+        self.sums[worker].add_leaf(leaf, buffer)
+        self.computed.append((worker, leaf))
+
+    def lose(self, victims: set[WorkerId]) -> None:
+        self.world = self.world.shrunk_to(set(self.world.workers) - victims)
+        self.assignment = adopt(self.assignment, self.world)
+
+    def total(self) -> FloatVector:
+        plan = plan_reduction(self.assignment, self.world, len(self.leaves))
+        sums: list[FloatVector] = [
+            self.sums[self.world.workers[root.rank]].take([root.node])[0].copy()
+            for root in plan.roots
+        ]
+        for left, right in plan.combines:
+            sums[left] += sums[right]
+        return sums[0]
+
+
+@given(st.data())
+def test_total_has_the_same_bits_after_any_history_of_kills_and_adoptions(
+    data: st.DataObject,
+) -> None:
+    leaves = wide_leaves(data.draw(st.integers(1, 24)), data.draw(st.integers(0, 2**32)), SIZE)
+    cluster = Cluster(leaves, data.draw(st.integers(1, 6)))
+
+    while cluster.world.size > 1 and data.draw(st.booleans()):
+        for worker in cluster.world.workers:
+            todo = data.draw(st.permutations(cluster.missing(worker)))
+            for leaf in todo[: data.draw(st.integers(0, len(todo)))]:
+                cluster.compute(worker, leaf)
+        members = cluster.world.workers
+        cluster.lose(
+            data.draw(st.sets(st.sampled_from(members), min_size=1, max_size=len(members) - 1))
+        )
+    for worker in cluster.world.workers:
+        for leaf in data.draw(st.permutations(cluster.missing(worker))):
+            cluster.compute(worker, leaf)
+
+    assert cluster.total().tobytes() == tree_sum(leaves).tobytes()
+    assert len(cluster.computed) == len(set(cluster.computed)), "a survivor computed a leaf twice"
+
+
+def test_survivor_computes_only_what_it_adopts() -> None:
+    cluster = Cluster(wide_leaves(6, seed=3, size=SIZE), workers=3)
+    for worker in cluster.world.workers:
+        for leaf in cluster.missing(worker):
+            cluster.compute(worker, leaf)
+
+    cluster.lose({WorkerId(1)})
+
+    assert cluster.missing(WorkerId(0)) == (2,)
+    assert cluster.missing(WorkerId(2)) == (3,)
+
+
+def test_take_lends_the_same_sums_again_for_another_attempt() -> None:
+    sums = PartialSums(2, allocate)
+    sums.add_leaf(0, ones())
+    sums.add_leaf(1, ones(2))
+
+    first = sums.take([Node(0, 2)])
+    second = sums.take([Node(0, 2)])
+
+    assert first[0] is second[0]
+    assert (second[0] == 3).all()
+
+
+def test_take_of_an_incomplete_node_says_what_is_held() -> None:
+    sums = PartialSums(4, allocate)
+    sums.add_leaf(0, ones())
+
+    with pytest.raises(LeafMissing, match=r"node \[0, 2\) is not summed yet \(held: \[0, 1\)\)"):
+        sums.take([Node(0, 2)])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_parent_reuses_the_buffer_of_its_left_child(order: tuple[int, int]) -> None:
+    sums = PartialSums(2, allocate)
+    vectors = ones(), ones(2)
+
+    for leaf in order:
+        sums.add_leaf(leaf, vectors[leaf])
+
+    assert sums.take([Node(0, 2)])[0] is vectors[0]
+    assert (vectors[1] == 2).all()
+
+
+@pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])
+def test_leaves_in_order_need_about_one_vector_for_each_level(order: range) -> None:
+    allocations = [0]
+    sums = PartialSums(64, counting(allocations))
+
+    for leaf in order:
+        sums.add_leaf(leaf, sums.buffer())
+
+    assert allocations[0] <= 7  # 64 leaves are six levels, and one vector is being filled
+
+
+def test_later_steps_allocate_nothing() -> None:
+    allocations = [0]
+    sums = PartialSums(8, counting(allocations))
+    for _ in range(3):
+        sums.clear()
+        after_first_step = allocations[0]
+        for leaf in range(8):
+            sums.add_leaf(leaf, sums.buffer())
+
+    assert allocations[0] == after_first_step
+
+
+def test_vectors_of_a_caller_that_takes_none_back_are_not_hoarded() -> None:
+    allocations = [0]
+    sums = PartialSums(8, counting(allocations))
+    for leaf in range(8):
+        sums.add_leaf(leaf, ones())
+    sums.clear()
+
+    sums.buffer()
+
+    assert allocations[0] == 1
+
+
+@pytest.mark.parametrize("read_only", [{0}, {1}, {0, 1}])
+def test_read_only_leaves_are_summed_without_being_written(read_only: set[int]) -> None:
+    """Views of tensors are read-only; their memory belongs to the tensor."""
+    vectors = [ones(1), ones(2)]
+    for index in read_only:
+        vectors[index].flags.writeable = False
+    sums = PartialSums(2, allocate)
+
+    for index, vector in enumerate(vectors):
+        sums.add_leaf(index, vector)
+
+    assert (sums.take([Node(0, 2)])[0] == 3).all()
+    assert all((vectors[index] == index + 1).all() for index in read_only)
+
+
+def test_sum_that_overflows_is_left_to_the_vote() -> None:
+    """A step that is not finite is refused by the vote of all, not by one worker's warning."""
+    sums = PartialSums(3, allocate)
+
+    for leaf, value in enumerate((3e38, 3e38, -np.inf)):
+        sums.add_leaf(leaf, ones(value))
+
+    assert np.isnan(sums.take([Node(0, 3)])[0]).all()
+
+
+def test_node_beyond_the_owned_leaves_is_missing() -> None:
+    """A worker that gave microbatches away cannot use a sum that contains them."""
+    sums = PartialSums(4, allocate)
+    sums.add_leaf(0, ones())
+    sums.add_leaf(1, ones())
+
+    assert sums.missing((0, 1, 2)) == (2,)
+    assert sums.missing((0,)) == (0,)
+
+
+def test_leaf_computed_again_replaces_the_sum_above_it() -> None:
+    sums = PartialSums(4, allocate)
+    for leaf in range(4):
+        sums.add_leaf(leaf, ones())
+
+    sums.add_leaf(0, ones())
+
+    assert sums.nodes == (Node(0, 1),)
+    assert sums.missing(range(4)) == (1, 2, 3)
+
+
+def test_leaf_added_twice_is_refused_and_changes_nothing() -> None:
+    sums = PartialSums(4, allocate)
+    sums.add_leaf(0, ones())
+
+    with pytest.raises(ValueError, match="microbatch 0 was added already"):
+        sums.add_leaf(0, ones(2))
+
+    assert (sums.take([Node(0, 1)])[0] == 1).all()
+
+
+def test_leaf_in_the_buffer_of_a_held_sum_is_refused() -> None:
+    sums = PartialSums(4, allocate)
+    vector = ones()
+    sums.add_leaf(0, vector)
+
+    with pytest.raises(ValueError, match=r"shares memory with node \[0, 1\)"):
+        sums.add_leaf(1, vector)
+
+    assert sums.nodes == (Node(0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (np.zeros(SIZE, dtype=np.float64), "flat float32 vector, got float64"),
+        (np.zeros((SIZE, 1), dtype=np.float32), "flat float32 vector"),
+        (np.zeros(SIZE + 1, dtype=np.float32), f"has {SIZE + 1} elements"),
+    ],
+)
+def test_vector_that_cannot_be_added_is_refused(vector: FloatVector, message: str) -> None:
+    sums = PartialSums(4, allocate)
+    sums.add_leaf(0, ones())
+
+    with pytest.raises(ValueError, match=message):
+        sums.add_leaf(1, vector)
+
+    assert sums.nodes == (Node(0, 1),)
+
+
+@pytest.mark.parametrize("leaf", [-1, 4])
+def test_leaf_outside_the_tree_is_refused(leaf: int) -> None:
+    with pytest.raises(ValueError, match="is not one of 4"):
+        PartialSums(4, allocate).add_leaf(leaf, ones())
+
+
+def test_sums_of_no_microbatches_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        PartialSums(0, allocate)
+
+
+def nodes_of(microbatches: int) -> list[Node]:
+    """Return all nodes of a tree, parents before their children."""
+    found = [root_of(microbatches)]
+    for node in found:
+        if not node.is_leaf:
+            found += children(node)
+    return found
+
+
+@given(COUNTS)
+def test_tree_has_one_node_fewer_above_its_leaves_than_leaves(microbatches: int) -> None:
+    nodes = nodes_of(microbatches)
+
+    assert len(nodes) == 2 * microbatches - 1
+    assert sorted(node.start for node in nodes if node.is_leaf) == list(range(microbatches))
+
+
+@given(COUNTS)
+def test_left_child_is_complete_and_no_smaller_than_the_right(microbatches: int) -> None:
+    for node in nodes_of(microbatches):
+        if not node.is_leaf:
+            left, right = children(node)
+            assert (left.start, left.stop, right.stop) == (node.start, right.start, node.stop)
+            assert len(left.leaves) & (len(left.leaves) - 1) == 0
+            assert len(left.leaves) >= len(right.leaves)
+
+
+@given(COUNTS)
+def test_no_leaf_is_deeper_than_the_logarithm(microbatches: int) -> None:
+    deepest = max(len(path_to(leaf, microbatches)) for leaf in range(microbatches))
+
+    assert deepest == (microbatches - 1).bit_length() + 1
+
+
+@given(OWNED)
+def test_maximal_nodes_are_of_the_tree_disjoint_and_without_siblings(
+    ownership: tuple[int, set[int]],
+) -> None:
+    microbatches, owned = ownership
+    tree = set(nodes_of(microbatches))
+
+    found = maximal_nodes(owned, microbatches)
+
+    assert set(found) <= tree
+    assert list(itertools.chain(*(node.leaves for node in found))) == sorted(owned)
+    parents = [node for node in tree if not node.is_leaf]
+    assert not any(set(children(parent)) <= set(found) for parent in parents)
+
+
+@given(OWNED)
+def test_run_of_neighbours_folds_into_few_subtrees(ownership: tuple[int, set[int]]) -> None:
+    """At most two on each level, which is why an assignment gives runs."""
+    microbatches, owned = ownership
+    first, last = min(owned, default=0), max(owned, default=0)
+
+    found = maximal_nodes(range(first, last + 1), microbatches)
+
+    assert len(found) <= 2 * max(1, (microbatches - 1).bit_length())
+
+
+@pytest.mark.parametrize(
+    ("node", "text"), [(Node(0, 1), "[0, 1)"), (Node(4, 7), "[4, 7)")], ids=["leaf", "inner"]
+)
+def test_node_is_written_as_its_leaves(node: Node, text: str) -> None:
+    assert str(node) == text
+
+
+def leaf(index: int) -> FloatVector:
+    """Return a vector whose sums round: their bits tell in which order they were added."""
+    return np.random.default_rng(index).normal(size=5).astype(np.float32) * np.float32(10**index)
+
+
+def direct(node: Node) -> FloatVector:
+    """Return the sum of a node by the rule alone."""
+    if node.is_leaf:
+        return leaf(node.start % 7)
+    left, right = children(node)
+    return np.add(direct(left), direct(right))
+
+
+def sums_of(microbatches: int, order: list[int]) -> PartialSums:
+    sums = PartialSums(microbatches, lambda: np.empty(5, np.float32))
+    for index in order:
+        vector = sums.buffer()
+        vector[:] = leaf(index % 7)
+        sums.add_leaf(index, vector)
+    return sums
+
+
+@given(OWNED, st.randoms(use_true_random=False))
+def test_sums_are_those_of_the_rule_in_whatever_order_leaves_come(
+    ownership: tuple[int, set[int]],
+    random,  # type: ignore[no-untyped-def]  # noqa: ANN001
+) -> None:
+    microbatches, owned = ownership
+    order = sorted(owned)
+    random.shuffle(order)
+
+    sums = sums_of(microbatches, order)
+
+    nodes = maximal_nodes(owned, microbatches)
+    assert sums.nodes == nodes
+    for node, vector in zip(nodes, sums.take(nodes), strict=True):
+        assert vector.tobytes() == direct(node).tobytes()
+
+
+@given(OWNED, st.data())
+def test_missing_is_what_was_never_added(
+    ownership: tuple[int, set[int]], data: st.DataObject
+) -> None:
+    microbatches, owned = ownership
+    added = data.draw(st.sets(st.sampled_from(sorted(owned)))) if owned else set()
+
+    sums = sums_of(microbatches, sorted(added))
+
+    assert sums.missing(owned) == tuple(sorted(owned - added))
+    assert sums.missing(()) == ()
+
+
+@given(OWNED)
+def test_cleared_sums_hold_nothing_and_begin_anew(ownership: tuple[int, set[int]]) -> None:
+    microbatches, owned = ownership
+    sums = sums_of(microbatches, sorted(owned))
+
+    sums.clear()
+
+    assert sums.nodes == ()
+    assert sums.missing(owned) == tuple(sorted(owned))
+    with pytest.raises(LeafMissing, match="held: nothing"):
+        sums.take([root_of(microbatches)])

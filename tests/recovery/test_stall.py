@@ -1,0 +1,354 @@
+"""Who keeps whom waiting, and scripts that have gone apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.recovery.stall import (
+    LEAST_LIMIT_S,
+    LaggardDetector,
+    Pace,
+    ScriptView,
+    StallDetector,
+    Standing,
+    Turn,
+    find_apart,
+)
+from holdfast.recovery.world import WorkerId
+
+LIMIT_S = 8.0
+
+NEVER_MEASURED, MEASURED = 1, 2
+
+LOOKS = st.lists(
+    st.tuples(
+        st.floats(0.0, 50.0),
+        st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=3),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+ENDED, GOING = True, False
+
+
+def turns(**of: tuple[int, bool]) -> Mapping[WorkerId, Turn]:
+    return {WorkerId(int(name[1:])): Turn(*turn) for name, turn in of.items()}
+
+
+def after(seconds: int, views: Mapping[WorkerId, Turn]) -> StallDetector:
+    """Look every second for ``seconds``, at the same turns."""
+    detector = StallDetector(LIMIT_S)
+    for now in range(seconds + 1):
+        detector = detector.observe(views, float(now))
+    return detector
+
+
+def test_workers_that_all_wait_stall_after_the_limit_and_not_before() -> None:
+    waiting = turns(w0=(7, True), w1=(7, True))
+
+    assert not after(8, waiting).is_stalled
+    assert after(9, waiting).is_stalled
+
+
+def test_workers_may_wait_for_one_that_computes_as_long_as_it_takes() -> None:
+    assert not after(10_000, turns(w0=(7, True), w1=(6, False))).is_stalled
+
+
+def test_launch_without_workers_does_not_stall() -> None:
+    assert not after(10_000, {}).is_stalled
+
+
+def test_one_new_turn_is_progress_for_all() -> None:
+    detector = after(8, turns(w0=(7, True), w1=(7, True)))
+
+    detector = detector.observe(turns(w0=(8, True), w1=(7, True)), 9.0)
+
+    assert detector.standing_s == 0.0
+
+
+def test_death_is_progress_for_the_survivors() -> None:
+    detector = after(8, turns(w0=(7, True), w1=(7, True)))
+
+    detector = detector.observe(turns(w0=(7, True)), 9.0)
+
+    assert detector.standing_s == 0.0
+
+
+def test_observer_that_was_away_accuses_nobody() -> None:
+    waiting = turns(w0=(7, True), w1=(7, True))
+    detector = after(1, waiting)
+
+    detector = detector.observe(waiting, 1e6)
+
+    assert not detector.is_stalled
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 3)), min_size=2, max_size=40))
+def test_time_standing_never_exceeds_the_time_since_the_last_turn(
+    looks: list[tuple[float, int]],
+) -> None:
+    detector, now, changed_at, last = StallDetector(LIMIT_S), 0.0, 0.0, -1
+    for pause_s, number in looks:
+        now += pause_s
+        if number != last:
+            changed_at, last = now, number
+        detector = detector.observe(turns(w0=(number, True)), now)
+
+        assert detector.standing_s <= now - changed_at
+
+
+def test_workers_that_all_wait_for_are_known_when_it_takes_unusually_long() -> None:
+    standing = Standing()
+    for second in range(7):
+        standing = standing.observe(turns(w0=(7, True), w1=(6, False), w2=(7, True)), float(second))
+
+    assert standing.seconds == 6.0
+    assert standing.workers(usual_s=1.0) == (1,)
+    assert standing.workers(usual_s=2.1) == ()
+    assert standing.observe(turns(w0=(8, False), w1=(7, False)), 7.0).workers(0.0) == ()
+
+
+def paces(
+    *turns: tuple[int, bool], step: int = 7, commits: int = MEASURED, is_training: bool = True
+) -> dict[WorkerId, Pace]:
+    """Return the paces of workers 0, 1 and so on, of which each is at one of ``turns``."""
+    return {
+        WorkerId(n): Pace(Turn(*turn), step, commits, is_training) for n, turn in enumerate(turns)
+    }
+
+
+ONE_COMPUTES = paces((8, False), (9, True), (9, True))
+ALL_COMPUTE = paces((8, False), (8, False))
+ALL_WAIT = paces((9, True), (9, True))
+
+
+def after_looks(
+    detector: LaggardDetector, seconds: float, views: Mapping[WorkerId, Pace]
+) -> LaggardDetector:
+    """Return the detector after_looks looks at the same paces, twice a second."""
+    now = detector.looked_at or 0.0
+    for _ in range(round(seconds * 2) + 1):
+        detector = detector.observe(views, now)
+        now += 0.5
+    return detector
+
+
+def pieces(detector: LaggardDetector, seconds: Sequence[float], **terms: int) -> LaggardDetector:
+    """Return the detector after_looks pieces of work that have taken so long."""
+    for number, duration in enumerate(seconds):
+        detector = after_looks(
+            detector, duration, paces((2 * number, False), (2 * number, True), **terms)
+        )
+        detector = after_looks(
+            detector, 0.5, paces((2 * number + 1, True), (2 * number, True), **terms)
+        )
+    return detector
+
+
+def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole() -> None:
+    detector = LaggardDetector(timeout_s=8.0)
+
+    half = after_looks(detector, 4.5, ONE_COMPUTES).standstill
+    whole = after_looks(detector, 8.5, ONE_COMPUTES).standstill
+
+    assert half is not None
+    assert (half.is_over_half, half.is_over) == (True, False)
+    assert whole is not None
+    assert (whole.workers, whole.is_over, whole.step) == ((0,), True, 7)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        paces((8, False), (9, True), is_training=False),
+        ALL_WAIT,
+        {},
+    ],
+    ids=["in the script", "all wait", "no worker"],
+)
+def test_nobody_is_accused(views: Mapping[WorkerId, Pace]) -> None:
+    assert after_looks(LaggardDetector(timeout_s=8.0), 10_000.0, views).standstill is None
+
+
+def test_workers_that_all_compute_are_told_of_and_never_fenced() -> None:
+    standstill = after_looks(LaggardDetector(timeout_s=8.0), 10_000.0, ALL_COMPUTE).standstill
+
+    assert standstill is not None
+    assert standstill.is_over_half
+    assert not standstill.is_over
+
+
+def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
+    detector = after_looks(LaggardDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
+    assert detector.standstill is not None
+    detector = detector.fenced(detector.standstill)
+
+    alone, elsewhere = (
+        after_looks(detector, 9.0, {WorkerId(1): Pace(Turn(20, False), step, MEASURED)})
+        for step in (7, 8)
+    )
+    relaunched = after_looks(detector.next_launch(8.0), 9.0, paces((3, False)))
+
+    assert [d.standstill is not None and d.standstill.is_over for d in (alone, elsewhere)] == [
+        True,
+        False,
+    ]
+    assert alone.standstill is not None
+    assert (alone.standstill.is_awaited, alone.standstill.is_repeated) == (False, True)
+    assert relaunched.standstill is not None
+    assert relaunched.standstill.is_over
+
+
+def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
+    """The user's limit is for waiting, and may be shorter than a piece of work."""
+    detector = pieces(LaggardDetector(timeout_s=8.0), [20.0, 20.0])
+    detector = after_looks(detector, 9.0, ONE_COMPUTES)
+    assert detector.standstill is not None
+    detector = detector.fenced(detector.standstill)
+
+    usual, unusual = (
+        after_looks(detector, seconds, ALL_COMPUTE).standstill for seconds in (40.0, 300.0)
+    )
+
+    assert usual is not None
+    assert not usual.is_over
+    assert unusual is not None
+    assert unusual.is_over
+
+
+def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> None:
+    detector = after_looks(
+        LaggardDetector(), 1e5, paces((1, False), (2, True), commits=NEVER_MEASURED)
+    )
+
+    assert detector.limit_s is None
+    assert detector.standstill is None
+
+
+def test_users_limit_does_not_hold_while_models_are_compiled() -> None:
+    compiling = paces((1, False), (2, True), commits=NEVER_MEASURED)
+
+    assert after_looks(LaggardDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
+    assert after_looks(LaggardDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
+
+
+def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
+    short = pieces(LaggardDetector(), [1.0, 2.0])
+    long = pieces(short, [30.0])
+
+    assert short.limit_s == LEAST_LIMIT_S
+    assert long.limit_s is not None
+    assert 50 * 29.0 <= long.limit_s <= 50 * 32.0
+
+
+def test_compiling_counts_for_less_than_training() -> None:
+    detector = pieces(LaggardDetector(), [100.0], commits=NEVER_MEASURED)
+    detector = pieces(detector, [1.0], commits=MEASURED)
+
+    assert detector.limit_s is not None
+    assert 10 * 99.0 <= detector.limit_s <= 10 * 102.0
+
+
+def test_next_launch_knows_what_the_one_before_has_measured() -> None:
+    detector = pieces(LaggardDetector(), [1.0, 30.0]).next_launch(None)
+
+    assert detector.limit_s is not None
+    assert detector.limit_s > LEAST_LIMIT_S
+    assert detector.standing_s == 0.0
+
+
+def test_one_that_comes_on_is_forgiven() -> None:
+    detector = after_looks(LaggardDetector(timeout_s=8.0), 7.0, ONE_COMPUTES)
+
+    detector = after_looks(detector, 0.0, paces((9, True), (9, True), (9, True)))
+
+    assert detector.standing_s == 0.0
+
+
+def test_observer_that_was_away_fences_nobody() -> None:
+    detector = after_looks(LaggardDetector(timeout_s=8.0), 1.0, ONE_COMPUTES)
+
+    detector = detector.observe(ONE_COMPUTES, 1e6)
+
+    assert detector.standstill is not None
+    assert not detector.standstill.is_over
+
+
+@given(LOOKS, st.none() | st.floats(1.0, 20.0))
+def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit_are_fenced(
+    looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None
+) -> None:
+    detector, now, changed_at = LaggardDetector(timeout_s), 0.0, 0.0
+    last: Mapping[WorkerId, Pace] = {}
+    for pause_s, turns, commits in looks:
+        now += pause_s
+        views = paces(*turns, commits=commits)
+        changed_at, last = (changed_at if views == last else now), views
+        detector = detector.observe(views, now)
+        standstill = detector.standstill
+
+        if standstill is not None and standstill.is_over:
+            assert all(not views[worker].turn.waits_for_peers for worker in standstill.workers)
+            assert any(pace.turn.waits_for_peers for pace in views.values())
+            assert now - changed_at > (timeout_s or LEAST_LIMIT_S)
+
+
+def scripts(*ways: tuple[int, bool]) -> list[ScriptView]:
+    return [ScriptView(WorkerId(number), *way) for number, way in enumerate(ways)]
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        [],
+        [(0, GOING)],
+        [(3, ENDED)],
+        [(3, ENDED), (3, ENDED)],
+        [(3, ENDED), (3, GOING)],
+        [(0, ENDED), (0, GOING)],
+        [(1, GOING), (4, GOING)],
+        [(1, GOING), (4, ENDED)],
+        [(1, GOING), (4, ENDED), (4, GOING)],
+    ],
+)
+def test_worker_that_may_still_come_is_waited_for(ways: list[tuple[int, bool]]) -> None:
+    assert find_apart(scripts(*ways)) is None
+
+
+@pytest.mark.parametrize(
+    ("ways", "ended", "ahead"),
+    [
+        ([(3, ENDED), (4, GOING)], 0, 1),
+        ([(4, GOING), (3, ENDED)], 1, 0),
+        ([(4, ENDED), (3, ENDED)], 1, 0),
+        ([(0, ENDED), (1, GOING), (1, GOING)], 0, 1),
+        ([(2, ENDED), (3, GOING), (1, ENDED), (4, GOING)], 2, 3),
+        ([(1, GOING), (2, ENDED), (3, GOING)], 1, 2),
+    ],
+)
+def test_script_that_has_ended_before_another_one_trains_again_is_named(
+    ways: list[tuple[int, bool]], ended: int, ahead: int
+) -> None:
+    for order in itertools.permutations(scripts(*ways)):
+        apart = find_apart(order)
+
+        assert apart is not None
+        assert (apart.ended.worker, apart.ahead.worker) == (ended, ahead)
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"), [(0, "no training"), (1, "1 training"), (3, "3 trainings")]
+)
+def test_message_has_both_workers_and_both_numbers(begun: int, words: str) -> None:
+    apart = find_apart(scripts((begun + 2, GOING), (begun, ENDED)))
+
+    assert apart is not None
+    assert apart.message.startswith(
+        f"worker 1 ended its script after {words}, but worker 0 began training {begun + 2}, "
+    )

@@ -1,0 +1,384 @@
+"""The next work of a worker, and what votes, effects and digests decide."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.recovery.errors import IllegalTransition
+from holdfast.recovery.step import (
+    OVER,
+    REFUSAL,
+    SAVE_BITS,
+    TRANSITIONS,
+    Bit,
+    Decision,
+    DigestComparison,
+    Effects,
+    SavePhase,
+    StepEvent,
+    StepState,
+    Wishes,
+    after_vote,
+    ballot,
+    compare_digests,
+    decide,
+    next_state,
+    outcome,
+)
+
+TRANSCRIPTS = {
+    "a step that nothing disturbs": (
+        ["FORMED", "CAUGHT_UP", "COMPUTED", "REDUCED", "AGREED", "APPLIED"],
+        ["CATCHING_UP", "COMPUTING", "REDUCING", "VOTING", "APPLYING", "COMPUTING"],
+    ),
+    "a peer dies during the exchange: vote no, repair, redo": (
+        ["FORMED", "CAUGHT_UP", "COMPUTED", "BROKEN", "BROKEN", "FORMED", "CAUGHT_UP", "COMPUTED"],
+        [
+            *("CATCHING_UP", "COMPUTING", "REDUCING", "REFUSING", "REPAIRING"),
+            *("CATCHING_UP", "COMPUTING", "REDUCING"),
+        ],
+    ),
+    "a pipeline's batch is shared before a step": (
+        ["FORMED", "CAUGHT_UP", "LACKING", "GATHERED", "COMPUTED", "REDUCED"],
+        ["CATCHING_UP", "COMPUTING", "GATHERING", "COMPUTING", "REDUCING", "VOTING"],
+    ),
+    "the reader of a pipeline dies: peers that have the batch wait for a vote": (
+        ["FORMED", "CAUGHT_UP", "LACKING", "BROKEN", "BROKEN", "FORMED"],
+        ["CATCHING_UP", "COMPUTING", "GATHERING", "REFUSING", "REPAIRING", "CATCHING_UP"],
+    ),
+    "a peer dies before anybody has a world": (
+        ["BROKEN", "BROKEN", "FORMED"],
+        ["REPAIRING", "REPAIRING", "CATCHING_UP"],
+    ),
+    "a peer dies while the state is handed round": (
+        ["FORMED", "BROKEN", "FORMED", "CAUGHT_UP"],
+        ["CATCHING_UP", "REPAIRING", "CATCHING_UP", "COMPUTING"],
+    ),
+    "the job is complete already": (
+        ["FORMED", "EXHAUSTED", "SETTLED"],
+        ["CATCHING_UP", "FINISHING", "DONE"],
+    ),
+    "a peer dies while the last checkpoint is written": (
+        ["FORMED", "EXHAUSTED", "PENDING", "BROKEN", "FORMED", "EXHAUSTED", "SETTLED"],
+        [
+            *("CATCHING_UP", "FINISHING", "FINISHING", "REPAIRING"),
+            *("CATCHING_UP", "FINISHING", "DONE"),
+        ],
+    ),
+    "repair is hopeless": (
+        ["FORMED", "CAUGHT_UP", "COMPUTED", "REDUCED", "BROKEN", "HOPELESS"],
+        ["CATCHING_UP", "COMPUTING", "REDUCING", "VOTING", "REPAIRING", "LOST"],
+    ),
+}
+LEGAL = sorted(TRANSITIONS, key=str)
+
+
+_SAVE = st.lists(st.sampled_from(list(SAVE_BITS)), unique=True).map(
+    lambda bits: functools.reduce(operator.or_, bits, Bit(0))
+)
+_WISHES = st.builds(Wishes, save=st.booleans(), stop=st.booleans(), drain=st.booleans())
+_VOTES = st.tuples(st.booleans(), _WISHES, _SAVE)
+
+WELL = Bit.INTACT | Bit.SETTLED
+PENDING = Bit.INTACT
+
+FLAGS = st.integers(0, 63)
+
+PHASES = st.sampled_from(SavePhase)
+
+BITS = st.integers(0, 63).map(Bit)
+
+QUIET = Effects(wants_stop=False, notes=b"n", state=b"s")
+STOP = Effects(wants_stop=True, notes=b"n", state=b"s")
+OTHER_NOTES = Effects(wants_stop=False, notes=b"m", state=b"s")
+OTHER_STATE = Effects(wants_stop=False, notes=b"n", state=b"t")
+
+
+@pytest.mark.parametrize(("events", "states"), TRANSCRIPTS.values(), ids=TRANSCRIPTS.keys())
+def test_transcript(events: list[str], states: list[str]) -> None:
+    state = StepState.JOINING
+    seen = []
+
+    for event in events:
+        state = next_state(state, StepEvent[event])
+        seen.append(state.name)
+
+    assert seen == states
+
+
+def test_every_state_is_reachable() -> None:
+    reached = {StepState.JOINING}
+    while fresh := {TRANSITIONS[pair] for pair in LEGAL if pair[0] in reached} - reached:
+        reached |= fresh
+
+    assert reached == set(StepState)
+
+
+@pytest.mark.parametrize("state", [state for state in StepState if state not in OVER])
+def test_every_state_has_a_way_to_the_end(state: StepState) -> None:
+    reached = {state}
+    while fresh := {TRANSITIONS[pair] for pair in LEGAL if pair[0] in reached} - reached:
+        reached |= fresh
+
+    assert StepState.DONE in reached
+    assert StepState.LOST in reached
+
+
+@pytest.mark.parametrize("state", sorted(OVER, key=str))
+def test_nothing_follows_the_end(state: StepState) -> None:
+    assert not [pair for pair in LEGAL if pair[0] is state]
+
+
+def test_every_event_is_of_use() -> None:
+    assert {event for _, event in TRANSITIONS} == set(StepEvent)
+
+
+@given(st.lists(st.sampled_from(StepEvent), max_size=60))
+def test_nothing_is_applied_without_a_vote_of_everyone(events: list[StepEvent]) -> None:
+    """For all events in all orders, APPLYING follows only an AGREED."""
+    state = StepState.JOINING
+    for event in events:
+        try:
+            following = next_state(state, event)
+        except IllegalTransition:
+            continue
+        if following is StepState.APPLYING:
+            assert (state, event) == (StepState.VOTING, StepEvent.AGREED)
+        if state is StepState.REFUSING:
+            assert following is StepState.REPAIRING
+        state = following
+
+
+@given(st.lists(st.sampled_from(StepEvent), max_size=60))
+def test_a_world_is_formed_before_anything_is_computed_again(events: list[StepEvent]) -> None:
+    state, is_formed = StepState.JOINING, False
+    for event in events:
+        try:
+            state = next_state(state, event)
+        except IllegalTransition:
+            continue
+        is_formed = (is_formed or event is StepEvent.FORMED) and state is not StepState.REPAIRING
+        if state in (StepState.COMPUTING, StepState.REDUCING, StepState.VOTING, StepState.DONE):
+            assert is_formed
+
+
+@given(st.lists(_VOTES, min_size=1, max_size=8))
+def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, Wishes, Bit]]) -> None:
+    flags = [ballot(is_finite=finite, wishes=wishes, save=bits) for finite, wishes, bits in votes]
+
+    agreed = outcome(functools.reduce(operator.and_, flags))
+
+    assert agreed.is_yes
+    assert agreed.is_finite is all(finite for finite, _, _ in votes)
+    assert agreed.is_save_wanted is any(wishes.save for _, wishes, _ in votes)
+    assert agreed.is_stop_wanted is any(wishes.stop for _, wishes, _ in votes)
+    assert agreed.is_drain_wanted is any(wishes.drain for _, wishes, _ in votes)
+    assert agreed.save == functools.reduce(operator.and_, (bits for _, _, bits in votes))
+
+
+@given(st.lists(_VOTES, max_size=8))
+def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
+    votes: list[tuple[bool, Wishes, Bit]],
+) -> None:
+    flags = [ballot(is_finite=f, wishes=w, save=b) for f, w, b in votes]
+
+    agreed = outcome(functools.reduce(operator.and_, flags, REFUSAL))
+
+    assert not agreed.is_yes
+    assert not agreed.is_finite
+    assert agreed.save == Bit(0)
+
+
+@pytest.mark.parametrize("bit", sorted(set(Bit) - set(SAVE_BITS)))
+def test_saving_cannot_set_bits_of_others(bit: Bit) -> None:
+    flags = ballot(is_finite=False, wishes=Wishes(True, True, True), save=bit)
+
+    assert flags == int(Bit.STEP_OK)
+
+
+@pytest.mark.parametrize(
+    ("phase", "agreed", "following"),
+    [
+        (SavePhase.WRITING, PENDING, SavePhase.WRITING),
+        (SavePhase.WRITING, Bit(0), SavePhase.WRITING),
+        (SavePhase.WRITING, WELL, SavePhase.COMMITTED),
+        (SavePhase.WRITING, Bit.SETTLED, SavePhase.FAILED),
+        (SavePhase.COMMITTED, Bit(0), SavePhase.COMMITTED),
+        (SavePhase.COMMITTED, Bit.SETTLED, SavePhase.COMMITTED),
+        (SavePhase.FAILED, WELL, SavePhase.FAILED),
+    ],
+)
+def test_phase_after_a_vote(phase: SavePhase, agreed: Bit, following: SavePhase) -> None:
+    assert after_vote(phase, agreed) is following
+
+
+@given(st.lists(st.lists(_SAVE, min_size=3, max_size=3), max_size=12))
+def test_all_survivors_are_in_the_same_phase_after_every_vote(votes: list[list[Bit]]) -> None:
+    """Each hears only what was agreed on, so each goes the same way, and is done at most once."""
+    phases = [SavePhase.WRITING] * 3
+
+    for bits in votes:
+        agreed = functools.reduce(operator.and_, bits)
+        was_committed = phases[0] is SavePhase.COMMITTED
+        phases = [after_vote(phase, agreed) for phase in phases]
+        assert len(set(phases)) == 1
+        assert not was_committed or phases[0] is SavePhase.COMMITTED
+
+
+@given(st.lists(st.lists(_SAVE, min_size=3, max_size=3), min_size=1, max_size=12))
+def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) -> None:
+    """Only then is its memory free on all of them, and all begin the next one together."""
+    phase = SavePhase.WRITING
+
+    for bits in votes:
+        before = phase
+        phase = after_vote(phase, functools.reduce(operator.and_, bits))
+        have_heard = all(Bit.SETTLED in mine for mine in bits)
+        assert phase is before or have_heard
+        assert before is not SavePhase.WRITING or (phase is not before) is have_heard
+
+
+@given(FLAGS)
+def test_bits_of_a_save_are_told_apart_from_those_of_the_step(flags: int) -> None:
+    assert outcome(flags).save == Bit(flags) & SAVE_BITS
+    assert not outcome(flags).save & (Bit.STEP_OK | Bit.FINITE)
+
+
+def test_bits_are_powers_of_two_without_a_gap_that_fit_the_int_of_agree() -> None:
+    assert 0 <= sum(Bit) < 2**31
+    assert sorted(bit.value for bit in Bit) == [2**place for place in range(len(Bit))]
+
+
+@given(PHASES, BITS)
+def test_vote_moves_a_save_only_where_it_waits_for_one(phase: SavePhase, agreed: Bit) -> None:
+    following = after_vote(phase, agreed)
+
+    is_moved = phase is SavePhase.WRITING and Bit.SETTLED in agreed
+    assert (following is not phase) is is_moved
+    if is_moved:
+        assert (following is SavePhase.FAILED) is (Bit.INTACT not in agreed)
+
+
+@given(BITS, BITS)
+def test_what_does_not_concern_a_save_does_not_move_it(agreed: Bit, others: Bit) -> None:
+    for phase in SavePhase:
+        mixed = agreed & SAVE_BITS | others & ~SAVE_BITS
+        assert after_vote(phase, mixed) is after_vote(phase, agreed)
+
+
+def test_only_death_leads_to_repair() -> None:
+    causes = {event for (_, event), to in TRANSITIONS.items() if to is StepState.REPAIRING}
+
+    assert causes == {StepEvent.BROKEN}
+
+
+def test_every_exchange_can_break_and_nothing_else_can() -> None:
+    """What a worker does alone ends well or kills the worker."""
+    breakable = {state for state, event in TRANSITIONS if event is StepEvent.BROKEN}
+
+    alone = {StepState.COMPUTING, StepState.APPLYING, *OVER}
+    assert breakable == set(StepState) - alone
+
+
+def test_repair_leads_back_to_work_through_catching_up_alone() -> None:
+    ways = {to for (state, _), to in TRANSITIONS.items() if state is StepState.REPAIRING}
+
+    assert ways == {StepState.REPAIRING, StepState.CATCHING_UP, StepState.LOST}
+
+
+@pytest.mark.parametrize("event", list(StepEvent))
+@pytest.mark.parametrize("state", list(StepState))
+def test_event_is_obeyed_or_refused_by_name(state: StepState, event: StepEvent) -> None:
+    if (state, event) in TRANSITIONS:
+        assert next_state(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition, match=f"{state.value} cannot see .*{event.value}"):
+            next_state(state, event)
+
+
+@pytest.mark.parametrize(
+    ("effects", "decision"),
+    [
+        ([QUIET], Decision(False, False, False)),
+        ([STOP], Decision(True, False, False)),
+        ([OTHER_STATE], Decision(False, False, False)),
+        ([QUIET, QUIET, QUIET], Decision(False, False, False)),
+        ([QUIET, STOP], Decision(True, False, False)),
+        ([STOP, QUIET, QUIET], Decision(True, False, False)),
+        ([QUIET, OTHER_NOTES], Decision(False, True, False)),
+        ([OTHER_NOTES, QUIET], Decision(False, True, False)),
+        ([QUIET, QUIET, OTHER_STATE], Decision(False, False, True)),
+        ([OTHER_NOTES, OTHER_STATE, STOP], Decision(True, True, True)),
+    ],
+)
+def test_one_decision_follows_from_all_effects(effects: list[Effects], decision: Decision) -> None:
+    assert decide(effects) == decision
+
+
+@pytest.mark.parametrize(
+    ("digests", "minority", "has_majority"),
+    [
+        ("a", (), True),
+        ("aa", (), True),
+        ("ab", (0, 1), False),
+        ("aab", (2,), True),
+        ("baa", (0,), True),
+        ("abc", (0, 1, 2), False),
+        ("aabb", (0, 1, 2, 3), False),
+        ("aabc", (0, 1, 2, 3), False),
+        ("abaca", (1, 3), True),
+    ],
+)
+def test_more_than_half_are_right(
+    digests: str,
+    minority: tuple[int, ...],
+    has_majority: bool,  # noqa: FBT001
+) -> None:
+    found = compare_digests([digest.encode() for digest in digests])
+
+    assert found == DigestComparison(minority, has_majority)
+    assert found.is_unanimous == (len(set(digests)) == 1)
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=9))
+def test_everyone_but_the_minority_agrees(digests: list[bytes]) -> None:
+    found = compare_digests(digests)
+
+    kept = [digest for rank, digest in enumerate(digests) if rank not in found.minority]
+    assert len(set(kept)) == (1 if found.has_majority else 0)
+    if found.has_majority:
+        assert 2 * len(kept) > len(digests)
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=9), st.data())
+def test_who_is_wrong_does_not_depend_on_the_order_of_ranks(
+    digests: list[bytes], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(digests))))
+
+    straight = compare_digests(digests)
+    shuffled = compare_digests([digests[rank] for rank in order])
+
+    assert shuffled.has_majority is straight.has_majority
+    assert {order[rank] for rank in shuffled.minority} == set(straight.minority)
+
+
+@given(st.binary(min_size=1), st.integers(1, 20))
+def test_equal_digests_are_unanimous(digest: bytes, count: int) -> None:
+    found = compare_digests([digest] * count)
+
+    assert found.is_unanimous
+    assert found.has_majority
+
+
+@given(st.integers(1, 10))
+def test_half_is_no_majority(half: int) -> None:
+    found = compare_digests([b"left"] * half + [b"right"] * half)
+
+    assert not found.has_majority
+    assert found.minority == tuple(range(2 * half))
