@@ -19,10 +19,11 @@ from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import Assignment, WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.exchange.memory import SharedVectors, Sum, map_peers
+from holdfast.runtime.exchange.memory import SharedVectors, Sum
 from holdfast.runtime.exchange.sums import BUCKET_FLOATS, Exchange
 
 SMALL_BUCKET_FLOATS = 4096
+
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
 """Some slices are empty; divisible by nothing; several buckets a slice, divisible by nothing."""
 
@@ -36,7 +37,7 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
-    for name in ("BUCKET_FLOATS", "MESSAGE_FLOATS"):
+    for name in ("BUCKET_FLOATS", "_MESSAGE_FLOATS"):
         patch.setattr(f"holdfast.runtime.exchange.sums.{name}", floats)
 
 
@@ -267,46 +268,3 @@ def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
         return seen
 
     assert run_world(1, program) == [[True, False] * 20]
-
-
-def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them agree on that, or one would wait for messages that no member sends."""
-    hosts = iter([b"here", b"here", b"there"])
-    monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: next(hosts))
-    check_meeting(shared=False)
-
-
-def test_workers_that_may_not_open_the_memory_of_one_share_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tickets = iter([False] * 3 + [True] * 100)
-    plain = SharedVectors.open
-
-    def sometimes(ticket: bytes) -> SharedVectors:
-        if not next(tickets):
-            return plain(ticket)
-        raise PermissionError(13, "not yours")
-
-    monkeypatch.setattr(SharedVectors, "open", sometimes)
-    check_meeting(shared=False)
-
-
-def test_workers_of_one_host_share_memory() -> None:
-    check_meeting(shared=True)
-
-
-def check_meeting(*, shared: bool) -> None:
-    world = World(1, tuple(map(WorkerId, range(3))), 3)
-
-    def program(communicator: FakeCommunicator) -> bool:
-        membership = Membership(WorkerId(communicator.rank), world, communicator, clock=lambda: 0.0)
-        mine = {work: SharedVectors.create(5, 2) for work in Work}
-        found = map_peers(membership, list(mine.values()))
-        communicator.leave()
-        for vectors in mine.values():
-            vectors.close()
-        assert len(found) == len(mine)
-        assert len({entry is None for entry in found}) == 1
-        return found[0] is not None
-
-    assert run_world(3, program) == [shared] * 3

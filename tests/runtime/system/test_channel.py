@@ -17,16 +17,7 @@ from holdfast.runtime.system.channel import (
     Listener,
     Message,
     connect,
-    pair,
 )
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
-    left, right = pair()
-    yield left, right
-    left.close()
-    right.close()
 
 
 @pytest.fixture

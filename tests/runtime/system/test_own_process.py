@@ -1,3 +1,5 @@
+"""What a process sets for itself and for what it starts."""
+
 from __future__ import annotations
 
 import os
@@ -10,12 +12,34 @@ import pytest
 
 from holdfast.runtime.system import own_process
 from holdfast.runtime.system.own_process import (
+    answer_of,
     die_with_parent,
     is_single_threaded,
     name_process,
+    program_command,
     thread_count,
     usable_cores,
 )
+
+STRAYS = """
+import os, subprocess
+from holdfast.runtime.system.own_process import adopt_orphans, reap_strays
+
+adopt_orphans()
+shell = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &"]  # in a session by then
+stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
+os.kill(stray, 9)
+own = subprocess.Popen(["sh", "-c", "exit 3"])
+named = subprocess.Popen(["sh", "-c", "exit 4"], start_new_session=True)
+for pid in (stray, own.pid, named.pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+reap_strays([named.pid])
+try:
+    os.waitpid(stray, 0)
+except ChildProcessError:
+    print("reaped", own.wait(), named.wait())
+reap_strays([])
+"""
 
 
 def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,29 +98,23 @@ def test_name_is_what_ps_shows() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-STRAYS = """
-import os, subprocess
-from holdfast.runtime.system.own_process import adopt_orphans, reap_strays
-
-adopt_orphans()
-shell = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &"]  # in a session by then
-stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
-os.kill(stray, 9)
-own = subprocess.Popen(["sh", "-c", "exit 3"])
-named = subprocess.Popen(["sh", "-c", "exit 4"], start_new_session=True)
-for pid in (stray, own.pid, named.pid):
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-reap_strays([named.pid])
-try:
-    os.waitpid(stray, 0)
-except ChildProcessError:
-    print("reaped", own.wait(), named.wait())
-reap_strays([])
-"""
-
-
 def test_strays_are_reaped_and_what_this_process_has_started_is_not() -> None:
     """The shell is the stray's parent, and ends at once."""
     run = subprocess.run([sys.executable, "-c", STRAYS], capture_output=True, text=True, check=True)
 
     assert run.stdout == "reaped 3 4\n"
+
+
+def test_answer_of_a_program_has_what_it_read_and_said_and_its_code() -> None:
+    program = "import sys; print(len(sys.stdin.read())); sys.stderr.write('words'); sys.exit(3)"
+
+    done = answer_of(program_command(program), 60.0, os.environ, "x" * 100_000)
+
+    assert (done.stdout, done.stderr, done.returncode) == ("100000\n", "words", 3)
+
+
+def test_program_that_does_not_end_in_time_is_killed() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        answer_of(command, 0.2, os.environ)

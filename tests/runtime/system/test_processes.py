@@ -1,22 +1,35 @@
+"""What Linux says of other processes, and their certain end."""
+
 from __future__ import annotations
 
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.runtime.system.processes import (
+    SignalState,
+    age_s,
+    bears_mark,
+    characters_read,
+    command_line,
     count_open_files,
     count_threads_of_user,
     describe_status,
     is_alive,
     kill_group,
     kill_tree,
+    last_core,
+    marked_processes,
     resident_bytes,
+    signal_marked,
+    signal_state,
     wait_all_ended,
 )
 
@@ -30,6 +43,14 @@ child = (
 p = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 print(p.pid, flush=True)
 p.wait()
+"""
+
+PROGRAM = """
+import signal, threading
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+print("ready", flush=True)
+threading.Event().wait()
 """
 
 
@@ -178,3 +199,145 @@ def test_user_without_a_limit_is_not_counted(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_status_is_described(status: int, text: str) -> None:
     assert describe_status(status) == text
+
+
+@pytest.mark.process
+def test_signal_that_a_process_blocks_is_caught_blocked_and_then_pending() -> None:
+    argv = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        before = signal_state(child.pid, signal.SIGUSR1)
+        child.send_signal(signal.SIGUSR1)
+        sent = signal_state(child.pid, signal.SIGUSR1)
+        other = signal_state(child.pid, signal.SIGUSR2)
+        child.kill()
+
+    assert (before.is_caught, before.is_pending) == (True, False)
+    assert before.blocked_in == {str(child.pid)}
+    assert (sent.is_caught, sent.is_pending) == (True, True)
+    assert (other.is_caught, other.is_pending, other.blocked_in) == (False, False, frozenset())
+    assert not other.runs_no_code
+
+
+@pytest.mark.process
+def test_stopped_process_runs_no_code_and_a_zombie_is_gone() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        stopped = signal_state(child.pid, signal.SIGUSR1)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        zombie = signal_state(child.pid, signal.SIGUSR1)
+        core = last_core(child.pid)
+
+    assert (stopped.runs_no_code, stopped.is_gone) == (True, False)
+    assert zombie.is_gone
+    assert core is not None
+    assert 0 <= core < (os.cpu_count() or 1)
+    assert (signal_state(child.pid, signal.SIGUSR1), last_core(child.pid)) == (SignalState(), None)
+
+
+@pytest.mark.process
+def test_age_of_a_process_counts_from_its_start() -> None:
+    before = time.monotonic()
+    with subprocess.Popen(["sleep", "600"]) as child:
+        first = age_s(child.pid)
+        most = time.monotonic() - before + 1 / os.sysconf("SC_CLK_TCK")
+        second = age_s(child.pid)
+        child.kill()
+
+    assert 0 <= first <= second
+    assert first <= most
+    assert age_s(child.pid) == 0
+
+
+@pytest.mark.process
+def test_bytes_that_a_process_reads_are_counted() -> None:
+    argv = [sys.executable, "-c", "print('ready', flush=True); print(len(input()), flush=True)"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        before = characters_read(child.pid)
+        child.stdin.write(b"x" * 100 + b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        after = characters_read(child.pid)
+
+    assert after - before >= 101
+    assert characters_read(child.pid) == 0
+
+
+@pytest.fixture
+def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A shell that waits for its own child, both with one mark."""
+    token = secrets.token_hex(8)
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo begun; wait"],
+        env={**os.environ, "HOLDFAST_TEST_MARK": token},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        yield f"HOLDFAST_TEST_MARK={token}", process
+        for pid in marked_processes(f"HOLDFAST_TEST_MARK={token}"):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_mark_finds_a_process_and_its_child(marked: tuple[str, subprocess.Popen[bytes]]) -> None:
+    mark, process = marked
+
+    assert process.pid in marked_processes(mark)
+    assert set(marked_processes(mark).values()) <= {"sh", "sleep", "dash", "bash"}
+    assert command_line(process.pid).startswith("sh\0-c\0sleep")
+
+
+@pytest.mark.process
+def test_signal_reaches_the_marked_process(marked: tuple[str, subprocess.Popen[bytes]]) -> None:
+    mark, process = marked
+
+    assert signal_marked(process.pid, mark, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.process
+def test_signal_does_not_reach_a_process_without_the_mark() -> None:
+    """A process id may have been used again."""
+    assert not bears_mark(os.getpid(), "HOLDFAST_TEST_MARK=nobody")
+    assert not signal_marked(os.getpid(), "HOLDFAST_TEST_MARK=nobody", signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_process_that_has_just_started_bears_its_mark() -> None:
+    """It shows no variables until its program is loaded, which takes longer on a busy host."""
+    token = secrets.token_hex(8)
+    mark = f"HOLDFAST_TEST_MARK={token}"
+    found = []
+    for _ in range(300):
+        environment = {**os.environ, "HOLDFAST_TEST_MARK": token}
+        with subprocess.Popen(["sleep", "600"], env=environment) as process:
+            found.append(bears_mark(process.pid, mark))
+            process.kill()
+
+    assert found == [True] * 300
+
+
+@pytest.mark.process
+def test_process_without_variables_bears_no_mark() -> None:
+    with subprocess.Popen(["sleep", "600"], env={}) as process:
+        assert not bears_mark(process.pid, "HOLDFAST_TEST_MARK=nobody")
+        process.kill()
+
+
+@pytest.mark.process
+def test_process_that_has_ended_bears_no_mark() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        assert not bears_mark(process.pid, "HOLDFAST_TEST_MARK=nobody")
+        assert command_line(process.pid) == ""

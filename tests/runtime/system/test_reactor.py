@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 
 
@@ -15,14 +15,6 @@ def reactor() -> Iterator[Reactor]:
     reactor = Reactor()
     yield reactor
     reactor.close()
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
-    left, right = pair()
-    yield left, right
-    left.close()
-    right.close()
 
 
 @pytest.fixture

@@ -1,16 +1,12 @@
-"""Bounds and clocks of a process that was away for a while, by a clock of our own."""
+"""Time that a process has witnessed, by its clock, a bound and a look."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from holdfast.runtime.system.own_process import answer_of, program_command
-from holdfast.runtime.system.witnessed_time import Bound, WitnessedTime, has_ended
+from holdfast.runtime.system.witnessed_time import Bound, Stillness, WitnessedTime, has_ended
 
 
 class Host:
@@ -97,16 +93,55 @@ def test_end_of_a_thread_is_waited_for_within_a_bound() -> None:
     assert has_ended(thread, Bound(60.0))
 
 
-def test_answer_of_a_program_has_what_it_read_and_said_and_its_code() -> None:
-    program = "import sys; print(len(sys.stdin.read())); sys.stderr.write('words'); sys.exit(3)"
+class Thing:
+    """Something to look at, on a clock that reading it may move."""
 
-    done = answer_of(program_command(program), 60.0, os.environ, "x" * 100_000)
+    def __init__(self) -> None:
+        self.now, self.content, self.takes_s = 100.0, b"a", 0.0
+        self.watch = Stillness(lambda: self.now)
 
-    assert (done.stdout, done.stderr, done.returncode) == ("100000\n", "words", 3)
+    def still_s(self) -> float:
+        found, still_s = self.watch.look(self._read)
+        assert found == self.content
+        return still_s
+
+    def _read(self) -> bytes:
+        self.now += self.takes_s
+        return self.content
 
 
-def test_program_that_does_not_end_in_time_is_killed() -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+def test_first_look_says_nothing_of_the_time_before() -> None:
+    assert Thing().still_s() == 0.0
 
-    with pytest.raises(subprocess.TimeoutExpired):
-        answer_of(command, 0.2, os.environ)
+
+def test_stillness_is_counted_from_the_first_look_and_begins_anew_at_a_change() -> None:
+    thing = Thing()
+    found = []
+    for now, content in [(100, b"a"), (107, b"a"), (160, b"a"), (161, b"b"), (163, b"b")]:
+        thing.now, thing.content = float(now), content
+        found.append(thing.still_s())
+
+    assert found == [0.0, 7.0, 60.0, 0.0, 2.0]
+
+
+def test_slow_look_makes_nothing_older_than_it_is() -> None:
+    """It may have read at its end the first time, and at its beginning the second time."""
+    thing = Thing()
+    thing.takes_s = 20.0
+
+    assert thing.still_s() == 0.0
+    thing.now += 5.0
+    assert thing.still_s() == 5.0
+
+
+def test_look_that_fails_is_none() -> None:
+    def fail() -> bytes:
+        raise OSError(5, "Input/output error")
+
+    thing = Thing()
+    thing.still_s()
+    thing.now += 9.0
+    with pytest.raises(OSError, match="output error"):
+        thing.watch.look(fail)
+
+    assert thing.still_s() == 9.0

@@ -1,4 +1,4 @@
-"""Vectors in memory that other processes of the host map."""
+"""Vectors that peers can read, and workers that map the memory of each other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.runtime.exchange.memory import SharedVectors
+from holdfast.recovery.work_plan import Work
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.memory import SharedVectors, map_peers
 
 
 def test_vectors_are_distinct_zeros_at_multiples_of_64_bytes() -> None:
@@ -96,3 +100,46 @@ def test_memory_that_is_given_back_costs_nothing_until_the_next_write() -> None:
 def peer_fd(vectors: SharedVectors) -> int:
     """Return the descriptor of the memory."""
     return struct.unpack_from("<qq", vectors.ticket)[1]
+
+
+def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them agree on that, or one would wait for messages that no member sends."""
+    hosts = iter([b"here", b"here", b"there"])
+    monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: next(hosts))
+    check_meeting(shared=False)
+
+
+def test_workers_that_may_not_open_the_memory_of_one_share_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tickets = iter([False] * 3 + [True] * 100)
+    plain = SharedVectors.open
+
+    def sometimes(ticket: bytes) -> SharedVectors:
+        if not next(tickets):
+            return plain(ticket)
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(SharedVectors, "open", sometimes)
+    check_meeting(shared=False)
+
+
+def test_workers_of_one_host_share_memory() -> None:
+    check_meeting(shared=True)
+
+
+def check_meeting(*, shared: bool) -> None:
+    world = World(1, tuple(map(WorkerId, range(3))), 3)
+
+    def program(communicator: FakeCommunicator) -> bool:
+        membership = Membership(WorkerId(communicator.rank), world, communicator, clock=lambda: 0.0)
+        mine = {work: SharedVectors.create(5, 2) for work in Work}
+        found = map_peers(membership, list(mine.values()))
+        communicator.leave()
+        for vectors in mine.values():
+            vectors.close()
+        assert len(found) == len(mine)
+        assert len({entry is None for entry in found}) == 1
+        return found[0] is not None
+
+    assert run_world(3, program) == [shared] * 3
