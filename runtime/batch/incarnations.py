@@ -24,7 +24,7 @@ from holdfast.runtime.run.files import create_durably, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
 
 FILE_NAME = "incarnations.json"
-MOST_WITHOUT_PROGRESS = 2
+_MOST_WITHOUT_PROGRESS = 2
 """One may be the victim of its node; what stops two would stop the next."""
 
 _LARGEST_BYTES = 1 << 20
@@ -71,9 +71,9 @@ class Chain:
         ``variable`` is the one that holds the chain's name, None if the batch system names it.
         """
         idle = self.idle(step)
-        if len(idle) < MOST_WITHOUT_PROGRESS:
+        if len(idle) < _MOST_WITHOUT_PROGRESS:
             return None
-        labels = " and ".join(incarnation.label for incarnation in idle[-MOST_WITHOUT_PROGRESS:])
+        labels = " and ".join(incarnation.label for incarnation in idle[-_MOST_WITHOUT_PROGRESS:])
         renamed = "" if variable is None else f" with a new {variable} (it was {self.name})"
         return (
             f"{labels} began at step {step} and have saved no later one, so this chain of jobs "

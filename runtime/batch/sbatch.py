@@ -34,7 +34,7 @@ _FORMS = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:min
 ANSWERS_WITHIN_S = 8.0
 _SUBMITS_WITHIN_S = 60.0
 
-WAIT_FOR_LEASE_S = 120
+_WAIT_FOR_LEASE_S = 120
 """How long a link waits for the processes of the link before it."""
 
 _FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
@@ -130,7 +130,7 @@ def script_of(request: BatchRequest, chain_id: str) -> str:
     is_chain = request.chain is not None
     run = ["exec", "holdfast", "run"]
     if is_chain:
-        run += ["--no-requeue", "--wait-lease", str(WAIT_FOR_LEASE_S)]
+        run += ["--no-requeue", "--wait-lease", str(_WAIT_FOR_LEASE_S)]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _sbatch_options(request)),

@@ -50,7 +50,7 @@ LEAVE_S = 10.0
 UNMEASURED_S = 15.0
 """What a save and a step take together before any was measured."""
 
-HURRY_S = 300.0
+_HURRY_S = 300.0
 """So long before the last save a new launch is not worth its start any more."""
 
 _SAFETY = 2.0
@@ -63,8 +63,8 @@ _ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
 _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
-LSF_REQUEUE_CODE = 75
-SGE_REQUEUE_CODE = 99
+_LSF_REQUEUE_CODE = 75
+_SGE_REQUEUE_CODE = 99
 _NO_ARRAY = "undefined"
 
 CHAIN = "HOLDFAST_CHAIN"
@@ -143,7 +143,7 @@ class Allocation:
 def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
     """Return the allocation that this process runs in, None outside batch systems."""
     # Slurm first: other batch systems can be started inside one of its jobs, not around it.
-    for read in (read_slurm, read_pbs, read_lsf, read_sge):
+    for read in (_read_slurm, _read_pbs, _read_lsf, _read_sge):
         found = read(environ, lines or _lines_of)
         if found is not None:
             has_workers = found.workers is not None and found.workers.count > 0
@@ -226,7 +226,7 @@ def whole_number(text: str | None, default: int = 0) -> int:
     return int(text) if text is not None and text.isdecimal() else default
 
 
-def read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of a Slurm job, None outside Slurm."""
     del lines  # everything is in the environment
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
@@ -293,7 +293,7 @@ def _expand_ranges(text: str) -> Iterator[str]:
             yield piece
 
 
-def read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of a PBS job, None outside PBS."""
     job = environ.get("PBS_JOBID")
     if not job:
@@ -312,7 +312,7 @@ def read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
-def read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of an LSF job, None outside LSF."""
     del lines  # everything is in the environment
     job = environ.get("LSB_JOBID")
@@ -328,7 +328,7 @@ def read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         workers=next((Workers(count, source) for count, source in slots.values()), None),
         restarts=int(environ.get("LSB_RESTART") == "Y"),
         is_batch=environ.get("LSB_INTERACTIVE") != "Y",
-        requeue_code=LSF_REQUEUE_CODE,
+        requeue_code=_LSF_REQUEUE_CODE,
     )
 
 
@@ -342,7 +342,7 @@ def _slots(environ: Mapping[str, str]) -> dict[str, tuple[int, str]]:
     return {host: (hosts.count(host), "LSB_HOSTS") for host in hosts}
 
 
-def read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of a Grid Engine job, None outside it."""
     job = environ.get("JOB_ID")
     if not job or "SGE_TASK_ID" not in environ:
@@ -358,7 +358,7 @@ def read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         workers=_sge_workers(environ, slots),
         restarts=whole_number(environ.get("RESTARTED")),
         is_batch=environ.get("ENVIRONMENT", "BATCH") == "BATCH",
-        requeue_code=SGE_REQUEUE_CODE,
+        requeue_code=_SGE_REQUEUE_CODE,
     )
 
 
@@ -410,7 +410,7 @@ class Deadline:
         """Return the deadline with what is due at ``now``."""
         left_s = self.ends_at - now
         leave_s = min(LEAVE_S, self.lead_s / 2)
-        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + HURRY_S}
+        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + _HURRY_S}
         found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
         return replace(self, due=max(self.due, found))
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_DEATHS_OF_A_STEP = 2
-LEAST_DEATHS_OF_SAMPLES = 3
-LEAST_DEATHS_OF_A_PLACE = 3
+_LEAST_DEATHS_OF_A_STEP = 2
+_LEAST_DEATHS_OF_SAMPLES = 3
+_LEAST_DEATHS_OF_A_PLACE = 3
 _TIMES_THE_AVERAGE = 3
 _MOST_IDS_SHOWN = 20
 _BEFORE_ALL_STEPS = frozenset({"starting", "joining", "restoring"})
@@ -92,7 +92,7 @@ def repeated_step(failures: Sequence[Mapping[str, Any]]) -> RepeatedStep | None:
         if _step_of(failure) != _step_of(own[-1]):
             break
         newest.insert(0, failure)
-    if len(newest) < LEAST_DEATHS_OF_A_STEP:
+    if len(newest) < _LEAST_DEATHS_OF_A_STEP:
         return None
     workers = tuple(failure["worker"] for failure in newest)
     return RepeatedStep(_step_of(own[-1]), workers, _work_of(newest))
@@ -110,7 +110,7 @@ def repeated_samples(failures: Sequence[Mapping[str, Any]]) -> RepeatedSamples |
         common = common & set(work.ids) if newest else set(work.ids)
         newest.insert(0, failure)
     different = {_training_of(failure) for failure in newest}
-    if len(newest) < LEAST_DEATHS_OF_SAMPLES or len(different) < 2:
+    if len(newest) < _LEAST_DEATHS_OF_SAMPLES or len(different) < 2:
         return None
     return RepeatedSamples(tuple(sorted(common)), tuple(f["worker"] for f in newest))
 
@@ -125,7 +125,7 @@ def repeated_places(
         counts = Counter(failure[kind] for failure in own if failure.get(kind) is not None)
         fair = sum(counts.values()) / max(1, places)
         for number, deaths in counts.most_common():
-            if deaths >= max(LEAST_DEATHS_OF_A_PLACE, _TIMES_THE_AVERAGE * fair):
+            if deaths >= max(_LEAST_DEATHS_OF_A_PLACE, _TIMES_THE_AVERAGE * fair):
                 found.append(RepeatedPlace(kind.replace("launch_rank", "rank"), number, deaths))
     return tuple(found)
 

@@ -121,7 +121,7 @@ class Agent:
             pool=settings.pool,
         )
         self._mpi = MpiHost(self._reactor, self._supervisor.tell, settings.directory)
-        self._helpers = HelperWatch(self._host, self._mpi, settings.heartbeat_timeout_s)
+        self._helpers = _HelperWatch(self._host, self._mpi, settings.heartbeat_timeout_s)
         self._orders = Orders(
             self._host, self._mpi, self._supervisor, self._watch, self._listener.path
         )
@@ -348,7 +348,7 @@ class Agent:
         self._exit_code = exit_code
 
 
-class HelperWatch:
+class _HelperWatch:
     """Looks at the processes around the workers, and ends those that stand still."""
 
     def __init__(self, host: WorkerHost, mpi: MpiHost, limit_s: float) -> None:

@@ -50,7 +50,7 @@ from types import MappingProxyType
 
 from holdfast.runtime.system.own_process import home_for_mpi
 
-ADD_PROCS_CUTOFF = 1024
+_ADD_PROCS_CUTOFF = 1024
 
 _ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
 _BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
@@ -104,7 +104,7 @@ OPEN_MPI = Launcher(
         *("--mca", "pml", "ob1"),
         *("--mca", "btl", "self,sm"),
         *("--mca", "coll", "^han,adapt"),
-        *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
+        *("--mca", "mpi_add_procs_cutoff", str(_ADD_PROCS_CUTOFF)),
         *("--mca", "shmem", "mmap"),
         *("--mca", "opal_signal", ""),
     ),

@@ -76,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     while (message := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
         requests = [message, *agent.drain()]
-        births = [Birth.of(request, order["entry"], order["files"]) for request in requests]
+        births = [_Birth.of(request, order["entry"], order["files"]) for request in requests]
         _serve(births, agent, options.agent)
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class _Birth:
     """The request of one new worker, with everything that it gets."""
 
     worker: int
@@ -95,10 +95,10 @@ class Birth:
     stderr_fd: int
 
     @staticmethod
-    def of(message: Message, entry: str, files: int) -> Birth:
+    def of(message: Message, entry: str, files: int) -> _Birth:
         """Return the birth that a ``fork`` message requests."""
         control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
-        return Birth(
+        return _Birth(
             worker=int(message["worker"]),
             generation=int(message["generation"]),
             config=str(message["config"]),
@@ -195,7 +195,7 @@ def _settle_threads() -> bool:
     return is_single_threaded(_THREADS_END_WITHIN_S)
 
 
-def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
+def _serve(births: Sequence[_Birth], agent: Channel, agent_pid: int) -> None:
     pids: tuple[int, ...] = ()
     go_read, go_write = os.pipe()
     if _settle_threads():
@@ -217,7 +217,7 @@ def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
 
 
 def _fork_twice(
-    births: Sequence[Birth], agent: Channel, agent_pid: int, go: tuple[int, int]
+    births: Sequence[_Birth], agent: Channel, agent_pid: int, go: tuple[int, int]
 ) -> tuple[int, ...]:
     """Return the ids of new processes that wait at ``go`` and are the agent's children.
 
@@ -252,7 +252,7 @@ def _fork_or_end() -> int:
         os._exit(1)
 
 
-def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
+def _begin(birth: _Birth, agent_pid: int, go_read: int) -> NoReturn:
     """Run a worker from its first moment to its last."""
     status = 1
     try:
@@ -273,7 +273,7 @@ def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
         os._exit(status)
 
 
-def _take_place(birth: Birth, agent_pid: int) -> None:
+def _take_place(birth: _Birth, agent_pid: int) -> None:
     os.setsid()
     die_with_parent(agent_pid)
     name_process(f"holdfast-w{birth.worker}")
@@ -286,7 +286,7 @@ def _take_place(birth: Birth, agent_pid: int) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _enter(birth: Birth) -> None:
+def _enter(birth: _Birth) -> None:
     from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
 
     module, _, function = birth.entry.partition(":")

@@ -23,7 +23,7 @@ from holdfast.runtime.mpi.trial_table import Level, Outcome, RankReport, Trial, 
 from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.system.witnessed_time import Bound
 
-TRIAL_TIMEOUT_S = 45.0
+_TRIAL_TIMEOUT_S = 45.0
 """A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
 ENOUGH_FAILURES = 3
 """A level that has failed so often is not tried further: each hang takes the whole timeout."""
@@ -71,7 +71,7 @@ def run_trial(
     environment: Mapping[str, str],
     trial: Trial,
     *,
-    timeout_s: float = TRIAL_TIMEOUT_S,
+    timeout_s: float = _TRIAL_TIMEOUT_S,
 ) -> Finding:
     """Run one trial to its end or the timeout; leaves nothing behind."""
     began = time.monotonic()

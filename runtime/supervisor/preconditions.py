@@ -32,7 +32,7 @@ _FILES_OF_AGENT, _FILES_OF_WORKER = 21, 9
 
 _ASKS_FOR_S = 30.0
 
-BACKEND = "KERAS_BACKEND"
+_BACKEND = "KERAS_BACKEND"
 TENSORFLOW = "tensorflow"
 
 _TELL_THREADS = """
@@ -140,7 +140,7 @@ def _threads(found: Surroundings, _: Wishes) -> str:
 
 def _keras(found: Surroundings, wishes: Wishes) -> str:
     if wishes.backend is not None:
-        text, remedy = f"the script sets {BACKEND} to {wishes.backend}", f"let it set {TENSORFLOW}"
+        text, remedy = f"the script sets {_BACKEND} to {wishes.backend}", f"let it set {TENSORFLOW}"
         is_fault = wishes.backend != TENSORFLOW
     else:
         text, remedy, is_fault = found.backend, found.backend_remedy, bool(found.backend)
@@ -180,13 +180,13 @@ def _starter_of_threads(environment: Mapping[str, str]) -> str:
 
 def _backend(environment: Mapping[str, str]) -> tuple[str, str]:
     """Return the choice of another backend than TensorFlow, and what mends it; as Keras reads."""
-    named = environment.get(BACKEND)
+    named = environment.get(_BACKEND)
     if named:
-        text, remedy = f"{BACKEND} is {named}", f"`export {BACKEND}={TENSORFLOW}`, then run again"
+        text, remedy = f"{_BACKEND} is {named}", f"`export {_BACKEND}={TENSORFLOW}`, then run again"
         return ("", "") if named == TENSORFLOW else (text, remedy)
     file = _file_of_keras(environment)
     in_file = _backend_in(file)
-    text, remedy = f"{file} names the backend {in_file}", f"`export {BACKEND}={TENSORFLOW}`"
+    text, remedy = f"{file} names the backend {in_file}", f"`export {_BACKEND}={TENSORFLOW}`"
     return ("", "") if in_file == TENSORFLOW else (text, f"{remedy}, then run again")
 
 
@@ -233,7 +233,7 @@ class ScriptSource:
     @property
     def variables(self) -> dict[str, str]:
         """What it sets that warm processes must know: they import Keras before it runs."""
-        return {} if self.backend is None else {BACKEND: self.backend}
+        return {} if self.backend is None else {_BACKEND: self.backend}
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
@@ -251,10 +251,10 @@ def _backends(tree: ast.AST) -> Iterator[str]:
             case ast.Assign(
                 targets=[ast.Subscript(slice=ast.Constant(value=name))],
                 value=ast.Constant(value=str(backend)),
-            ) if name == BACKEND:
+            ) if name == _BACKEND:
                 yield backend
             case ast.Call(
                 func=ast.Attribute(attr="setdefault"),
                 args=[ast.Constant(value=name), ast.Constant(value=str(backend))],
-            ) if name == BACKEND and BACKEND not in os.environ:
+            ) if name == _BACKEND and _BACKEND not in os.environ:
                 yield backend
