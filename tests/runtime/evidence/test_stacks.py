@@ -51,15 +51,14 @@ BATCHES = Frame("/home/ann/train.py", "30", "batches")
 
 PY_FUNC = Frame("/venv/site-packages/tensorflow/python/ops/script_ops.py", "269", "__call__")
 
-OWN = Path(module.__file__).parents[1]
 TRACE = f"""Traceback (most recent call last):
   File "/home/ann/train.py", line 20, in <module>
     model.fit(x, y)
     ~~~~~~~~~^^^^^^
-  File "{OWN}/fit/keras_fit.py", line 68, in _fit
+  File "{HOLDFAST}/runtime/fit/keras_fit.py", line 68, in _fit
     return fit(model, FitCall(*args, **arguments))
            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "{OWN}/training/loop.py", line 105, in run
+  File "{HOLDFAST}/runtime/training/loop.py", line 105, in run
     state = next_state(state, self._act(state))
   [Previous line repeated 3 more times]
   File "/venv/lib/python3.11/site-packages/keras/src/callbacks/callback_list.py", line 170, in f
@@ -109,8 +108,8 @@ def test_place_in_holdfasts_own_code_is_not_blamed_on_the_script() -> None:
     )
 
 
-def holdfasts(room: str, name: str, line: int) -> Frame:
-    return Frame(f"{HOLDFAST}/runtime/{room}", str(line), name)
+def holdfasts(package: str, name: str, line: int) -> Frame:
+    return Frame(f"{HOLDFAST}/runtime/{package}", str(line), name)
 
 
 NEXT = holdfasts("data/tf_source.py", "__next__", 46)
@@ -210,7 +209,7 @@ def test_trace_that_python_writes_is_understood() -> None:
 
     shown = users_trace(trace)
 
-    assert "users_trace.py" not in shown.replace(__file__, "")
+    assert "stacks.py" not in shown.replace(__file__, "")
     assert "  [2 calls of holdfast: -v shows more]\n" in shown
     assert shown.splitlines()[0] == trace.splitlines()[0]
     assert shown.splitlines()[-1] == trace.splitlines()[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +16,7 @@ from holdfast.runtime.host.supervisor_link import (
     SupervisorLink,
     kill_standing_parent,
 )
-from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.channel import Channel, Message, pair
 
 
 def _without_time(messages: list[Message]) -> list[Message]:
@@ -73,11 +74,22 @@ def _look(link: SupervisorLink, start: float, seconds: int) -> None:
         link.look(start + second)
 
 
-def test_supervisor_that_stands_still_is_absent_and_finds_its_events_when_it_comes_back() -> None:
+@pytest.fixture
+def linked() -> Iterator[tuple[SupervisorLink, Channel]]:
+    """A link with a supervisor, and the supervisor's end of the connection."""
     ours, theirs = pair()
     link = SupervisorLink(heartbeat_timeout_s=6.0)
     link.attach(ours, {"kind": "agent_ready"})
     theirs.drain()
+    yield link, theirs
+    link.detach()
+    theirs.close()
+
+
+def test_supervisor_that_stands_still_is_absent_and_finds_its_events_when_it_comes_back(
+    linked: tuple[SupervisorLink, Channel],
+) -> None:
+    link, theirs = linked
 
     _look(link, 100.0, 6)
     assert link.is_present
@@ -90,22 +102,18 @@ def test_supervisor_that_stands_still_is_absent_and_finds_its_events_when_it_com
 
     assert link.is_present
     assert _without_time(theirs.drain()) == [{"kind": "missed"}]
-    link.detach()
-    theirs.close()
 
 
-def test_supervisor_that_says_something_now_and_then_is_present() -> None:
-    ours, theirs = pair()
-    link = SupervisorLink(heartbeat_timeout_s=6.0)
-    link.attach(ours, {"kind": "agent_ready"})
+def test_supervisor_that_says_something_now_and_then_is_present(
+    linked: tuple[SupervisorLink, Channel],
+) -> None:
+    link, _ = linked
 
     for second in range(0, 100, 3):
         link.heard()
         _look(link, 100.0 + second, 2)
 
     assert link.is_present
-    link.detach()
-    theirs.close()
 
 
 def test_only_what_was_told_before_is_repeated() -> None:
