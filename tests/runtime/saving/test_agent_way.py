@@ -24,13 +24,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
     host.close()
 
 
-@pytest.fixture
-def writer() -> Iterator[RunningWriter]:
-    writer = RunningWriter()
-    yield writer
-    writer.close()
-
-
 @pytest.mark.parametrize("buffers", [1, 2])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(

@@ -37,9 +37,6 @@ from holdfast.runtime.training.weights_source import WeightsSource
 NUMERICS = Numerics.here(threads=1)
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)
 LATER = [Stage().over(Stage().wanted, 10), Stage(2, 10)]
-SAMPLES, BATCH = 23, 5
-CONFIG = worker_config(microbatches=2)
-TINY = TrainingRequest(data(), None, global_batch=9, epochs=2)
 SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
 SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
 
@@ -84,7 +81,7 @@ def job(
 ) -> TrainingJob:
     """Return the job of a request with some changes, under some options."""
     request = dataclasses.replace(REQUEST, **changes)
-    config = worker_config(microbatches=2, seed=5, **(options or {}))
+    config = worker_config(**{"microbatches": 2, "seed": 5, **(options or {})})
     return describe_job(request, config, NUMERICS, stages or (ONLY_STAGE,))
 
 
@@ -265,16 +262,15 @@ def test_only_work_on_a_pipeline_waits_for_samples_of_another_worker(
 
 
 def cut_job(steps_per_epoch: int | None) -> TrainingJob:
-    request = TrainingRequest(data(SAMPLES), None, BATCH, 4, steps_per_epoch=steps_per_epoch)
-    return describe_job(request, worker_config(microbatches=2), Numerics.here(threads=1))
+    return job(global_batch=5, epochs=4, steps_per_epoch=steps_per_epoch)
 
 
-def after(cut_job: TrainingJob, step: int) -> Cursor:
+def after(cut: TrainingJob, step: int) -> Cursor:
     """Return the cursor after ``step`` updates that recorded the samples of their order."""
-    cursor, order = Cursor.start(1), cut_job.order
+    cursor, order = Cursor.start(1), cut.order
     assert isinstance(order, SampleOrder)
     for index in range(step):
-        if cut_job.work_plan.is_epoch_start(cursor):
+        if cut.work_plan.is_epoch_start(cursor):
             cursor = cursor.at_epoch_start()
         ids = order.batch(index)
         cursor = cursor.after_step(len(ids), fingerprint(ids), np.zeros(1))
@@ -360,12 +356,6 @@ def test_metric_that_no_epoch_has_is_refused(
         check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
 
 
-def describe(save_every: int | str, override: str | None = None) -> TrainingJob:
-    request = dataclasses.replace(TINY, save_every=save_every)
-    config = worker_config(microbatches=2, save_every=override)
-    return describe_job(request, config, Numerics.here(threads=1))
-
-
 @pytest.mark.parametrize(
     ("save_every", "override", "schedule", "cursors_part"),
     [
@@ -384,67 +374,49 @@ def test_command_line_overrides_the_scripts_schedule(
     schedule: Schedule,
     cursors_part: tuple[int | None, bool],
 ) -> None:
-    job = describe(save_every, override)
+    found = job(options={"save_every": override}, save_every=save_every)
 
-    assert job.schedule == schedule
-    assert (job.work_plan.save_every, job.work_plan.saves_epochs) == cursors_part
+    assert found.schedule == schedule
+    assert (found.work_plan.save_every, found.work_plan.saves_epochs) == cursors_part
 
 
 def test_what_is_to_be_kept_has_to_be_saved() -> None:
-    request = dataclasses.replace(TINY, keep_best=("loss", "min"), keep_every=50)
+    found = job(keep_best=("loss", "min"), keep_every=50)
 
-    job = describe_job(request, CONFIG, Numerics.here(threads=1))
-
-    assert job.schedule == Auto()
-    assert job.work_plan.saves_epochs
-    assert job.work_plan.keep_every == 50
-    assert job.retention == Retention(3, (Wanted(50, Best("loss")),))
+    assert found.schedule == Auto()
+    assert (found.work_plan.saves_epochs, found.work_plan.keep_every) == (True, 50)
+    assert found.retention == Retention(3, (Wanted(50, Best("loss")),))
 
 
 def test_each_training_of_a_script_keeps_its_own_and_that_of_those_before() -> None:
     first = Stage().over(wanted_of(None, ("loss", "min")), 10)
-    request = dataclasses.replace(TINY, keep_best=("val_loss", "max"), validation=data())
+    stages = [first, first.after(10)]
 
-    job = describe_job(request, CONFIG, Numerics.here(threads=1), [first, first.after(10)])
+    found = job(stages, keep_best=("val_loss", "max"), validation=data())
 
-    assert job.best == Best("val_loss", False)
+    assert found.best == Best("val_loss", False)
     of_first = Wanted(best=Best("loss"), until=10)
-    assert job.retention.wanted == (of_first, Wanted(best=job.best, after=10))
-    assert 10 in job.retention.forever
+    assert found.retention.wanted == (of_first, Wanted(best=found.best, after=10))
+    assert 10 in found.retention.forever
 
 
 def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
-    job = describe_job(TINY, CONFIG, Numerics.here(threads=1))
-
-    assert (job.schedule, job.retention) == (Auto(), Retention(3, (Wanted(),)))
+    assert (job().schedule, job().retention) == (Auto(), Retention(3, (Wanted(),)))
 
 
 def test_nonsense_is_refused_where_it_stands() -> None:
     with pytest.raises(ProgramError, match=r"save_every: steps .* at least 1, got 0; change the"):
-        describe(0)
+        job(save_every=0)
     with pytest.raises(UsageError, match="--save-every: 'soon' is no schedule"):
-        describe(1, "soon")
-
-
-class _Endless(Data):
-    """Data of which there is more than the ledger can count."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def read(self, ids: object) -> tuple[object, object]:
-        raise AssertionError("nothing is read before it is counted")
+        job(options={"save_every": "soon"}, save_every=1)
 
 
 @pytest.mark.parametrize(
-    ("request_changes", "microbatches", "complaint"),
+    ("changes", "microbatches", "complaint"),
     [
         ({"global_batch": 2**24 + 1}, 2, "global_batch may be at most 16,777,216, got 16,777,217"),
         (
-            {"validation": _Endless(20_000_000)},
+            {"validation": Bare(20_000_000)},
             2,
             "the number of validation samples may be at most 16,777,216, got 20,000,000",
         ),
@@ -452,19 +424,17 @@ class _Endless(Data):
     ],
 )
 def test_what_the_ledger_cannot_count_is_refused_when_the_job_begins(
-    request_changes: dict[str, object], microbatches: int, complaint: str
+    changes: dict[str, Any], microbatches: int, complaint: str
 ) -> None:
-    request = dataclasses.replace(TINY, **request_changes)  # type: ignore[arg-type]
-
     with pytest.raises(ProgramError, match=complaint):
-        describe_job(request, worker_config(microbatches=microbatches), Numerics.here(threads=1))
+        job(options={"microbatches": microbatches}, **changes)
 
 
 def test_run_beyond_the_end_of_its_job_is_named() -> None:
-    job = describe_job(TINY, CONFIG, Numerics.here(threads=1))
-    steps = job.work_plan.steps
+    found = job()
+    steps = found.work_plan.steps
 
-    assert job.surplus(steps) is None
+    assert found.surplus(steps) is None
     assert f"at step {steps + 1}, and the script asks for {steps} steps (epochs=2)" in str(
-        job.surplus(steps + 1)
+        found.surplus(steps + 1)
     )
