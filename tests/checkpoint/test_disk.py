@@ -145,28 +145,6 @@ def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None
     assert len(disk.downgrades) == 1
 
 
-def test_missing_reservation_is_a_recorded_downgrade() -> None:
-    files = FakeFileSystem()
-    files.fail_at(1, errno.ENOTSUP)
-    disk = Disk(files)
-
-    disk.write_durably(FILE, BUFFERS)
-
-    assert contents(files, FILE) == b"headtail"
-    assert disk.downgrades == ("space cannot be reserved ahead: a full disk shows late",)
-
-
-def test_downgrade_that_was_told_is_not_new() -> None:
-    files = FakeFileSystem()
-    files.fail_at(0, errno.EINVAL)
-    disk = Disk(files)
-    told: set[str] = set()
-    disk.fsync_directory(ROOT)
-
-    assert disk.new_downgrades(told) == disk.downgrades
-    assert disk.new_downgrades(told) == ()
-
-
 def test_full_device_fails_before_anything_is_written() -> None:
     files = FakeFileSystem()
     files.fail_at(1, errno.ENOSPC)

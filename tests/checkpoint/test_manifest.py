@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from keys import KEY, OTHER_KEY, resealed
 
 from holdfast.checkpoint.digest import DigestKind
-from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
+from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
     FORMAT,
     LARGEST_INTEGER,
@@ -149,6 +149,7 @@ def set_at(*path: str | int, value: object) -> Callable[[Any], None]:
     ("change", "reason"),
     [
         (set_at("format", value="tar"), "its format is 'tar'"),
+        (set_at("version", value=0), "its version is 0, this version reads 1 and 2"),
         (set_at("version", value=3), "its version is 3, this version reads 1 and 2"),
         (set_at("version", value=2), "its digest is 'xxh3_128', version 2 has 'sha256'"),
         (set_at("version", value="1"), "version of the manifest is not an integer"),
@@ -168,6 +169,7 @@ def set_at(*path: str | int, value: object) -> Callable[[Any], None]:
         (set_at("tensors", 0, "pieces", 0, "stop", value=0), "do not tile it"),
         (set_at("tensors", 0, "pieces", 0, "bytes", value=1), "has a wrong size"),
         (set_at("tensors", 0, "pieces", 1, "offset", value=10**6), "smaller than its pieces"),
+        (set_at("tensors", 0, "pieces", 1, "shard", value=9), "is in no shard"),
         (set_at("tensors", 0, "pieces", 1, "shard", value=0), "overlaps another"),
         (set_at("tensors", 0, "pieces", value=[]), "tensor 'a' has 0 of 4000 elements"),
         (set_at("tensors", 1, "name", value="a"), "tensor names do not ascend"),
@@ -190,14 +192,6 @@ def test_signed_rubbish_is_refused(body: str) -> None:
 
     with pytest.raises(ManifestInvalid):
         Manifest.decode(data + hashlib.sha256(data).hexdigest().encode() + b"\n")
-
-
-def test_piece_in_a_shard_that_does_not_exist_is_refused() -> None:
-    found = document()
-    found["tensors"][0]["pieces"][1]["shard"] = 9
-
-    with pytest.raises(ManifestInvalid, match="is in no shard"):
-        Manifest.decode(resealed(found))
 
 
 def test_missing_and_doubled_shards_are_not_committed() -> None:
@@ -250,26 +244,6 @@ def test_nothing_is_trusted_that_another_or_nobody_has_signed(body: bytes) -> No
         unseal(seal(body, None), KEY)
 
 
-@given(BODIES, st.sampled_from([None, KEY]), st.data())
-def test_any_flipped_bit_is_noticed(
-    body: bytes, key: SigningKey | None, data: st.DataObject
-) -> None:
-    sealed = bytearray(seal(body, key))
-    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-
-    with pytest.raises(ValueError, match=r"damaged|signed"):
-        unseal(bytes(sealed), key)
-
-
-@given(BODIES, st.sampled_from([None, KEY]), st.data())
-def test_any_cut_is_noticed(body: bytes, key: SigningKey | None, data: st.DataObject) -> None:
-    sealed = seal(body, key)
-    cut = sealed[: data.draw(st.integers(0, len(sealed) - 1))]
-
-    with pytest.raises(ValueError, match=r"damaged|signed"):
-        unseal(cut, key)
-
-
 @given(BODIES, st.binary(min_size=1, max_size=9))
 def test_anything_more_is_noticed(body: bytes, more: bytes) -> None:
     for key in (None, KEY):
@@ -319,21 +293,6 @@ def test_manifest_says_its_version_as_it_is_written(version: Version) -> None:
     assert Version.decode(said, is_signed=version is Version.SIGNED) is version
     with pytest.raises(ValueError, match=f"its version is {version.value}, but it is"):
         Version.decode(said, is_signed=version is not Version.SIGNED)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"format": "tar"}, "its format is 'tar'"),
-        ({"version": 0}, "its version is 0, this version reads 1 and 2"),
-        ({"version": 3}, "its version is 3, this version reads 1 and 2"),
-        ({"digest": "md5"}, "its digest is 'md5', version 1 has 'xxh3_128'"),
-        ({"version": 2}, "its digest is 'xxh3_128', version 2 has 'sha256'"),
-    ],
-)
-def test_manifest_of_another_kind_is_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Version.decode(fields(**changes), is_signed=False)
 
 
 def tensor(*cuts: int, shards: int = 1) -> TensorEntry:
@@ -396,13 +355,6 @@ def test_what_is_no_object_is_no_entry(document: object) -> None:
     for read in (PieceEntry.of, ShardEntry.of, TensorEntry.of):
         with pytest.raises(ValueError, match="is not an object"):
             read(document, KIND)
-
-
-def test_tensor_of_a_dtype_that_no_state_has_is_refused() -> None:
-    document = tensor().as_json() | {"dtype": "|O"}
-
-    with pytest.raises(StateUnsupported):
-        TensorEntry.of(document, KIND)
 
 
 @given(st.sets(st.integers(1, 11)), st.integers(1, 5))

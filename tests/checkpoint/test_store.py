@@ -375,15 +375,6 @@ def test_directory_that_became_a_link_fails_the_save(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_run_directory_may_be_a_link(store: CheckpointStore, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    store.directory.parent.symlink_to(tmp_path / "scratch")
-
-    save(store, state_of(1.0), header=HEADER)
-
-    assert value_of(store, 30) == 1.0
-
-
 def test_failed_save_in_one_process_leaves_no_staging() -> None:
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
