@@ -154,6 +154,11 @@ def flat(callbacks: Any) -> list[Any]:
     return found
 
 
+def steps_per_execution(model: Any) -> int:
+    """Return the steps between two hooks about batches, which ``compile`` was given."""
+    return max(int(getattr(model, "steps_per_execution", None) or 1), 1)
+
+
 def is_left_out(callback: Any) -> bool:
     """Return whether the callback is not run at all."""
     return rule_of(callback).word is not None

@@ -4,6 +4,9 @@ Every worker calls every callback with the same logs.  Hooks run in rounds, and 
 agree on the effects of each round before the next one (`training.agreement`).  So a
 sequence of hooks is a generator here, which waits wherever an agreement may be due.  A hook that
 raises ends its round.  If hooks of all workers raise alike, that ends the training.
+
+A model that is compiled with ``steps_per_execution`` runs so many steps in Keras between two hooks
+about batches: an *execution*.  Here each step is a commit of its own, and hooks rest within one.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
+from holdfast.runtime.callbacks.callback_rules import steps_per_execution
 from holdfast.runtime.callbacks.held_variables import encoded, put_back
 from holdfast.runtime.callbacks.kept_error import kind_of, made_again, note_of
 from holdfast.runtime.callbacks.plain_values import Json
@@ -45,6 +49,8 @@ class _Position:
     """The error of a hook that has ended the training, None for any other end."""
     is_in_test: bool = False
     """Whether ``on_test_begin`` has run, and ``on_test_end`` has not."""
+    wants_stop: bool = False
+    """Whether a hook has set ``model.stop_training``, which counts after the execution."""
 
 
 class CallbackRun:
@@ -64,6 +70,7 @@ class CallbackRun:
         self._epochs = epochs
         self._tell = tell
         self._at = _Position(epochs.start)
+        self._execution = steps_per_execution(model)
         self._is_running = False
         self._is_fresh = False
         self._loaded: Tensors = {}
@@ -107,6 +114,8 @@ class CallbackRun:
             if self._is_complete:
                 self._rounds.introduce()
                 put_back(self._model.metrics_variables, notes.get("metrics", []))
+            else:
+                self._model.stop_training = self._at.wants_stop
             return
         self._is_running = True
         self._model.stop_training = False
@@ -117,6 +126,7 @@ class CallbackRun:
             else:
                 self._at.has_ended = False
                 self._rounds.resume(notes, self._loaded, is_in_test=self._at.is_in_test)
+                self._model.stop_training |= self._at.wants_stop
         if self._raised is not None:
             return
         for what in self._rounds.unkept():
@@ -148,7 +158,9 @@ class CallbackRun:
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether hooks of the script run after the commit."""
-        is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch
+        if self._is_within_execution(commit):
+            return False
+        is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch or commit.data_ended
         is_at_end |= commit.next_work is not Work.TRAIN
         return self._rounds.acts_at_ends() if is_at_end else self._rounds.acts_on_batches()
 
@@ -205,6 +217,8 @@ class CallbackRun:
         }
         if at.error is not None:
             position["error"] = at.error
+        if self._model.stop_training and at.has_begun:
+            position["wants_stop"] = True
         notes = {"position": position, **self._rounds.notes()}
         if at.has_ended:  # a launch that only returns the end has no sums of the last validation
             notes["metrics"] = encoded(self._model.metrics_variables)
@@ -265,12 +279,16 @@ class CallbackRun:
     def _follow(self, commit: Commit) -> Iterator[None]:
         """Run what Keras runs from the end of one batch to the beginning of the next."""
         at, data_ended = self._at, commit.data_ended
+        if self._is_within_execution(commit):
+            at.batch += 1
+            return
         if commit.work is Work.TRAIN:
+            last = at.batch - at.batch % self._execution + self._execution - 1
             if self._rounds.sees_metrics() and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
-            self._rounds.call_each("on_train_batch_end", at.batch, self._batch_logs(commit))
+            self._rounds.call_each("on_train_batch_end", last, self._batch_logs(commit))
             if self._rounds.ends_at_nan() and not np.isfinite(commit.cursor.sums).all():
-                self._rounds.call_at_nan(at.batch, self._metrics(commit))
+                self._rounds.call_at_nan(last, self._metrics(commit))
             yield
             at.batch += 1
             is_amid = commit.next_work is Work.TRAIN and not commit.has_ended_epoch
@@ -294,6 +312,12 @@ class CallbackRun:
         else:
             self._rounds.call_each("on_train_batch_begin", at.batch, {})
             yield
+
+    def _is_within_execution(self, commit: Commit) -> bool:
+        """Return whether more steps follow before the hooks about batches; data may end before."""
+        ends = commit.has_ended_epoch or commit.data_ended or commit.next_work is not Work.TRAIN
+        is_step = commit.work is Work.TRAIN
+        return is_step and not ends and (self._at.batch + 1) % self._execution != 0
 
     def _hold_metrics(self, commit: Commit) -> None:
         """Let the model's metrics hold the epoch so far; at its end they hold it in any case."""

@@ -82,13 +82,15 @@ class FedCompanion:
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether code of the script runs after the commit."""
-        return self._companion.acts_after(commit)
+        return self._companion.acts_after(self._seen(commit))
 
     def after(self, commit: Commit) -> None:
         """See a commit, and tell whether its batch was the last one."""
-        if commit.work is Work.TRAIN and self._feed.is_at_end:
-            commit = replace(commit, data_ended=True)
-        self._companion.after(commit)
+        self._companion.after(self._seen(commit))
+
+    def _seen(self, commit: Commit) -> Commit:
+        is_last = commit.work is Work.TRAIN and self._feed.is_at_end
+        return replace(commit, data_ended=True) if is_last else commit
 
     def end(self) -> None:
         """See that the stage is over."""

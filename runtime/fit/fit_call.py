@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.runtime.pipelines.feed import check_steps
@@ -16,7 +16,8 @@ _BATCH = 32
 class FitCall:
     """One call of ``fit``; every field has Keras's name, default and meaning.
 
-    ``batch_size`` is the global batch, over all workers.
+    ``batch_size`` is the global batch, over all workers.  ``per_execution`` is no argument of
+    ``fit``, but ``compile``'s ``steps_per_execution``.
     """
 
     x: Any = None
@@ -35,6 +36,7 @@ class FitCall:
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: int | Sequence[int] = 1
+    per_execution: int = field(default=1, kw_only=True)
 
     @staticmethod
     def of(*args: Any, **arguments: Any) -> FitCall:
@@ -61,6 +63,13 @@ class FitCall:
             validation_steps=_fewer(self.validation_steps, steps),
         )
 
+    def in_executions(self, steps: int | None) -> int | None:
+        """Return so many steps of an epoch, or of a validation, in whole executions.
+
+        Keras looks at the number between two executions only: an epoch of 5 has 6 with 2 of each.
+        """
+        return steps and -(-steps // self.per_execution) * self.per_execution
+
     def global_batch(self, samples: int) -> int:
         """Return the samples of one update; without a size the steps divide all samples."""
         return self.batch_size or _batch_of(samples, self.steps_per_epoch)
@@ -79,7 +88,9 @@ class FitCall:
         if self.steps_per_epoch is None:
             return None
         check_steps("steps_per_epoch", self.steps_per_epoch)
-        return -(-self.steps_per_epoch // factor)
+        steps = self.in_executions(self.steps_per_epoch)
+        assert steps is not None
+        return -(-steps // factor)
 
     @property
     def shown(self) -> int:

@@ -106,6 +106,7 @@ def _first_steps(data: Data, call: FitCall) -> Data:
     if steps is None:
         return data
     check_steps("validation_steps", steps)
+    steps = call.in_executions(steps) or steps
     return SampleRange(data, 0, min(len(data), steps * call.validation_batch(len(data))))
 
 

@@ -15,6 +15,7 @@ from holdfast.runtime.pipelines.class_weights import no_classes
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, check_class_weight, steps_of
 from holdfast.runtime.pipelines.generator_source import ListSource
 from holdfast.runtime.pipelines.py_dataset_source import Passes, changes_by_epochs
+from holdfast.runtime.pipelines.source import Source
 from holdfast.runtime.pipelines.tf_pipelines import is_pipeline, source_of
 
 _FOR_VALIDATION = 21
@@ -109,7 +110,7 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         tell=tell,
         is_once=call.epochs_to_train == 1,
     )
-    steps = steps_of(source, call.steps_per_epoch, "steps_per_epoch")
+    steps = steps_of(source, _asked(source, call, call.steps_per_epoch), "steps_per_epoch")
     if isinstance(source, ListSource) and call.epochs_to_train > 1:
         raise ProgramError(
             f"the generator ended after {steps} batches, and fit(epochs={call.epochs}) reads it "
@@ -138,7 +139,13 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         steps=call.validation_steps,
         tell=tell,
     )
-    steps = steps_of(source, call.validation_steps, "validation_steps")
+    steps = steps_of(source, _asked(source, call, call.validation_steps), "validation_steps")
     feed = Feed(source, FeedTerms(steps, is_validation=True))
     feed.first()  # now, on every worker: some pipelines cannot go back to it later
     return feed
+
+
+def _asked(source: Source, call: FitCall, steps: int | None) -> int | None:
+    """Return the steps that ``call`` asks for, whole executions if none can lack data."""
+    is_known = source.batches is not None or source.repeats
+    return call.in_executions(steps) if is_known else steps

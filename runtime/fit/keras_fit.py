@@ -9,6 +9,7 @@ worker.  ``evaluate`` and ``predict`` stay Keras's own.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ import numpy as np
 
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World
-from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
+from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_per_execution
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.kept_replica import kept_replica
 from holdfast.runtime.errors import UsageError
@@ -75,7 +76,7 @@ def fit(model: Any, call: FitCall) -> Any:
         JobError: the job cannot go on; one sentence gives the reason.
         StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
-    call = _limited(call)
+    call = replace(_limited(call), per_execution=steps_per_execution(model))
     if not call.epochs_to_train:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
@@ -193,7 +194,8 @@ class _Training:
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         if not job.work_plan.is_open:
-            self._steps_per_epoch = job.work_plan.steps_per_epoch
+            steps = job.work_plan.steps_per_epoch
+            self._steps_per_epoch = min(steps, self._call.steps_per_epoch or steps)
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = self._few_samples(job, context)

@@ -68,17 +68,17 @@ def dicer(number: int, workers: list[Driven]) -> Any:
     return callback
 
 
-def driven(callbacks: Any, tmp_path: Path, **terms: Any) -> Driven:
+def driven(callbacks: Any, tmp_path: Path, execution: int = 1, **terms: Any) -> Driven:
     """Return a worker that has trained to the end."""
-    worker = Driven(callbacks, tmp_path, plan_of(**terms))
+    worker = Driven(callbacks, tmp_path, plan_of(**terms), execution=execution)
     begin(worker)
     drive(worker)
     return worker
 
 
-def in_keras(callback: Any, **arguments: Any) -> list[Any]:
+def in_keras(callback: Any, execution: int = 1, **arguments: Any) -> list[Any]:
     """Return what the callback sees under plain ``fit``."""
-    one_layer().fit(X, X, 1, verbose=0, callbacks=[callback], **arguments)
+    one_layer(execution).fit(X, X, 1, verbose=0, callbacks=[callback], **arguments)
     return list(callback.seen)
 
 
@@ -92,6 +92,31 @@ def test_hooks_are_those_of_keras_wherever_a_callback_stops(
     worker = driven([ours], tmp_path, has_validation=validates)
 
     assert ours.seen == in_keras(kerass, epochs=2, **given)
+    assert worker.run.is_over is (ours.model.stop_training is True)
+
+
+@pytest.mark.parametrize(
+    ("execution", "validates", "stop"),
+    [
+        (2, False, None),
+        (2, True, ("on_train_batch_begin", 0)),
+        (2, True, ("on_train_batch_end", 1)),
+        (2, True, ("on_train_batch_begin", 2)),
+        (2, False, ("on_train_batch_end", 3)),
+        (3, True, None),
+        (100, False, ("on_train_batch_begin", 0)),
+    ],
+    ids=str,
+)
+def test_hooks_about_batches_come_once_for_each_execution_as_in_keras(
+    tmp_path: Path, execution: int, stop: Any, *, validates: bool
+) -> None:
+    given = {"validation_data": (X, X)} if validates else {}
+    ours, kerass = recorder(stop), recorder(stop)
+
+    worker = driven([ours], tmp_path, execution, has_validation=validates)
+
+    assert ours.seen == in_keras(kerass, execution, epochs=2, **given)
     assert worker.run.is_over is (ours.model.stop_training is True)
 
 
@@ -116,18 +141,27 @@ def test_hooks_are_those_of_keras_for_the_epochs_that_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("validates", "stop"),
-    [(False, None), (True, None), (True, ("on_train_batch_end", 1)), (True, ("on_epoch_end", 0))],
+    ("validates", "stop", "execution"),
+    [
+        (False, None, 1),
+        (True, None, 1),
+        (True, ("on_train_batch_end", 1), 1),
+        (True, ("on_epoch_end", 0), 1),
+        (True, ("on_train_batch_end", 1), 2),
+        (False, ("on_train_batch_begin", 2), 2),
+    ],
     ids=str,
 )
 def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
-    tmp_path: Path, stop: Any, *, validates: bool
+    tmp_path: Path, stop: Any, execution: int, *, validates: bool
 ) -> None:
     whole = recorder(stop)
-    history = driven([whole], tmp_path, has_validation=validates).run.history
+    history = driven([whole], tmp_path, execution, has_validation=validates).run.history
     plan = plan_of(has_validation=validates)
     for commits in range(1, len(whole.seen)):
-        lost, resumed = (Driven([recorder(stop)], tmp_path, plan) for _ in range(2))
+        lost, resumed = (
+            Driven([recorder(stop)], tmp_path, plan, execution=execution) for _ in range(2)
+        )
         begin(lost)
         drive(lost, commits=commits)
         if plan.is_save_point(lost.cursor):

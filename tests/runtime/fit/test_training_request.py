@@ -72,6 +72,17 @@ def test_arguments_of_the_call_are_those_of_the_training(training: Training) -> 
     assert (asked.scaling, asked.takes_nan) == (None, False)
 
 
+def test_steps_are_those_of_whole_executions_as_in_keras(training: Training) -> None:
+    terms = {"steps_per_epoch": 3, "validation_steps": 1, "validation_split": 0.4}
+    arrays = training(FitCall(X, X, 1, per_execution=2, **terms))._request()
+    repeated = FitCall(pipeline().repeat(), steps_per_epoch=3, per_execution=2)
+    unknown = FitCall((batch for batch in pipeline().repeat()), steps_per_epoch=3, per_execution=2)
+
+    assert (arrays.steps_per_epoch, len(arrays.validation)) == (4, 2)
+    assert job_of(training(repeated)).work_plan.steps_per_epoch == 4
+    assert job_of(training(unknown)).work_plan.steps_per_epoch == 3
+
+
 def test_defaults_are_those_of_keras(training: Training) -> None:
     asked = training(FitCall(X, X))._request()
 

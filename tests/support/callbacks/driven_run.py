@@ -60,12 +60,12 @@ def plan_of(epochs: int = 2, **terms: Any) -> WorkPlan:
     return WorkPlan(steps_per_epoch=STEPS, epochs=epochs, **given)
 
 
-def one_layer() -> Any:
-    """Return a compiled model of one layer."""
+def one_layer(execution: int = 1) -> Any:
+    """Return a compiled model of one layer, with so many steps in each execution."""
     import keras
 
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
+    model.compile("sgd", "mse", run_eagerly=True, steps_per_execution=execution)
     return model
 
 
@@ -80,13 +80,14 @@ class Driven:
         *,
         is_first: bool = True,
         losses: Callable[[int], float] = float,
+        execution: int = 1,
     ) -> None:
         from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
         from holdfast.runtime.callbacks.callback_run import CallbackRun
 
         self.plan = plan or plan_of()
         self.said: list[str] = []
-        self.model, self.replica = one_layer(), Weights()
+        self.model, self.replica = one_layer(execution), Weights()
         self.files = FirstFiles(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
         kept = KeptLoads(scratch / "loaded", lambda text: None)

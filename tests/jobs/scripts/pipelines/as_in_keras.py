@@ -27,6 +27,21 @@ class Stop(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+class Hooks(keras.callbacks.Callback):
+    """Remembers the hooks about batches, and the loss that they see."""
+
+    def __init__(self):
+        super().__init__()
+        self.hooks, self.losses = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.hooks.append(f"begin {batch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.hooks.append(f"end {batch}")
+        self.losses.append(logs["loss"])
+
+
 class ThreeParts(keras.Model):
     """Trains on (x, y, weights), and validates on (x, y)."""
 
@@ -83,6 +98,18 @@ def sum_loss():
         keras.optimizers.SGD(0.1), lambda y, p: keras.ops.sum(keras.ops.square(y - p)) / 64
     )
     return model.fit(X[:60], Y[:60], epochs=2, batch_size=16, shuffle=False, verbose=0)
+
+
+def executions():
+    """Three steps between two hooks: 8 steps of a pass, and 4 that become 6."""
+    model, hooks = dense(), Hooks()
+    model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=3)
+    given = {"epochs": 2, "callbacks": [hooks], "verbose": 0}
+    first = model.fit(X, Y, batch_size=8, shuffle=False, **given)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+    more = model.fit(dataset, steps_per_epoch=4, **given)
+    loss = first.history["loss"] + more.history["loss"]
+    return {"loss": loss, "hooks": hooks.hooks, "seen": hooks.losses}
 
 
 def no_weights():
