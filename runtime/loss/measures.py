@@ -2,7 +2,7 @@
 
 The part is laid out as::
 
-    [ loss times samples | metric variables | numerators, denominators and factors ]
+    [ loss times samples | metric variables | numerators, denominators and factors, carried ]
 
 Most entries are sums over samples.  Two kinds are not, and become so once the sums over the
 microbatches of one batch are known (`settle`):
@@ -10,6 +10,9 @@ microbatches of one batch are known (`settle`):
 * a quotient, such as a masked loss: its numerator and its denominator are summed apart;
 * a variable that counts batches, such as a tracker that the script updates with the loss of
   each batch: microbatches add theirs times their samples.
+
+A variable that no reset empties is *carried*: it goes on from what it held.  What validation adds
+to it counts for the next epoch only, so that has an entry of its own, which no microbatch fills.
 """
 
 from __future__ import annotations
@@ -47,8 +50,10 @@ class _Quotient:
 class Measures:
     """Where the entries stand, and how they become the numbers that Keras shows."""
 
-    def __init__(self, variables: Sequence[Any], by_batch: Iterable[int] = ()) -> None:
-        """``variables`` are those that an update changes; ``by_batch`` those that count batches."""
+    def __init__(
+        self, variables: Sequence[Any], by_batch: Iterable[int] = (), carried: Iterable[int] = ()
+    ) -> None:
+        """``variables`` are those that an update changes, the others some of them, by number."""
         self._variables = tuple(variables)
         self._by_batch = frozenset(by_batch)
         sizes = [math.prod(v.shape) for v in variables]
@@ -58,6 +63,11 @@ class Measures:
         self._scaled = [
             i for n in self._by_batch for i in range(self._starts[n], self._starts[n + 1])
         ]
+        self._carried = tuple(carried)
+        self._places = [
+            i for n in self._carried for i in range(self._starts[n], self._starts[n + 1])
+        ]
+        self._since = [self._entry(("carried", place)) for place in self._places]
         self._is_fixed = False
 
     @property
@@ -120,6 +130,26 @@ class Measures:
             if divisor != 0:
                 settled[quotient.target] += factor * settled[quotient.numerator] / divisor
         return settled
+
+    def first_sums(self) -> Sums:
+        """Return the sums with which a training begins: what carried variables hold by now."""
+        sums = np.zeros(self.size)
+        for n in self._carried:
+            value = np.asarray(self._variables[n].value, np.float64)
+            sums[self._starts[n] : self._starts[n + 1]] = value.reshape(-1)
+        return sums
+
+    def carried(self, sums: Sums) -> Sums:
+        """Return the sums with which the next pass begins, from those of an epoch."""
+        found = np.zeros_like(sums)
+        found[self._places] = sums[self._places] + sums[self._since]
+        return found
+
+    def with_pass(self, sums: Sums, passed: Sums) -> Sums:
+        """Return the sums of an epoch, with those of a pass over validation data to be carried."""
+        found: Sums = sums.copy()
+        found[self._since] += passed[self._places]
+        return found
 
     def assign(self, sums: Sums) -> float:
         """Set the metric variables from settled sums, and return the sum of the loss."""

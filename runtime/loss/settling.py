@@ -3,15 +3,20 @@
 Most metrics are sums over samples, and are added as they come.  A replica may have others:
 what a batch adds to them is known only when the whole batch is summed.  So a pass over
 validation data then keeps the sums of its batches apart, each with its samples.
+
+Most metrics begin anew with each pass.  Those that no reset empties go on: their sums are carried
+from one pass to the next, and are a part of the cursor.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.partial import FloatVector
 
 Sums = npt.NDArray[np.float64]
@@ -30,6 +35,36 @@ class Settling(Protocol):
 
         ``sums`` are those of all microbatches of the batch, which has ``samples`` samples.
         """
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """A replica that may have metrics which no reset empties."""
+
+    def first_sums(self) -> Sums:
+        """Return the sums with which a training begins: what such metrics hold by now."""
+
+    def carried(self, sums: Sums) -> Sums:
+        """Return the sums with which the next pass begins, from those of an epoch."""
+
+    def with_pass(self, sums: Sums, passed: Sums) -> Sums:
+        """Return the sums of an epoch, with those of a pass over validation data to be carried."""
+
+
+def first_cursor(replica: object, metrics: int, step: int) -> Cursor:
+    """Return the cursor of a training that begins at ``step``."""
+    cursor = Cursor.start(metrics, step)
+    return replace(cursor, sums=replica.first_sums()) if isinstance(replica, Carrying) else cursor
+
+
+def next_sums(replica: object, sums: Sums) -> Sums:
+    """Return what a pass begins with after an epoch with these ``sums``."""
+    return replica.carried(sums) if isinstance(replica, Carrying) else np.zeros_like(sums)
+
+
+def after_pass(replica: object, sums: Sums, passed: Sums) -> Sums:
+    """Return the sums of an epoch, after a pass over validation data has added ``passed``."""
+    return replica.with_pass(sums, passed) if isinstance(replica, Carrying) else sums
 
 
 def step_sums(replica: object, metrics: FloatVector, samples: int) -> Sums:

@@ -46,7 +46,12 @@ from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, kept, tensor_at
 from holdfast.runtime.model.graph_cache import GraphCache
-from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
+from holdfast.runtime.model.model_call import (
+    ModelCall,
+    carried_metrics,
+    forward,
+    update_metrics,
+)
 from holdfast.runtime.model.model_sums import ModelSums
 from holdfast.runtime.model.model_update import ModelUpdate
 from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
@@ -100,7 +105,8 @@ class KerasReplica:
             model.optimizer.build(model.trainable_variables)
         self._scale = LossScale(model.optimizer)
         self._is_whole = mixing.keeps_batches_whole
-        self._sums = ModelSums(model, self._scale, gives_means=self._is_whole)
+        carried = carried_metrics(model, few)
+        self._sums = ModelSums(model, self._scale, gives_means=self._is_whole, carried=carried)
         self._no_seeds = tf.zeros((len(self._sums.seeds) + 1, 2), tf.int64)
         self._draws = bool(self._sums.seeds)
         self._tensors = model_variables(model)
@@ -205,6 +211,20 @@ class KerasReplica:
     def settle(self, sums: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
         """Return what the metrics of one batch add to those of an epoch."""
         return self._sums.measures.settle(sums, samples)
+
+    def first_sums(self) -> npt.NDArray[np.float64]:
+        """Return the sums with which a training begins: what metrics hold that no reset empties."""
+        return self._sums.measures.first_sums()
+
+    def carried(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the sums with which the next pass begins, from those of an epoch."""
+        return self._sums.measures.carried(sums)
+
+    def with_pass(
+        self, sums: npt.NDArray[np.float64], passed: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Return the sums of an epoch, with those of a pass over validation data to be carried."""
+        return self._sums.measures.with_pass(sums, passed)
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the loss and the results of the model's metrics, from settled sums.
@@ -344,10 +364,11 @@ def _build(model: Any, batch: Batch) -> tuple[str, ...]:
 
     Returns the names of what an own ``compute_metrics`` returns beside the results of metrics.
     """
-    prediction, _ = forward(model, batch, training=False)
-    returned = update_metrics(model, batch, prediction)
-    known = model.get_metrics_result()
-    model.reset_metrics()
+    with unchanged(model.metrics_variables):
+        prediction, _ = forward(model, batch, training=False)
+        with keras.StatelessScope():  # no reset empties some metrics
+            returned = update_metrics(model, batch, prediction)
+        known = model.get_metrics_result()
     return tuple(name for name in returned or () if name not in known)
 
 
@@ -359,7 +380,7 @@ def _no_sums(model: Any, sums: ModelSums, batch: Batch) -> list[Any]:
     from_base = _updated_metrics(model, sums, zip(metrics, bases, strict=True), batch)
     found = []
     for i, variable in enumerate(metrics):
-        starts_at_zero = not np.any(np.asarray(variable.value))
+        starts_at_zero = id(variable) in sums.carried or not np.any(np.asarray(variable.value))
         is_sum = np.allclose(from_base[i], bases[i] + from_zero[i], rtol=1e-5, equal_nan=True)
         if not (starts_at_zero and is_sum):
             found.append(variable)
@@ -371,12 +392,12 @@ def _names_of(model: Any, variables: Sequence[Any]) -> tuple[str, ...]:
     if not variables:
         return ()
     found = []
-    for power in (1, 2):
-        for i, variable in enumerate(variables):
-            variable.assign(tf.cast(tf.fill(variable.shape, (i + 2) ** power), variable.dtype))
-        results = model.get_metrics_result()
-        found.append({name: np.asarray(value) for name, value in results.items()})
-    model.reset_metrics()
+    with unchanged(model.metrics_variables):
+        for power in (1, 2):
+            for i, variable in enumerate(variables):
+                variable.assign(tf.cast(tf.fill(variable.shape, (i + 2) ** power), variable.dtype))
+            results = model.get_metrics_result()
+            found.append({name: np.asarray(value) for name, value in results.items()})
     one, other = found
     return tuple(name for name in one if not np.array_equal(one[name], other[name]))
 

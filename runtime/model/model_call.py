@@ -9,7 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.named_variables import unchanged
 from holdfast.runtime.model.tensors import Batch
 
 Starts: TypeAlias = Mapping[int, Any]
@@ -21,6 +23,30 @@ def metric_starts(model: Any) -> Starts:
     model.reset_metrics()
     values = ((id(v), np.asarray(v.value)) for v in model.metrics_variables)
     return {key: value for key, value in values if np.any(value)}
+
+
+def carried_metrics(model: Any, batch: Batch) -> frozenset[int]:
+    """Return, by identity, the metric variables that updates change and that no reset empties."""
+    variables = [v for v in model.metrics_variables if v.dtype != "bool"]
+    with unchanged(variables):
+        model.reset_metrics()
+        for variable in variables:
+            variable.assign(2 * variable.value + 1)
+        marks = [np.asarray(variable.value.read_value()) for variable in variables]
+        model.reset_metrics()
+        kept = [
+            variable
+            for variable, mark in zip(variables, marks, strict=True)
+            # Also if what it holds is no number, which the mark is not either then.
+            if np.all(np.isclose(np.asarray(variable.value), mark, 0.0, 0.0, equal_nan=True))
+        ]
+    if not kept:
+        return frozenset()
+    call = ModelCall(model)
+    with equal_draws(), call.scope:
+        prediction, _ = forward(model, batch, training=False)
+        update_metrics(model, batch, prediction)
+    return frozenset(id(variable) for variable in kept if call.has_changed(variable))
 
 
 def start_of(variable: Any, starts: Starts) -> Any:

@@ -80,7 +80,14 @@ class ModelSums:
     whole batches, so nothing is added to them.
     """
 
-    def __init__(self, model: Any, scale: LossScale, *, gives_means: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        scale: LossScale,
+        *,
+        gives_means: bool = False,
+        carried: frozenset[int] = frozenset(),
+    ) -> None:
         self._model = model
         self._scale = scale
         self.gives_means = gives_means
@@ -90,7 +97,10 @@ class ModelSums:
         self.state = tuple(v for v in state if not model_rules.is_generator_state(v))
         self.kinds = {True: LossKinds(), False: LossKinds()}
         """What the terms of the loss are divided by, in training and in validation."""
-        self.starts = metric_starts(model)
+        self.carried = carried
+        """Metric variables that no reset empties, by identity."""
+        found = metric_starts(model)
+        self.starts = {key: value for key, value in found.items() if key not in carried}
         """What metric variables begin with, if it is not zero."""
         self.by_batch: frozenset[str] = frozenset()
         """Paths of metric variables that count batches."""
@@ -229,7 +239,8 @@ class ModelSums:
         assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
         if self._measures is None:
             by_batch = [n for n, v in enumerate(metrics) if v.path in self.by_batch]
-            self._measures = Measures(metrics, by_batch)
+            carried = [n for n, v in enumerate(metrics) if id(v) in self.carried]
+            self._measures = Measures(metrics, by_batch, carried)
         self._roles = roles
 
     def _metric_sums(self, found: _Forward, batch: Batch) -> Any:

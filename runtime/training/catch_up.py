@@ -20,6 +20,7 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.loss.settling import first_cursor
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.due import Due
@@ -123,7 +124,8 @@ class NewestState:
         """
         communicator = self._membership.communicator
         if source.version == NO_STATE:
-            cursor = Cursor.start(self._state.replica.shape.metrics, self._job.stage.begin)
+            replica = self._state.replica
+            cursor = first_cursor(replica, replica.shape.metrics, self._job.stage.begin)
             restore = JobRestore(self._context, self._job, self._state)
             restored = restore.run(communicator, cursor)
             if restored is not None:

@@ -11,7 +11,14 @@ from holdfast.checkpoint.upkeep.retention import Best
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
-from holdfast.runtime.loss.settling import Sums, pass_sums, step_sums
+from holdfast.runtime.loss.settling import (
+    Sums,
+    after_pass,
+    first_cursor,
+    next_sums,
+    pass_sums,
+    step_sums,
+)
 from holdfast.runtime.model.replica import (
     Finishing,
     MetricsHolder,
@@ -34,7 +41,7 @@ class Progress:
         self._turns = replica if isinstance(replica, TurnTaker) else None
         self._job = job
         self._records = records
-        self.cursor = Cursor.start(replica.shape.metrics, job.stage.begin)
+        self.cursor = first_cursor(replica, replica.shape.metrics, job.stage.begin)
         self.metrics: dict[str, float] = {}
         self.validation: dict[str, float] | None = None
         self.measured: EpochMetrics | None = None
@@ -114,7 +121,7 @@ class Progress:
         work_plan = self._job.work_plan
         before = self.cursor
         if work_plan.is_epoch_start(before):
-            before = before.at_epoch_start()
+            before = replace(before.at_epoch_start(), sums=next_sums(self._replica, before.sums))
         sums = self._step_sums(total)
         self._replica.apply(total.contribution, total.samples)
         if self._turn:
@@ -134,8 +141,11 @@ class Progress:
         return 0 if self._turns is None else self._turns.turn
 
     def _commit_evaluation(self, total: Total) -> None:
-        sums = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)
-        self.cursor = self.cursor.after_evaluation()
+        passed = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)
+        before = self.cursor.sums
+        sums = next_sums(self._replica, before) + passed
+        cursor = self.cursor.after_evaluation()
+        self.cursor = replace(cursor, sums=after_pass(self._replica, before, passed))
         validation = self._replica.results(sums, total.samples)
         self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
         self._hold(sums, total.samples)

@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pipelines" / "as_in_keras.py"
 DIVIDED = (
-    *("three_parts", "batch_of_one", "sum_loss", "executions", "no_weights", "infinite"),
-    *("endless_generator", "endless_dataset", "unknown_repeated", "limits", "class_weight"),
-    "signatures",
+    *("going_on", "three_parts", "executions", "batch_of_one", "sum_loss", "no_weights"),
+    *("infinite", "endless_generator", "endless_dataset", "unknown_repeated", "limits"),
+    *("class_weight", "signatures"),
 )
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
-FAULTS = ("kill worker=1 step=3", "kill worker=0 step=30")
+FAULTS = ("kill worker=1 step=3", "kill worker=0 step=26")
 """A death in the first training, and one of the last worker between a later one's saves."""
 
 

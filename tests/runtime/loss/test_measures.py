@@ -36,6 +36,20 @@ def variables() -> list[Any]:
     return [keras.Variable(0.0), keras.Variable(np.zeros((2, 1)), dtype="float32")]
 
 
+def test_what_no_reset_empties_goes_on_and_validation_counts_for_the_next_pass() -> None:
+    kept, other = variables()
+    kept.assign(4.0)
+    measures = Measures([kept, other], carried=[0])
+
+    epoch = measures.first_sums() + np.array([9.0, 2.0, 3.0, 5.0, 0.0])
+    validated = measures.with_pass(epoch, np.array([1.0, 7.0, 1.0, 1.0, 0.0]))
+
+    assert epoch.tolist() == [9.0, 6.0, 3.0, 5.0, 0.0]
+    assert measures.assign(validated) == 9.0
+    assert float(kept.value) == 6.0
+    assert measures.carried(validated).tolist() == [0.0, 13.0, 0.0, 0.0, 0.0]
+
+
 def values_of(first: Any, *others: float) -> list[Any]:
     return [first, tensorflow.constant(others, shape=(2, 1))]
 

@@ -28,18 +28,18 @@ class Stop(keras.callbacks.Callback):
 
 
 class Hooks(keras.callbacks.Callback):
-    """Remembers the hooks about batches, and the loss that they see."""
+    """Remembers the hooks about batches, and what they see of a metric."""
 
-    def __init__(self):
+    def __init__(self, metric="loss"):
         super().__init__()
-        self.hooks, self.losses = [], []
+        self.hooks, self.seen, self.metric = [], [], metric
 
     def on_train_batch_begin(self, batch, logs=None):
         self.hooks.append(f"begin {batch}")
 
     def on_train_batch_end(self, batch, logs=None):
         self.hooks.append(f"end {batch}")
-        self.losses.append(logs["loss"])
+        self.seen.append(logs[self.metric])
 
 
 class ThreeParts(keras.Model):
@@ -100,6 +100,25 @@ def sum_loss():
     return model.fit(X[:60], Y[:60], epochs=2, batch_size=16, shuffle=False, verbose=0)
 
 
+class NeverReset(keras.metrics.MeanSquaredError):
+    def __init__(self):
+        super().__init__(name="mse")
+        super().reset_state()
+
+    def reset_state(self):
+        """Let the metric go on over epochs, validations and trainings."""
+
+
+def going_on():
+    model, hooks = dense(), Hooks("mse")
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[NeverReset(), "mae"])
+    given = {"batch_size": 16, "shuffle": False, "callbacks": [hooks], "verbose": 0}
+    first = model.fit(X, Y, epochs=2, validation_data=(X[:10], Y[:10]), **given).history
+    evaluated = model.evaluate(X, Y, verbose=0, return_dict=True)["mse"]
+    more = model.fit(X, Y, epochs=1, **given).history
+    return {**first, "evaluated": [evaluated], "more": more["mse"], "seen": hooks.seen}
+
+
 def executions():
     """Three steps between two hooks: 8 steps of a pass, and 4 that become 6."""
     model, hooks = dense(), Hooks()
@@ -109,7 +128,7 @@ def executions():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
     more = model.fit(dataset, steps_per_epoch=4, **given)
     loss = first.history["loss"] + more.history["loss"]
-    return {"loss": loss, "hooks": hooks.hooks, "seen": hooks.losses}
+    return {"loss": loss, "hooks": hooks.hooks, "seen": hooks.seen}
 
 
 def no_weights():
