@@ -49,6 +49,8 @@ def kept_replica(
     mixing: BatchMixing,
     tell: Callable[[str], None],
     validated: Callable[[], Microbatch | None] = lambda: None,
+    *,
+    evaluates: bool = True,
 ) -> Replica:
     """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
 
@@ -58,7 +60,10 @@ def kept_replica(
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
     kept = getattr(model, _PLACE, None)
-    if kept is not None and kept.is_for(_parts(model), _shapes(first, mixing)):
+    own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
+    evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
+    shapes = (*_shapes(first, mixing), evaluates)
+    if kept is not None and kept.is_for(_parts(model), shapes):
         replica: Replica = kept.replica
         return replica
     changed = None if kept is None else _changed_since_compile(kept.parts, _parts(model))
@@ -67,9 +72,9 @@ def kept_replica(
             f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
             "plain Keras it does so only after the next compile()"
         )
-    made = replica_of_keras(model, first, mixing, validated)
+    made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if isinstance(made, KerasReplica):  # another one has a state of its own
-        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
+        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), shapes))
     return made
 
 

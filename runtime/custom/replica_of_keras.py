@@ -20,23 +20,26 @@ def replica_of_keras(
     first: Microbatch,
     mixing: BatchMixing,
     validated: Callable[[], Microbatch | None] = lambda: None,
+    *,
+    evaluates: bool = True,
 ) -> Replica:
     """Return the replica of ``model``; ``first`` is one of the microbatches to train with.
 
-    ``validated`` returns one of those to validate with, None if there are none.
+    ``validated`` returns one of those to validate with, None if there are none.  ``evaluates`` is
+    whether there may be any.
 
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
     try:
-        return _replica(model, first, mixing, validated)
+        return _replica(model, first, mixing, validated, evaluates=evaluates)
     except JobError:
         raise
     except Exception:  # of the script
         if first.batch_samples != 1:
             raise
         # Trials take the sample twice, and the loss may take one only, as the batches have.
-        return _replica(model, first, BatchMixing.HARMLESS, validated)
+        return _replica(model, first, BatchMixing.HARMLESS, validated, evaluates=evaluates)
 
 
 def _replica(
@@ -44,12 +47,14 @@ def _replica(
     first: Microbatch,
     mixing: BatchMixing,
     validated: Callable[[], Microbatch | None],
+    *,
+    evaluates: bool,
 ) -> Replica:
     parts = first.x, first.y, first.weights
     if overrides_steps(model):
         return CustomReplica(model, *parts, mixing=mixing, validated=validated())
     kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
-    return kind(model, *parts, mixing=mixing)
+    return kind(model, *parts, mixing=mixing, evaluates=evaluates)
 
 
 def overrides_steps(model: Any) -> bool:

@@ -212,7 +212,12 @@ class _Training:
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
             return kept_replica(
-                self._model, first, mixing, context.notify, lambda: job.first_of_validation
+                self._model,
+                first,
+                mixing,
+                context.notify,
+                lambda: job.first_of_validation,
+                evaluates=job.validation is not None,
             )
 
     def _few_samples(self, job: TrainingJob, context: WorkerContext) -> str | None:

@@ -11,6 +11,9 @@ microbatches of one batch are known (`settle`):
 * a variable that counts batches, such as a tracker that the script updates with the loss of
   each batch: microbatches add theirs times their samples.
 
+A variable that adds up a sum over each batch, such as a tracker of a loss that sums, adds up over
+microbatches as it is.
+
 A variable that no reset empties is *carried*: it goes on from what it held.  What validation adds
 to it counts for the next epoch only, so that has an entry of its own, which no microbatch fills.
 """
@@ -51,11 +54,16 @@ class Measures:
     """Where the entries stand, and how they become the numbers that Keras shows."""
 
     def __init__(
-        self, variables: Sequence[Any], by_batch: Iterable[int] = (), carried: Iterable[int] = ()
+        self,
+        variables: Sequence[Any],
+        by_batch: Iterable[int] = (),
+        carried: Iterable[int] = (),
+        summed: Iterable[int] = (),
     ) -> None:
         """``variables`` are those that an update changes, the others some of them, by number."""
         self._variables = tuple(variables)
         self._by_batch = frozenset(by_batch)
+        self._summed = frozenset(summed)
         sizes = [math.prod(v.shape) for v in variables]
         self._starts = (1 + np.cumsum([0, *sizes])).tolist()
         self._entries: dict[Hashable, int] = {}
@@ -164,7 +172,7 @@ class Measures:
         """Return variable ``n``; what it has of quotients is taken out and travels apart."""
         scale = float(samples) if n in self._by_batch else 1.0
         value = tf.cast(value, tf.float32)
-        if value.shape.rank == 0 and len(loss.parts) > 1:
+        if value.shape.rank == 0 and len(loss.parts) > 1 and n not in self._summed:
             for name, leaf, slope, numerator in loss.quotients_in(value):
                 key = (n, *name)
                 value -= slope * tf.cast(leaf, tf.float32)

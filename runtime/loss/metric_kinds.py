@@ -30,6 +30,8 @@ class MetricKinds:
     """Paths of variables that count batches, not samples."""
     of_parts: tuple[str, ...] = ()
     """Metrics whose value of a batch need not be the mean of those of its parts."""
+    summed: frozenset[str] = frozenset()
+    """Paths of variables that add up sums of batches, beside a count of batches."""
 
     def notices(self, left_out: Iterable[str] = ()) -> Iterator[str]:
         """Yield a line for each metric that may differ from that of plain Keras, if it is shown."""
@@ -120,6 +122,7 @@ def metric_kinds(
                 if metric.other or not all(_is_mean(once, other, both, p) for p in metric.by_batch)
             )
         ),
+        frozenset(path for metric in suspects if metric.same for path in metric.doubled),
     )
 
 

@@ -138,9 +138,9 @@ class Probe:
             self._sums.model_metrics, calm[0].metrics, calm[1].metrics, self._more_metrics
         )
         states = self._states(small, double)
-        self._sums.learn(kinds, metrics.by_batch)
+        self._sums.learn(kinds, metrics)
         mixing = self._difference(doubts)
-        self._sums.learn(kinds, metrics.by_batch, states)
+        self._sums.learn(kinds, metrics, states)
         return Finding(kinds, metrics, mixing, states)
 
     def _more_metrics(self) -> tuple[Values, Values]:

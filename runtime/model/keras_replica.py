@@ -77,7 +77,8 @@ class KerasReplica:
 
     ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  A model
     that is not built yet is built with them.  If they have the shape of the job's
-    microbatches, the graph is ready before the first step.
+    microbatches, the graph is ready before the first step.  ``evaluates`` is whether the training
+    has validation.
 
     Raises:
         ProgramError: the model cannot be trained exactly; the message names the reason.
@@ -91,6 +92,7 @@ class KerasReplica:
         weights: Nest = None,
         *,
         mixing: BatchMixing = BatchMixing.REFUSED,
+        evaluates: bool = True,
     ) -> None:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_compiled(model, keras.Model)
@@ -99,14 +101,19 @@ class KerasReplica:
         first = Microbatch(x, y, 0, weights)
         self._kind = first.kind
         few = Batch.of(first_samples(first, _FEW))
-        self._unshown = _build(model, few)
+        self._unshown = _build(model, few, evaluates=evaluates)
         model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._scale = LossScale(model.optimizer)
         self._is_whole = mixing.keeps_batches_whole
-        carried = carried_metrics(model, few)
-        self._sums = ModelSums(model, self._scale, gives_means=self._is_whole, carried=carried)
+        self._sums = ModelSums(
+            model,
+            self._scale,
+            gives_means=self._is_whole,
+            carried=carried_metrics(model, few, evaluates=evaluates),
+            evaluates=evaluates,
+        )
         self._no_seeds = tf.zeros((len(self._sums.seeds) + 1, 2), tf.int64)
         self._draws = bool(self._sums.seeds)
         self._tensors = model_variables(model)
@@ -234,9 +241,16 @@ class KerasReplica:
         with unchanged(self._model.metrics_variables):
             loss = self._sums.measures.assign(sums) / samples
             found = self._model.get_metrics_result()
-        found["loss"] = loss
+        if not self._has_own_loss:
+            found["loss"] = loss
         shown = [key for key in found if key not in self._left_out]
         return {name: value for key in shown for name, value in _scalars(key, found[key])}
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether a metric of the script's is what Keras shows as the loss."""
+        named = [metric for metric in self._model.metrics if metric.name == "loss"]
+        return bool(named) and named[-1] is not self._model._loss_tracker
 
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         """Let the model's metrics hold settled sums, for those who read them from the model."""
@@ -359,13 +373,13 @@ class KerasReplica:
         return tf.constant(self._of_model.divisors(samples, metrics), tf.float32)
 
 
-def _build(model: Any, batch: Batch) -> tuple[str, ...]:
+def _build(model: Any, batch: Batch, *, evaluates: bool) -> tuple[str, ...]:
     """Create all variables of model, loss and metrics by one call without training.
 
     Returns the names of what an own ``compute_metrics`` returns beside the results of metrics.
     """
     with unchanged(model.metrics_variables):
-        prediction, _ = forward(model, batch, training=False)
+        prediction, _ = forward(model, batch, training=False, evaluates=evaluates)
         with keras.StatelessScope():  # no reset empties some metrics
             returned = update_metrics(model, batch, prediction)
         known = model.get_metrics_result()
@@ -408,7 +422,7 @@ def _updated_metrics(
     """Return the metric variables after an update that starts from ``values``."""
     call = ModelCall(model, values, sums.starts)
     with equal_draws(), call.scope:
-        prediction, _ = forward(model, batch, training=False)
+        prediction, _ = forward(model, batch, training=False, evaluates=sums.evaluates)
         update_metrics(model, batch, prediction)
     return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in sums.roles.metrics]
 

@@ -25,7 +25,7 @@ def metric_starts(model: Any) -> Starts:
     return {key: value for key, value in values if np.any(value)}
 
 
-def carried_metrics(model: Any, batch: Batch) -> frozenset[int]:
+def carried_metrics(model: Any, batch: Batch, *, evaluates: bool = True) -> frozenset[int]:
     """Return, by identity, the metric variables that updates change and that no reset empties."""
     variables = [v for v in model.metrics_variables if v.dtype != "bool"]
     with unchanged(variables):
@@ -44,7 +44,7 @@ def carried_metrics(model: Any, batch: Batch) -> frozenset[int]:
         return frozenset()
     call = ModelCall(model)
     with equal_draws(), call.scope:
-        prediction, _ = forward(model, batch, training=False)
+        prediction, _ = forward(model, batch, training=False, evaluates=evaluates)
         update_metrics(model, batch, prediction)
     return frozenset(id(variable) for variable in kept if call.has_changed(variable))
 
@@ -82,8 +82,12 @@ class ModelCall:
         return self.value(variable) is not self._before.get(id(variable))
 
 
-def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
-    """Return prediction and loss, as ``Model.fit`` computes them."""
+def forward(model: Any, batch: Batch, *, training: bool, evaluates: bool = True) -> tuple[Any, Any]:
+    """Return prediction and loss, as ``Model.fit`` computes them.
+
+    In a training that never ``evaluates`` a ``compute_loss`` hears of training only, as in Keras,
+    also when the model is tried.
+    """
     prediction = model(batch.x, **model_rules.accepted(model.call, training=training))
     # By position, as Keras does: an override may call its arguments by other names.
     loss = model.compute_loss(
@@ -91,7 +95,7 @@ def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
         batch.targets,
         prediction,
         batch.weights,
-        **model_rules.accepted(model.compute_loss, training=training),
+        **model_rules.accepted(model.compute_loss, training=training or not evaluates),
     )
     return prediction, tf.cast(loss, tf.float32)
 

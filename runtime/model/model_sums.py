@@ -17,6 +17,7 @@ from holdfast.runtime.loss.loss_parts import Gradients, LossKinds, LossParts
 from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.loss.loss_terms import Term, noted_terms
 from holdfast.runtime.loss.measures import Measures
+from holdfast.runtime.loss.metric_kinds import MetricKinds
 from holdfast.runtime.loss.state_kinds import StateKind, travelling
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_call import ModelCall, forward, metric_starts, update_metrics
@@ -87,10 +88,12 @@ class ModelSums:
         *,
         gives_means: bool = False,
         carried: frozenset[int] = frozenset(),
+        evaluates: bool = True,
     ) -> None:
         self._model = model
         self._scale = scale
         self.gives_means = gives_means
+        self.evaluates = evaluates
         self.trainable = tuple(model.trainable_variables)
         state = tuple(model.non_trainable_variables)
         self.seeds = tuple(v for v in state if model_rules.is_generator_state(v))
@@ -102,8 +105,8 @@ class ModelSums:
         found = metric_starts(model)
         self.starts = {key: value for key, value in found.items() if key not in carried}
         """What metric variables begin with, if it is not zero."""
-        self.by_batch: frozenset[str] = frozenset()
-        """Paths of metric variables that count batches."""
+        self.metric_kinds = MetricKinds()
+        """Which metrics hold values of whole batches."""
         self.state_kinds: dict[str, StateKind] = {}
         """What becomes of state over the parts of a batch, by path; the mean if it is not told."""
         self.sparse: tuple[str, ...] = ()
@@ -135,14 +138,14 @@ class ModelSums:
     def learn(
         self,
         kinds: dict[bool, LossKinds],
-        by_batch: frozenset[str],
+        metrics: MetricKinds,
         states: Mapping[str, StateKind] | None = None,
     ) -> None:
         """Take what is known of terms, metrics and state.
 
         The next training call finds roles and metrics anew.
         """
-        self.kinds, self.by_batch, self.state_kinds = kinds, by_batch, dict(states or {})
+        self.kinds, self.metric_kinds, self.state_kinds = kinds, metrics, dict(states or {})
         self._roles = self._measures = None
 
     def training(self, batch: Batch, seeds: Any) -> list[Any]:
@@ -206,7 +209,9 @@ class ModelSums:
         with tf.GradientTape(persistent=True) as tape, call.scope:
             tape.watch(call.weights)
             with noted_terms(tape) as terms:
-                prediction, loss = forward(model, batch, training=training)
+                prediction, loss = forward(
+                    model, batch, training=training, evaluates=self.evaluates
+                )
             total = tf.reduce_sum(loss)  # a loss without reduction has a value for each sample
             update_metrics(model, batch, prediction)
         parts = LossParts(tape, total, terms, self.kinds[training], batch.samples)
@@ -238,9 +243,13 @@ class ModelSums:
         first = self._roles or roles
         assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
         if self._measures is None:
-            by_batch = [n for n, v in enumerate(metrics) if v.path in self.by_batch]
+            kinds = self.metric_kinds
+            by_batch, summed = (
+                [n for n, v in enumerate(metrics) if v.path in paths]
+                for paths in (kinds.by_batch, kinds.summed)
+            )
             carried = [n for n, v in enumerate(metrics) if id(v) in self.carried]
-            self._measures = Measures(metrics, by_batch, carried)
+            self._measures = Measures(metrics, by_batch, carried, summed)
         self._roles = roles
 
     def _metric_sums(self, found: _Forward, batch: Batch) -> Any:

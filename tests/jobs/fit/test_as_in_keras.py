@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pipelines" / "as_in_
 DIVIDED = (
     *("going_on", "three_parts", "executions", "batch_of_one", "sum_loss", "no_weights"),
     *("infinite", "endless_generator", "endless_dataset", "unknown_repeated", "limits"),
-    *("class_weight", "signatures"),
+    *("class_weight", "signatures", "own_trackers"),
 )
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
 FAULTS = ("kill worker=1 step=3", "kill worker=0 step=26")

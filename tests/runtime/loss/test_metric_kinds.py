@@ -70,6 +70,7 @@ def test_value_of_a_batch_that_need_not_be_that_of_its_parts_is_named(
     found = kinds_of(*(values(total=value, count=1.0) for value in trials))
 
     assert found.by_batch == {"total", "count"}
+    assert not found.summed
     (line,) = found.notices()
     assert "metric 'm' is one value of a batch" in line
 
@@ -82,7 +83,7 @@ def test_sum_over_a_batch_adds_up_beside_the_number_of_batches() -> None:
         values(total=5.0, nothing=0.0, count=1.0),
     )
 
-    assert found == MetricKinds(frozenset({"count"}))
+    assert found == MetricKinds(frozenset({"count"}), summed=frozenset({"total"}))
 
 
 def test_metrics_that_have_seen_nothing_are_taken_for_sums() -> None:

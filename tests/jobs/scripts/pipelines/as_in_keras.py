@@ -119,6 +119,62 @@ def going_on():
     return {**first, "evaluated": [evaluated], "more": more["mse"], "seen": hooks.seen}
 
 
+class Tracked(keras.Model):
+    """Its loss is that of its tracker, as in the documentation of Keras."""
+
+    def __init__(self, *args, **arguments):
+        super().__init__(*args, **arguments)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        loss = keras.ops.mean((y_pred - y) ** 2) + keras.ops.sum(self.losses)
+        self.tracker.update_state(loss)
+        return loss
+
+    def reset_metrics(self):
+        self.tracker.reset_state()
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+class Multiplied(keras.Model):
+    """Tracks a multiple of its loss, and hears of training only where nothing validates."""
+
+    def __init__(self, *args, **arguments):
+        super().__init__(*args, **arguments)
+        self.custom = keras.metrics.Mean(name="custom")
+        self.validates = True
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        assert training or self.validates
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.custom.update_state(loss * 4)
+        return loss
+
+
+def own_trackers():
+    found = {}
+    given = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
+    for name, kind, loss, regularizer in (
+        ("tracked", Tracked, "mse", "l2"),
+        ("mean", Multiplied, "mse", "l2"),
+        ("sum", Multiplied, keras.losses.MeanSquaredError(reduction="sum"), None),
+    ):
+        keras.utils.set_random_seed(1)
+        x = keras.Input((4,))
+        model = kind(x, keras.layers.Dense(1, kernel_regularizer=regularizer)(x))
+        model.compile(keras.optimizers.SGD(0.01), loss)
+        model.validates = False
+        first = model.fit(X[:40], Y[:40], **given).history
+        model.validates = True
+        more = model.fit(X[:40], Y[:40], validation_data=(X[40:], Y[40:]), **given).history
+        for of in more:
+            found[f"{name} {of}"] = first.get(of, []) + more[of]
+    return found
+
+
 def executions():
     """Three steps between two hooks: 8 steps of a pass, and 4 that become 6."""
     model, hooks = dense(), Hooks()
