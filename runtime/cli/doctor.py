@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +78,13 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
         if library.warning:
             yield Diagnosis("MPI version", library.warning, is_good=False)
     yield _find_tensorflow()
-    yield _attempt("run directory", lambda: _check_writable(run_dir))
+    directory = RunDirectory(run_dir.absolute())
+    try:
+        directory.prepare()
+    except JobError as error:
+        yield Diagnosis("run directory", str(error), is_good=False)
+    else:
+        yield Diagnosis("run directory", f"{directory.path} is writable")
 
 
 def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
@@ -137,16 +143,3 @@ def _find_tensorflow() -> Diagnosis:
 def _no_tensorflow(reason: str) -> Diagnosis:
     hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
     return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
-
-
-def _attempt(subject: str, check: Callable[[], str]) -> Diagnosis:
-    try:
-        return Diagnosis(subject, check())
-    except JobError as error:
-        return Diagnosis(subject, str(error), is_good=False)
-
-
-def _check_writable(run_dir: Path) -> str:
-    directory = RunDirectory(run_dir.absolute())
-    directory.prepare()
-    return f"{directory.path} is writable"

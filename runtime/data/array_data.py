@@ -21,6 +21,24 @@ _PROBED_SAMPLES = 64
 """Few, because each may lie in a chunk or a file of its own."""
 
 
+def probed_ids(samples: int) -> SampleIds:
+    """Return the numbers of some samples, evenly spaced, with the first and the last one."""
+    return np.unique(np.linspace(0, samples - 1, _PROBED_SAMPLES).astype(np.int64))
+
+
+def probe_of(data: Data) -> str:
+    """Return a digest of the names, shapes, dtypes and bytes of some samples."""
+    digest = Digest()
+    digest.update(f"{len(data)}\n".encode())
+    for name, part in zip("xyw", data.read(probed_ids(len(data))), strict=False):
+        for path, leaf in named_leaves(part, name):
+            array = np.asarray(leaf)
+            digest.update(f"{path} {array.shape} {array.dtype}\n".encode())
+            is_text = array.dtype == object
+            digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
+    return digest.hexdigest()
+
+
 class NpyData(ArrayData):
     """Samples in ``.npy`` files; the workers of a host share the pages that they read.
 
@@ -119,9 +137,7 @@ class WindowData:
         """Return a digest of the number of windows and of some, which is made once."""
         return self._fingerprint
 
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        return probe_of(self)
+    _fingerprint = functools.cached_property(probe_of)
 
     def read(self, ids: SampleIds) -> Samples:
         """Return these windows and their targets.
@@ -134,21 +150,3 @@ class WindowData:
         begins = ids * self._stride
         x: Any = self._series[begins[:, None] + self._offsets]
         return x, None if self._targets is None else self._targets[begins]
-
-
-def probed_ids(samples: int) -> SampleIds:
-    """Return the numbers of some samples, evenly spaced, with the first and the last one."""
-    return np.unique(np.linspace(0, samples - 1, _PROBED_SAMPLES).astype(np.int64))
-
-
-def probe_of(data: Data) -> str:
-    """Return a digest of the names, shapes, dtypes and bytes of some samples."""
-    digest = Digest()
-    digest.update(f"{len(data)}\n".encode())
-    for name, part in zip("xyw", data.read(probed_ids(len(data))), strict=False):
-        for path, leaf in named_leaves(part, name):
-            array = np.asarray(leaf)
-            digest.update(f"{path} {array.shape} {array.dtype}\n".encode())
-            is_text = array.dtype == object
-            digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
-    return digest.hexdigest()

@@ -64,9 +64,7 @@ class HDF5Data:
         """Return a digest of names, shapes, types and some rows, which is made once."""
         return self._fingerprint
 
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        return probe_of(self)
+    _fingerprint = functools.cached_property(probe_of)
 
     def read(self, ids: SampleIds) -> Samples:
         """Return these samples, copied from the file.

@@ -241,6 +241,7 @@ def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator
 class ListSource:
     """The batches of a generator that ends, kept in memory: there is one pass."""
 
+    array = staticmethod(as_array)
     name = _GENERATOR
     advice = ForwardSource.advice
     is_endless = False
@@ -256,10 +257,6 @@ class ListSource:
 
     def leave(self, number: int, start: int) -> None:
         """Do nothing: the generator has ended."""
-
-    def array(self, leaf: Any) -> Any:
-        """Return a leaf of a batch as an array."""
-        return as_array(leaf)
 
 
 class Passes(Enum):
@@ -283,6 +280,7 @@ class PyDatasetSource:
         ProgramError: it has no batches.
     """
 
+    array = staticmethod(as_array)
     repeats = False
     advice = (
         "draw from np.random or random, which holdfast seeds for each batch, or from a "
@@ -317,10 +315,6 @@ class PyDatasetSource:
         if is_between:  # the calls before an epoch belong to it
             calls -= 2 if self._passes is Passes.VALIDATION else 1
         self._call_up_to(calls)
-
-    def array(self, leaf: Any) -> Any:
-        """Return a leaf of a batch as an array."""
-        return as_array(leaf)
 
     def _calls_before(self, number: int, start: int) -> int:
         """Return how often Keras tells the dataset of epochs before it reads a batch.

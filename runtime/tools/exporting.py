@@ -240,7 +240,9 @@ class ModelSource:
             with _users_fault(str(self.script)), contextlib.suppress(TrainingRefused):
                 exec(compile(self.script.read_bytes(), module.__file__, "exec"), vars(module))
             training = refusal.training
-            model = self._make(vars(module), training)
+            origin = self._origin(vars(module), training)
+            with _users_fault(str(self)):
+                model = make_model(origin)
         if not hasattr(model, "trainable_variables"):
             raise UsageError(
                 f"{self} makes a {type(model).__name__}, which is no Keras model; "
@@ -248,11 +250,6 @@ class ModelSource:
             )
         self._build_variables(model, training)
         return model
-
-    def _make(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
-        origin = self._origin(namespace, training)
-        with _users_fault(str(self)):
-            return make_model(origin)
 
     def _origin(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
         if self.function is not None:

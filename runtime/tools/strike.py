@@ -215,7 +215,8 @@ def parse_strike(line: str) -> Strike:
         _check(match, blow)
     except ValueError as error:
         raise UsageError(f"cannot read the strike {line.strip()!r}: {error}") from error
-    return Strike(blow, _moment(match), int(match["index"] or 0), _lasting(blow, match["lasting"]))
+    for_s = float(match["lasting"] or DEFAULT_FOR_S) if blow.kind in LASTING else None
+    return Strike(blow, _moment(match), int(match["index"] or 0), for_s)
 
 
 def parse_plan(text: str) -> tuple[Strike, ...]:
@@ -253,12 +254,6 @@ def _moment(match: re.Match[str]) -> Moment:
     if match["step"] is not None:
         return AtStep(int(match["step"]))
     return OnEvent(match["event"], int(match["count"] or 1))
-
-
-def _lasting(blow: Blow, text: str | None) -> float | None:
-    if blow.kind not in LASTING:
-        return None
-    return DEFAULT_FOR_S if text is None else float(text)
 
 
 _Choice = TypeVar("_Choice", Kind, Target)

@@ -97,19 +97,13 @@ class Struck:
         return self.victim is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    strike: Strike
-    since: float
-
-
 class Striker:
     """Carries out the strikes on one job."""
 
     def __init__(self, traces: JobTraces, places: Mapping[Target, Place]) -> None:
         self._traces = traces
         self._places = dict(places)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[Strike, float]] = []
         self._undone: list[tuple[float, Callable[[], object]]] = []
         self.struck: list[Struck] = []
 
@@ -124,7 +118,7 @@ class Striker:
 
     def order(self, strike: Strike, now: float) -> None:
         """Take an order; the next ``look`` carries it out."""
-        self._waiting.append(_Waiting(strike, now))
+        self._waiting.append((strike, now))
 
     def look(self, now: float, step: int, supervisor: int | None) -> list[Struck]:
         """Undo what is over, and strike where there is a victim; return the strikes."""
@@ -132,11 +126,11 @@ class Striker:
             self._undone.remove((due, undo))
             undo()
         done: list[Struck] = []
-        for waiting in list(self._waiting):
-            victim = self._carry_out(waiting.strike, now, supervisor)
-            if victim is not None or now - waiting.since > WAITS_FOR_VICTIM_S:
-                self._waiting.remove(waiting)
-                done.append(Struck(waiting.strike, now, step, victim))
+        for strike, since in list(self._waiting):
+            victim = self._carry_out(strike, now, supervisor)
+            if victim is not None or now - since > WAITS_FOR_VICTIM_S:
+                self._waiting.remove((strike, since))
+                done.append(Struck(strike, now, step, victim))
         self.struck += done
         return done
 
@@ -145,7 +139,7 @@ class Striker:
         for _, undo in self._undone:
             undo()
         self._undone.clear()
-        missed = [*(waiting.strike for waiting in self._waiting), *unstruck]
+        missed = [*(strike for strike, _ in self._waiting), *unstruck]
         self.struck += [Struck(strike, now, step, None) for strike in missed]
         self._waiting.clear()
 

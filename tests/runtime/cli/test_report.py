@@ -155,8 +155,11 @@ def test_tables_tell_each_failure_and_what_came_of_it(
     assert any("not exact: 1" in line for line in lines)
 
 
-def test_empty_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "journal.jsonl").write_text("")
+@pytest.mark.parametrize("content", ["", '{"event": "step"}\n'], ids=["empty", "damaged"])
+def test_journal_without_a_sound_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "journal.jsonl").write_text(content)
 
     assert holdfast_code("report", tmp_path) == ExitCode.USAGE
     assert "holds no records" in capsys.readouterr().err
@@ -203,12 +206,3 @@ def test_damaged_lines_of_a_journal_are_left_out(
 
     content = json.loads(capsys.readouterr().out)
     assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
-
-
-def test_journal_of_damaged_lines_alone_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "journal.jsonl").write_text('{"event": "step"}\n')
-
-    assert holdfast_code("report", tmp_path) == ExitCode.USAGE
-    assert "holds no records" in capsys.readouterr().err

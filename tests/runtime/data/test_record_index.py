@@ -17,16 +17,20 @@ EMPTY = bytes.fromhex("0000000000000000 29039807 d8ea82a2")
 """A record without content, as TensorFlow writes it."""
 
 
+def records(folder: Path, count: int) -> Path:
+    """Return a file of so many records without content."""
+    (folder / "a.tfrecord").write_bytes(count * EMPTY)
+    return folder / "a.tfrecord"
+
+
 def test_records_without_content_are_found(tmp_path: Path) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(3 * EMPTY)
+    file = records(tmp_path, 3)
 
     np.testing.assert_array_equal(offsets_of(file, None), [0, 16, 32, 48])
 
 
 def test_index_is_kept_beside_the_file_or_where_it_is_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(2 * EMPTY)
+    file = records(tmp_path, 2)
 
     offsets_of(file, None)
     offsets_of(file, tmp_path / "elsewhere")
@@ -41,8 +45,7 @@ def test_index_is_kept_beside_the_file_or_where_it_is_asked_for(tmp_path: Path) 
 
 
 def test_index_that_is_kept_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(2 * EMPTY)
+    file = records(tmp_path, 2)
     first = offsets_of(file, None)
     monkeypatch.delattr("holdfast.runtime.data.tfrecord_data._scanned")
 
@@ -51,8 +54,7 @@ def test_index_that_is_kept_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("place", [5, -3])
 def test_index_that_is_damaged_is_made_again(tmp_path: Path, place: int) -> None:
-    file, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.index"
-    file.write_bytes(2 * EMPTY)
+    file, index = records(tmp_path, 2), tmp_path / "a.tfrecord.index"
     first = offsets_of(file, None)
     whole = index.read_bytes()
     damaged = bytearray(whole)
@@ -64,8 +66,7 @@ def test_index_that_is_damaged_is_made_again(tmp_path: Path, place: int) -> None
 
 
 def test_index_of_another_file_is_made_again(tmp_path: Path) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(2 * EMPTY)
+    file = records(tmp_path, 2)
     offsets_of(file, None)
     file.write_bytes(5 * EMPTY)
 
@@ -74,8 +75,7 @@ def test_index_of_another_file_is_made_again(tmp_path: Path) -> None:
 
 
 def test_place_that_takes_no_index_costs_a_scan_only(tmp_path: Path) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(EMPTY)
+    file = records(tmp_path, 1)
     (tmp_path / "taken").write_text("a file, and no directory")
 
     np.testing.assert_array_equal(offsets_of(file, tmp_path / "taken"), [0, 16])
@@ -108,8 +108,7 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_index_can_be_read_by_all(tmp_path: Path) -> None:
     """A temporary file would be readable by its owner alone."""
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(2 * EMPTY)
+    file = records(tmp_path, 2)
 
     offsets_of(file, None)
 
@@ -117,8 +116,7 @@ def test_index_can_be_read_by_all(tmp_path: Path) -> None:
 
 
 def test_index_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(2 * EMPTY)
+    file = records(tmp_path, 2)
     (tmp_path / "a.tfrecord.index").mkdir()
 
     np.testing.assert_array_equal(offsets_of(file, None), [0, 16, 32])
@@ -127,8 +125,7 @@ def test_index_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> 
 
 def test_index_of_a_file_that_was_written_again_is_made_again(tmp_path: Path) -> None:
     """Its length is the same, and its time tells it."""
-    file, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.index"
-    file.write_bytes(2 * EMPTY)
+    file, index = records(tmp_path, 2), tmp_path / "a.tfrecord.index"
     offsets_of(file, None)
     before = index.read_bytes()
 
@@ -144,8 +141,7 @@ def test_index_of_a_file_that_was_written_again_is_made_again(tmp_path: Path) ->
     ids=["empty", "list", "other keys", "no text"],
 )
 def test_file_that_is_no_index_is_replaced(tmp_path: Path, content: bytes) -> None:
-    file, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.index"
-    file.write_bytes(2 * EMPTY)
+    file, index = records(tmp_path, 2), tmp_path / "a.tfrecord.index"
     index.write_bytes(content)
 
     np.testing.assert_array_equal(offsets_of(file, None), [0, 16, 32])

@@ -68,9 +68,18 @@ def fakes() -> FakeTraces:
     return FakeTraces({2**22 + 1: "holdfast-w3", 2**22 + 2: "holdfast-w7"})
 
 
+def ordered(
+    fakes: FakeTraces, *lines: str, places: Mapping[Target, FakePlace] | None = None
+) -> Striker:
+    """Return a striker with orders of the moment 1.0."""
+    striker = Striker(fakes, places or {})
+    for line in lines:
+        striker.order(parse_strike(line), 1.0)
+    return striker
+
+
 def test_index_chooses_among_the_living(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("kill worker #5 at 1s"), 1.0)
+    striker = ordered(fakes, "kill worker #5 at 1s")
 
     (struck,) = striker.look(1.0, 9, None)
 
@@ -79,8 +88,7 @@ def test_index_chooses_among_the_living(fakes: FakeTraces) -> None:
 
 
 def test_stopped_process_is_woken_after_its_time(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("stop+cont worker at 1s for 2s"), 1.0)
+    striker = ordered(fakes, "stop+cont worker at 1s for 2s")
 
     striker.look(1.0, 0, None)
     striker.look(2.9, 0, None)
@@ -92,8 +100,7 @@ def test_stopped_process_is_woken_after_its_time(fakes: FakeTraces) -> None:
 
 
 def test_victim_is_waited_for(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("term agent at 1s"), 1.0)
+    striker = ordered(fakes, "term agent at 1s")
 
     assert striker.look(1.0, 0, None) == []
     fakes.alive[2**22 + 3] = "holdfast-agent"
@@ -103,8 +110,7 @@ def test_victim_is_waited_for(fakes: FakeTraces) -> None:
 
 
 def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("term agent at 1s"), 1.0)
+    striker = ordered(fakes, "term agent at 1s")
 
     assert striker.look(1.0 + WAITS_FOR_VICTIM_S, 0, None) == []
     (struck,) = striker.look(1.1 + WAITS_FOR_VICTIM_S, 0, None)
@@ -114,8 +120,7 @@ def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
 
 
 def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("kill supervisor at 1s"), 1.0)
+    striker = ordered(fakes, "kill supervisor at 1s")
 
     striker.look(1.0, 0, 2**22 + 1)
 
@@ -124,8 +129,7 @@ def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
 
 def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = Striker(fakes, {Target.STDERR: place})
-    striker.order(parse_strike("full stderr at 1s for 2s"), 1.0)
+    striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: place})
 
     striker.look(1.0, 0, None)
     assert place.is_full
@@ -136,9 +140,7 @@ def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
 
 def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = Striker(fakes, {Target.STDERR: place})
-    striker.order(parse_strike("full stderr at 1s"), 1.0)
-    striker.order(parse_strike("kill agent at 1s"), 1.0)
+    striker = ordered(fakes, "full stderr at 1s", "kill agent at 1s", places={Target.STDERR: place})
     striker.look(1.0, 0, None)
 
     striker.end(2.0, 4)
@@ -149,8 +151,7 @@ def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -
 
 
 def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("stop worker at 1s"), 1.0)
+    striker = ordered(fakes, "stop worker at 1s")
 
     striker.look(1.0, 0, None)
     striker.end(99.0, 0)
@@ -159,8 +160,7 @@ def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> Non
 
 
 def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("kill supervisor at 1s"), 1.0)
+    striker = ordered(fakes, "kill supervisor at 1s")
 
     assert striker.look(1.0, 0, 2**22 + 9) == []
     (struck,) = striker.look(2.0, 0, 2**22 + 1)
@@ -169,8 +169,7 @@ def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTrac
 
 
 def test_place_that_was_not_mounted_is_never_full(fakes: FakeTraces) -> None:
-    striker = Striker(fakes, {Target.STDERR: FakePlace()})
-    striker.order(parse_strike("full disk at 1s"), 1.0)
+    striker = ordered(fakes, "full disk at 1s", places={Target.STDERR: FakePlace()})
 
     striker.look(1.0, 0, None)
     striker.end(2.0, 0)
@@ -182,8 +181,7 @@ def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
     fakes: FakeTraces,
 ) -> None:
     first, second = FakePlace(), FakePlace()
-    striker = Striker(fakes, {Target.STDERR: first})
-    striker.order(parse_strike("full stderr at 1s for 2s"), 1.0)
+    striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: first})
     striker.look(1.0, 0, None)
 
     striker.use(Target.STDERR, second)
@@ -196,8 +194,7 @@ def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
 def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
     fakes: FakeTraces,
 ) -> None:
-    striker = Striker(fakes, {})
-    striker.order(parse_strike("kill agent at 1s"), 1.0)
+    striker = ordered(fakes, "kill agent at 1s")
     striker.look(1.0, 0, None)
 
     striker.end(5.0, 12, parse_plan("kill pool on failure"))
