@@ -50,7 +50,7 @@ class Series:
         )
 
 
-def look(job: RunningJob, run_dir: Path, found: dict[str, Series]) -> None:
+def poll(job: RunningJob, run_dir: Path, found: dict[str, Series]) -> None:
     """Note the memory and descriptors of every process, and the files of the run."""
     for pid, name in job.processes().items():
         try:
@@ -115,7 +115,7 @@ def watch(place: Path, saves: int, *, has_local: bool) -> int:
         journal = place / "run" / "journal.jsonl"
         while done < saves:
             time.sleep(LOOK_S)
-            look(job, place / "run", found)
+            poll(job, place / "run", found)
             done = _saves_in(journal)
             if not job.processes():
                 print(job.stderr, file=sys.stderr)

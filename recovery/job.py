@@ -100,7 +100,7 @@ class JobTerms:
     """Whether the run has one when the job begins."""
     spares: int = 0
 
-    def is_worn(self, world: tuple[WorkerId, ...]) -> bool:
+    def is_degraded(self, world: tuple[WorkerId, ...]) -> bool:
         """Return whether so few workers are left that a launch of all is worth its start."""
         return 2 * len(world) < self.workers - self.spares
 
@@ -183,16 +183,18 @@ class JobMachine:
         return ()
 
     @property
-    def _is_worn(self) -> bool:
+    def _is_degraded(self) -> bool:
         """Whether so few workers train that a launch of all is worth its start."""
         is_ending = self.is_stopping or self._view.is_renewing or self._is_short_of_time
-        return not is_ending and self._terms.can_shrink and self._terms.is_worn(self._view.world)
+        return (
+            not is_ending and self._terms.can_shrink and self._terms.is_degraded(self._view.world)
+        )
 
     def _form(self, event: Event) -> Commands:
         """Keep it; ask a launch that is worn, and got on before, for a checkpoint."""
         self._note(event)
         got_on = self._view.checkpoints >= CHECKPOINTS_BEFORE_A_RENEWAL
-        if not got_on or not self._is_worn or self._view.is_wearing:
+        if not got_on or not self._is_degraded or self._view.is_wearing:
             return ()
         self._view = replace(self._view, is_wearing=True)
         return (AskToSave(),)
@@ -204,7 +206,7 @@ class JobMachine:
         view = self._view
         got_on = view.is_wearing or view.checkpoints >= CHECKPOINTS_OF_A_SMALL_LAUNCH
         is_of_world = event.worker in view.world  # no late word of a worker that has died since
-        if not (got_on and is_of_world and self._is_worn) or view.is_after_training:
+        if not (got_on and is_of_world and self._is_degraded) or view.is_after_training:
             return ()
         self._view = view.seeing(LaunchRenewing(view.workers[0]))
         return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)

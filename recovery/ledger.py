@@ -172,9 +172,9 @@ class Cursor:
     turn: int = 0
     """Transactions of the update in hand that are committed: an update may take several turns."""
     is_cut: bool = False
-    """Whether the epoch in hand has ended before its last update, because a companion wants so.
+    """Whether the epoch in hand has ended before its last update, because a callback host wants so.
 
-    It is not kept: the companion knows it.
+    It is not kept: the callback host knows it.
     """
 
     @staticmethod

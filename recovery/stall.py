@@ -273,7 +273,7 @@ class ScriptView:
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptsApart:
+class ScriptsDiverged:
     """A script that has ended, and one that waits for it in a training."""
 
     ended: ScriptView
@@ -290,14 +290,14 @@ class ScriptsApart:
         )
 
 
-def find_apart(scripts: Iterable[ScriptView]) -> ScriptsApart | None:
+def find_diverged(scripts: Iterable[ScriptView]) -> ScriptsDiverged | None:
     """Return the scripts that have gone apart, None while all may still come together."""
     views = sorted(scripts, key=lambda view: (view.begun, view.worker))
     ended = next((view for view in views if view.has_ended), None)
     if ended is None or views[-1].begun <= ended.begun:
         return None
     ahead = next(view for view in views if view.begun == views[-1].begun)
-    return ScriptsApart(ended, ahead)
+    return ScriptsDiverged(ended, ahead)
 
 
 def _trainings(count: int) -> str:

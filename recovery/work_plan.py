@@ -8,7 +8,7 @@ from enum import Enum
 from holdfast.recovery.ledger import Cursor
 
 NO_END = 1 << 40
-"""Steps of an epoch that ends when its data end, or a companion ends it: more than are done."""
+"""Steps of an epoch that ends when its data end, or a callback host ends it: more than are done."""
 
 
 class Work(Enum):

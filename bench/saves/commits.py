@@ -18,7 +18,7 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import FEWEST_KEPT
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
@@ -175,7 +175,7 @@ class _Host:
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self._reactor.run_once(10.0)
-            self._link.look(time.monotonic())
+            self._link.poll(time.monotonic())
 
 
 def _work(

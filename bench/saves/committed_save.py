@@ -11,8 +11,8 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
-from holdfast.runtime.saving.own_way import HostBuffers
-from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.in_process_saver import HostBuffers
+from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
 from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 
@@ -36,7 +36,7 @@ class Silent:
 def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
     """Return the plan of saves of ``state``, with as many shards as a job has."""
     layout = ShardLayout(specs_of(state), shard_count(size_of(state)))
-    return SavePlan(run_dir, RUN_ID, layout, CareTerms(Retention(keep), 1), {}, {})
+    return SavePlan(run_dir, RUN_ID, layout, MaintenanceTerms(Retention(keep), 1), {}, {})
 
 
 def ticket_of(plan: SavePlan, step: int, parts: int = 1, buffers: int = 1) -> SaveTicket:

@@ -24,9 +24,9 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.agent_saver import AgentSaver
+from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.own_way import HostBuffers
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -65,7 +65,7 @@ class _Trainer:
         self._state, self._workers = state, workers
         self._page = HeartbeatPage.create()
         context = _context(run_dir, workers, self._page)
-        self._way = AgentWay(context)
+        self._way = AgentSaver(context)
         self._way.prepare(plan_of(run_dir, state), 0, workers, generation=1)
         world = SimpleNamespace(communicator=SimpleNamespace(size=workers))
         self._check = MemoryCheck(context, cast("Any", world), cast("Any", None))

@@ -18,7 +18,7 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
-from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Message, pair
 from holdfast.runtime.system.own_process import sealed_memory
@@ -33,8 +33,8 @@ def plan_of(
 ) -> SavePlan:
     """Return the plan of the saves of ``state_of``."""
     layout = ShardLayout(specs_of(state_of(0, 0)), WRITERS)
-    care = CareTerms(Retention(newest), LAUNCH, scrub_every_s)
-    return SavePlan(run_dir, RUN_ID, layout, care, {}, {}, lease_token=token)
+    maintenance = MaintenanceTerms(Retention(newest), LAUNCH, scrub_every_s)
+    return SavePlan(run_dir, RUN_ID, layout, maintenance, {}, {}, lease_token=token)
 
 
 def ticket_of(plan: SavePlan, step: int, attempt: int) -> SaveTicket:
@@ -96,7 +96,7 @@ class Agent:
         self.ask("keeps")
         committer = self.writer._committer  # its care has no answer that one could wait for
         if committer is not None:
-            committer._care._thread.submit(lambda: None).result()
+            committer._maintenance._thread.submit(lambda: None).result()
 
     def tell(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
         """Copy parts of a save, and tell that; ``fields`` are those of an odd message."""

@@ -406,7 +406,7 @@ class Deadline:
         """
         return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
 
-    def look(self, now: float) -> Deadline:
+    def poll(self, now: float) -> Deadline:
         """Return the deadline with what is due at ``now``."""
         left_s = self.ends_at - now
         leave_s = min(LEAVE_S, self.lead_s / 2)

@@ -1,7 +1,7 @@
 """The callbacks of one call of ``fit``, run in rounds: what they do, and what came of it.
 
 A round is all that runs between two agreements of the workers.  Every worker runs the same hooks in
-it, with the same values, under the guard of `first_files`.
+it, with the same values, under the guard of `callback_files`.
 
 While callbacks begin, settings that the graph of a step holds as constants are watched.  Keras
 traces a step when the first one runs.  A replica traces it before, to learn what the step is made
@@ -26,6 +26,7 @@ import numpy as np
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.step import Effects
+from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, guarding
 from holdfast.runtime.callbacks.callback_rules import (
     acts,
     arranged,
@@ -41,7 +42,6 @@ from holdfast.runtime.callbacks.callback_rules import (
 )
 from holdfast.runtime.callbacks.callback_state import CallbackStates
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length, guarding
 from holdfast.runtime.callbacks.first_saves import FirstSaves
 from holdfast.runtime.callbacks.held_variables import HeldVariables
 from holdfast.runtime.callbacks.plain_values import Json

@@ -1,7 +1,7 @@
 """What is special about each class of Keras's callbacks: one table, by class.
 
 Every other callback, also a user's, is run on all workers as it is, under the guard of
-`first_files`.
+`callback_files`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from numbers import Number
 from typing import Any
 
+from holdfast.runtime.callbacks.callback_files import FirstFiles, Length
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 
 _OLD_NAMES = {
     "on_train_batch_begin": "on_batch_begin",

@@ -1,4 +1,4 @@
-"""Keras's callbacks as the companion of a stage: they see what they see under ``fit``.
+"""Keras's callbacks as the callback host of a stage: they see what they see under ``fit``.
 
 Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers agree on
 the effects of each round before the next one (`training.catch_up`).  So a sequence of hooks is a
@@ -34,7 +34,7 @@ from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotP
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
-from holdfast.runtime.training.companion import Commit, Notes
+from holdfast.runtime.training.callback_host import Commit, Notes
 
 _MOST_BYTES = 255
 

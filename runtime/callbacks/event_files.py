@@ -1,6 +1,6 @@
 """TensorBoard's event files: written once, by the first worker, and without steps of lost launches.
 
-TensorFlow writes event files from C++, which the guard of `first_files` does not see.  So every
+TensorFlow writes event files from C++, which the guard of `callback_files` does not see.  So every
 worker's callback writes events into a private folder.  At an agreement the first worker copies what
 is new to where the callback wants it.  An event file is a list of records, so bytes that end with a
 record may be appended and cut.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length, length_of
+from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, length_of
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Models that callbacks and scripts save: written by the first worker only.
 
-Keras writes weights from C, which the guard of `first_files` does not see.  So its own functions to
-save and to load are exchanged once, when the script imports Keras.
+Keras writes weights from C, which the guard of `callback_files` does not see.  So its own functions
+to save and to load are exchanged once, when the script imports Keras.
 
 * In a hook, a worker that is not the first puts the save off, with the weights of this
   moment.  They are tensors that TensorFlow copies at the next update, which comes after the
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.callbacks.first_files import FirstFiles
+from holdfast.runtime.callbacks.callback_files import FirstFiles
 
 
 class KeptLoads:

@@ -74,7 +74,7 @@ def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterato
     """Yield a status now, and if asked to one each second until the job has ended."""
     while True:
         with answering(run_dir, say):
-            found = source.look(time.time())
+            found = source.poll(time.time())
         yield found
         if found.is_over or not is_watching:
             return

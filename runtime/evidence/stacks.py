@@ -261,7 +261,7 @@ class Inquiry:
         else:
             self.is_over = True  # it does not listen yet: it has run no code of the user's
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Go on, as far as that takes no waiting."""
         if not self.is_over and self._is_asked:
             self._look_for_answer(now)

@@ -82,7 +82,7 @@ class Exchange:
         self._offers = offers
         self._microbatches = microbatches
         self._common: dict[Work, CommonMemory | None] = {}
-        self._ways: dict[Work, _Way] = {}
+        self._ways: dict[Work, _SumMethod] = {}
         self._quiet = quiet_context()
 
     def map_peers(self) -> None:
@@ -126,7 +126,7 @@ class Exchange:
             self._ways[work] = self._way(work, assignment)
         return self._quiet.run(self._ways[work].run, roots, posted)
 
-    def _way(self, work: Work, assignment: Assignment) -> _Way:
+    def _way(self, work: Work, assignment: Assignment) -> _SumMethod:
         communicator = self._membership.communicator
         plan = plan_reduction(assignment, self._membership.world, self._microbatches)
         if communicator.size == 1 and len(plan.roots) == 1:
@@ -166,7 +166,7 @@ def buckets(start: int, stop: int, floats: int) -> list[slice]:
     return [slice(begin, min(begin + floats, stop)) for begin in begins]
 
 
-class _Way(Protocol):
+class _SumMethod(Protocol):
     """One way to sum vectors of one size over one world by one plan; keeps its buffers."""
 
     def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from holdfast.runtime.callbacks.callback_files import FirstFiles
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall
@@ -21,7 +21,7 @@ from holdfast.runtime.training.stages import Stages, stages_of_script
 def callback_run(
     model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int | None
 ) -> CallbackRun:
-    """Return the companion of the next stage; ``steps`` are those of an epoch, if it is known."""
+    """Return the callback host of the next stage; ``steps`` are those of an epoch, if known."""
     context, folder = stages.context, private_folder()
     directories = shared_directories()
     if directories is not None:

@@ -38,7 +38,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.runtime.callbacks.first_files import HeldLogs
+from holdfast.runtime.callbacks.callback_files import HeldLogs
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript, is_in_training

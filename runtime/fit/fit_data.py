@@ -26,7 +26,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.replica import Nest, leaves, map_leaves
-from holdfast.runtime.training.companion import Commit, Companion, Notes, SettingsHolder
+from holdfast.runtime.training.callback_host import CallbackHost, Commit, Notes, SettingsHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,72 +145,72 @@ def _trained(samples: int, share: float) -> int:
 _FIELD = "pipeline"
 
 
-class FedCompanion:
-    """A companion, and the mark of the pipeline that its stage reads."""
+class FedCallbackHost:
+    """A callback host, and the mark of the pipeline that its stage reads."""
 
-    def __init__(self, companion: Companion, feed: Feed) -> None:
-        self._companion = companion
+    def __init__(self, callback_host: CallbackHost, feed: Feed) -> None:
+        self._callback_host = callback_host
         self._feed = feed
 
     @property
     def is_over(self) -> bool:
         """Whether the stage ends here, before the last of its steps."""
-        return self._companion.is_over
+        return self._callback_host.is_over
 
     @property
     def cuts_epoch(self) -> bool:
         """Whether the epoch in hand ends here, before its last update."""
-        return self._companion.cuts_epoch
+        return self._callback_host.cuts_epoch
 
     @property
     def error(self) -> Exception | None:
-        """The error that the script has raised in a round of the companion."""
-        return self._companion.error
+        """The error that the script has raised in a round of the callback host."""
+        return self._callback_host.error
 
     @property
     def has_effects(self) -> bool:
-        """Whether a round of the companion has run on whose effects the workers have to agree."""
-        return self._companion.has_effects
+        """Whether a round of callbacks has run on whose effects the workers have to agree."""
+        return self._callback_host.has_effects
 
     def settings(self) -> Mapping[str, str]:
-        """Return the settings of the companion."""
-        holder = self._companion
+        """Return the settings of the callback host."""
+        holder = self._callback_host
         return holder.settings() if isinstance(holder, SettingsHolder) else {}
 
     def lead(self, *, is_first: bool) -> None:
         """Hear whether this worker is the first one now."""
-        self._companion.lead(is_first=is_first)
+        self._callback_host.lead(is_first=is_first)
 
     def effects(self) -> Effects:
-        """Return the effects of the companion's round."""
-        return self._companion.effects()
+        """Return the effects of the callback host's round."""
+        return self._callback_host.effects()
 
     def message(self) -> bytes:
-        """Return what the first worker's companion tells the others."""
-        return self._companion.message()
+        """Return what the first worker's callback host tells the others."""
+        return self._callback_host.message()
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
-        """Let the companion take over the decision."""
-        self._companion.decided(decision, message, notes)
+        """Let the callback host take over the decision."""
+        self._callback_host.decided(decision, message, notes)
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Go on from ``cursor``, and compare what is read again with what was read then."""
         if notes is not None and notes.get(_FIELD) is not None:
             passing, within, link, is_whole = notes[_FIELD]
             self._feed.resume(Mark(Position(passing, within), link, bool(is_whole)))
-        self._companion.restore(cursor, notes)
+        self._callback_host.restore(cursor, notes)
 
     def before(self, work: Work, cursor: Cursor) -> None:
         """See that a transaction is computed next."""
-        self._companion.before(work, cursor)
+        self._callback_host.before(work, cursor)
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether code of the script runs after the commit."""
-        return self._companion.acts_after(self._seen(commit))
+        return self._callback_host.acts_after(self._seen(commit))
 
     def after(self, commit: Commit) -> None:
         """See a commit, and tell whether its batch was the last one."""
-        self._companion.after(self._seen(commit))
+        self._callback_host.after(self._seen(commit))
 
     def _seen(self, commit: Commit) -> Commit:
         is_last = commit.work is Work.TRAIN and self._feed.is_at_end
@@ -218,28 +218,28 @@ class FedCompanion:
 
     def end(self) -> None:
         """See that the stage is over."""
-        self._companion.end()
+        self._callback_host.end()
 
     def notes(self) -> Notes:
-        """Return the companion's notes, and the mark of the last batch."""
-        mark, notes = self._feed.mark, dict(self._companion.notes())
+        """Return the callback host's notes, and the mark of the last batch."""
+        mark, notes = self._feed.mark, dict(self._callback_host.notes())
         if mark is not None:
             at = mark.position
             notes[_FIELD] = [at.passing, at.within, mark.chain, int(mark.is_whole)]
         return notes
 
     def tensors(self) -> Tensors:
-        """Return the companion's arrays."""
-        return self._companion.tensors()
+        """Return the callback host's arrays."""
+        return self._callback_host.tensors()
 
     def load(self, tensors: Tensors) -> None:
-        """Take over the companion's arrays."""
-        self._companion.load(tensors)
+        """Take over the callback host's arrays."""
+        self._callback_host.load(tensors)
 
 
-def of_pipeline(companion: Companion, training: Any) -> Companion:
-    """Return the companion of a stage that trains on ``training``, data or a feed."""
-    return FedCompanion(companion, training) if isinstance(training, Feed) else companion
+def of_pipeline(callback_host: CallbackHost, training: Any) -> CallbackHost:
+    """Return the callback host of a stage that trains on ``training``, data or a feed."""
+    return FedCallbackHost(callback_host, training) if isinstance(training, Feed) else callback_host
 
 
 _FOR_VALIDATION = 21

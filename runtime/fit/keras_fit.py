@@ -59,7 +59,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.training.companion import Companion
+from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
@@ -385,7 +385,7 @@ class _Training:
         world = World(config.generation, config.workers, config.capacity)
         return advice_on_few_samples(job.order.global_batch, job.microbatches, world)
 
-    def _accompany(self, replica: Replica) -> Companion:
+    def _accompany(self, replica: Replica) -> CallbackHost:
         self._callbacks = callback_run(
             self._model, self._call, replica, self._stages, self._steps_per_epoch
         )

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.callbacks.first_files import PrivateFolder
+from holdfast.runtime.callbacks.callback_files import PrivateFolder
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript
 from holdfast.runtime.worker.script_draws import exchange

@@ -138,13 +138,13 @@ class Agent:
             self._reactor.run_once(max(0.0, looked_at + pause_s - witnessed_s()))
             now = witnessed_s()
             self._tell_pause()
-            self._mpi.look(now, self._host.state)
+            self._mpi.poll(now, self._host.state)
             if now - looked_at >= pause_s:
                 looked_at = now
-                self._host.look(now, self._mpi.pid)
-                self._helpers.look(now)
-                self._watch.look(now, self._host.workers)
-                self._supervisor.look(now)
+                self._host.poll(now, self._mpi.pid)
+                self._helpers.poll(now)
+                self._watch.poll(now, self._host.workers)
+                self._supervisor.poll(now)
                 self._tell_dropped()
                 self._end_if_not_needed(now)
         return self._exit_code
@@ -356,10 +356,10 @@ class _HelperWatch:
         self._mpi = mpi
         self._still = StandingStill(limit_s)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Look once; a helper that has been stopped for longer than the limit is killed."""
         ends = self._ends()
-        for pid, seconds in self._still.look(ends, now).items():
+        for pid, seconds in self._still.poll(ends, now).items():
             ends[pid](f"stopped for {seconds:.1f} s")
 
     def _ends(self) -> dict[int, Callable[[str], None]]:

@@ -68,13 +68,13 @@ class _Case:
     inquiries: dict[WorkerId, tuple[HostedWorker, Inquiry]]
     conclude: Callable[[Sequence[HostedWorker]], None]
 
-    def look(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Go on; return whether all is known that will be."""
         for hosted, inquiry in self.inquiries.values():
             if hosted.is_buried:
                 inquiry.close()
                 inquiry.is_over = True
-            inquiry.look(now)
+            inquiry.poll(now)
             hosted.stacks = inquiry.stacks
         return all(inquiry.is_over for _, inquiry in self.inquiries.values())
 
@@ -133,7 +133,7 @@ class Fencing:
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
 
-    def look(
+    def poll(
         self, watched: Sequence[HostedWorker], now: float, *, are_halted: bool = False
     ) -> None:
         """Look at the workers that live, and at the cases that are open.
@@ -154,7 +154,7 @@ class Fencing:
             self._look_for_laggards(found, now)
         if not (self._cases or are_halted):
             self._look_where_they_stand(found, now)
-        over = [case for case in self._cases if case.look(now)]
+        over = [case for case in self._cases if case.poll(now)]
         self._cases = [case for case in self._cases if case not in over]
         for case in over:
             case.close()

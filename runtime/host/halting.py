@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.recovery.event import ExitCode
 from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
-from holdfast.recovery.stall import ScriptsApart, ScriptView, find_apart
+from holdfast.recovery.stall import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import HostedWorker
 from holdfast.runtime.system.channel import Message
@@ -69,7 +69,7 @@ class Halting:
         if self._asked_at is None:
             self._since = now
 
-    def look(self, living: Sequence[HostedWorker], now: float) -> None:
+    def poll(self, living: Sequence[HostedWorker], now: float) -> None:
         """Go on with the order; ``living`` are the workers that were not killed."""
         if self._since is None or not living:
             return
@@ -177,7 +177,7 @@ def look_at_ends(
     ``workers`` are all of the launch, also those that have died.
     """
     living = [one for one in hosted if not one.is_condemned]
-    apart = find_apart(ScriptView(one.worker, one.trainings, one.is_at_end) for one in living)
+    apart = find_diverged(ScriptView(one.worker, one.trainings, one.is_at_end) for one in living)
     if apart is not None:
         _end(apart, living, workers, tell_report)
     elif all(one.is_at_end for one in living):
@@ -187,7 +187,7 @@ def look_at_ends(
 
 
 def _end(
-    apart: ScriptsApart,
+    apart: ScriptsDiverged,
     living: Sequence[HostedWorker],
     workers: Sequence[WorkerId],
     tell_report: Tell,

@@ -360,7 +360,7 @@ class HostWatch:
         for usage in find_too_small(usages, workers):
             self._say(usage, describe_need(usage, workers))
 
-    def look(self, now: float, workers: Sequence[Watched]) -> None:
+    def poll(self, now: float, workers: Sequence[Watched]) -> None:
         """Look once, if the last look was long enough ago, and tell what is new.
 
         Where memory is nearly full, a checkpoint is asked for before a worker dies of it.

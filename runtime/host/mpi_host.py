@@ -189,7 +189,7 @@ class MpiHost:
         if self._launch is not None:
             self._launch.kill()
 
-    def look(self, now: float, host: HostState) -> None:
+    def poll(self, now: float, host: HostState) -> None:
         """Tell the end of the launch, or end an mpiexec that its workers have left behind."""
         launch = self._launch
         if launch is None or not host.is_empty:

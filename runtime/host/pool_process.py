@@ -187,7 +187,7 @@ class WarmPool:
             self._deaths_in_vain = 0
             self._start()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Replace a pool that owes an answer for too long; start one that could not start."""
         if self._process is None:
             if self._pending and self._deaths_in_vain <= _DEATHS_IN_VAIN:

@@ -86,10 +86,10 @@ class SupervisorLink:
             self._is_silent = False
             self._send_waiting()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Find out whether the supervisor stands still; call it every now and then."""
         if self.channel is not None:
-            self._is_silent = self._silence.look(now) is not None
+            self._is_silent = self._silence.poll(now) is not None
 
     def tell(self, event: Message) -> None:
         """Send ``event`` with the current time."""
@@ -183,7 +183,7 @@ class PeerSilence:
         """Take note that the peer has sent something."""
         self._heard += 1
 
-    def look(self, now: float) -> float | None:
+    def poll(self, now: float) -> float | None:
         """Return for how long the peer has been silent, None while that is not too long."""
         self._detector = self._detector.observe({_PEER: HeartbeatView(self._heard, 0)}, now)
         finding = self._detector.finding(_PEER)
@@ -197,7 +197,7 @@ class StandingStill:
         self._detector = FailureDetector(SilenceLimits(limit_s))
         self._looks = 0
 
-    def look(self, pids: Iterable[int], now: float) -> dict[int, float]:
+    def poll(self, pids: Iterable[int], now: float) -> dict[int, float]:
         """Return the seconds of standstill of those of ``pids`` that are beyond the limit."""
         self._looks += 1
         views: dict[WorkerId, HeartbeatView] = {}

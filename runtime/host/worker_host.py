@@ -179,7 +179,7 @@ class WorkerHost:
         for hosted in list(self._workers.values()):
             hosted.kill(why)
 
-    def look(self, now: float, mpiexec: int | None = None) -> None:
+    def poll(self, now: float, mpiexec: int | None = None) -> None:
         """Fence workers that stand still, and look at writer and memory.
 
         Watching begins with the first guard of a launch.  A worker whose own guard never
@@ -189,10 +189,10 @@ class WorkerHost:
         for hosted in watched:
             hosted.served = self.writer.progress
         are_halted = self._halting.is_halting
-        self._fencing.look(watched if self._has_guards else [], now, are_halted=are_halted)
-        self._halting.look([h for h in watched if not h.is_condemned], now)
-        self.writer.look(now)
-        self.pool.look(now)
+        self._fencing.poll(watched if self._has_guards else [], now, are_halted=are_halted)
+        self._halting.poll([h for h in watched if not h.is_condemned], now)
+        self.writer.poll(now)
+        self.pool.poll(now)
         self._write_off_unkillable(now)
         self._reap_strangers(mpiexec)
 
@@ -313,7 +313,7 @@ class WorkerHost:
             return
         if hosted.note(report):
             self._look_at_ends()
-            self._halting.look([h for h in self.workers if not h.is_condemned], time.monotonic())
+            self._halting.poll([h for h in self.workers if not h.is_condemned], time.monotonic())
             return
         if kind == "stopped":
             self._halting.order(time.monotonic())  # the script may close what it has open

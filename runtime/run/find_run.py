@@ -236,7 +236,7 @@ def moved_to(directory: RunDirectory) -> Path | None:
     """
     found: list[Path] = []
 
-    def look() -> None:
+    def poll() -> None:
         with contextlib.suppress(OSError, ValueError, UsageError):
             place, run = directory_in(directory.lease_owner()), directory.load_record()
             if place is None or run is None:
@@ -245,7 +245,7 @@ def moved_to(directory: RunDirectory) -> Path | None:
                 found.append(place)
 
     calls = BoundedCalls("holdfast-copies")
-    calls.run(look)
+    calls.run(poll)
     calls.close(0.0)
     return found[0] if found else None
 

@@ -308,7 +308,7 @@ class LeaseFile:
         A lock tells nothing of an owner on a host that has none.
         """
         # Just opened: that makes the client of a network file system ask its server.
-        seen, still_s = taking.watch.look(lambda: _read(descriptor))
+        seen, still_s = taking.watch.poll(lambda: _read(descriptor))
         owner = _owner_in(seen)
         if owner is not None:
             if has_ended(owner) or (taking.token and token_in(owner) == taking.token):

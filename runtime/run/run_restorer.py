@@ -116,7 +116,7 @@ class RunKeeper:
         self._failure = ""
         self._journal = _JournalHead(directory.journal_path)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Make a missing record or lease again, and report it; a failure is reported once.
 
         Returns whether the journal was begun again, and does not know of the job.

@@ -25,8 +25,8 @@ from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.saving.checkpoint_care import NOWHERE, CheckpointCare, Places
 from holdfast.runtime.saving.held_save import Contents, HeldSave
+from holdfast.runtime.saving.maintenance import NOWHERE, CheckpointMaintenance, Places
 from holdfast.runtime.saving.mending import Report, tell_removal
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -51,7 +51,7 @@ class Committer:
         self.plan = plan
         self.image_map = plan.image_map()
         self._report = report
-        self._care = CheckpointCare(plan, report)
+        self._maintenance = CheckpointMaintenance(plan, report)
         self.store = plan.open_store()
         """That of the run directory."""
         self.store.disk.watch(report.disk_moved)
@@ -113,7 +113,7 @@ class Committer:
     def close(self, within_s: float) -> None:
         """Let the care of old steps end what it is doing, but wait no longer than told."""
         self._threads.shutdown()
-        self._care.close(within_s)
+        self._maintenance.close(within_s)
 
     def _places_of(self, step: int) -> Places:
         """Return where the newest save still is, with files of their sizes.
@@ -121,7 +121,7 @@ class Committer:
         Raises ``CommitRefused`` if the directory is another job's.
         """
         self.plan.ownership.prove()
-        local, known = self._care.local, self._places
+        local, known = self._maintenance.local, self._places
         is_put = known.is_run or (local is not None and local.drained_step == step)
         return Places(
             is_local=known.is_local and local is not None and self._has(local.store, step),
@@ -136,11 +136,11 @@ class Committer:
 
     def _commit(self, ticket: SaveTicket, write: _Write, places: Places) -> int:
         """Commit a save, which is in ``places``, where it has to be; return the bytes written."""
-        on_host = not (ticket.goes_through or places.is_anywhere)
+        on_host = not (ticket.needs_run_directory or places.is_anywhere)
         manifest = self._on_host(ticket, write) if on_host else None
         if manifest is not None:
             places = Places(is_local=True, is_run=False)
-        if not places.is_run and (ticket.goes_through or not places.is_local):
+        if not places.is_run and (ticket.needs_run_directory or not places.is_local):
             manifest = self._in_run(ticket, write)
             places = replace(places, is_run=True)
         self._places = places
@@ -161,11 +161,11 @@ class Committer:
         self._tell_local_failure(ticket.step)
         if places.is_local and places.is_run:
             self._report.record("drained", step=ticket.step)
-        self._care.committed(ticket.step, places)
+        self._maintenance.committed(ticket.step, places)
 
     def _on_host(self, ticket: SaveTicket, write: _Write) -> Manifest | None:
         """Commit a save in the local directory; return None if there is none, or it has failed."""
-        local = self._care.local
+        local = self._maintenance.local
         if local is None:
             return None
         self.plan.ownership.prove()
@@ -202,11 +202,11 @@ class Committer:
         except StorageFailed as failure:
             if not failure.is_full:
                 raise
-        self._care.make_room(self.plan.layout.nbytes, StagingName(*ticket.key))
+        self._maintenance.make_room(self.plan.layout.nbytes, StagingName(*ticket.key))
         return self._put(ticket, write)
 
     def _put(self, ticket: SaveTicket, write: _Write) -> Manifest:
-        with self._care.in_hand.putting(StagingName(*ticket.key)):
+        with self._maintenance.in_hand.putting(StagingName(*ticket.key)):
             return self._try(self.store, ticket, write)
 
     def _try(self, store: CheckpointStore, ticket: SaveTicket, write: _Write) -> Manifest:

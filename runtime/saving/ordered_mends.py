@@ -23,6 +23,7 @@ from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.held_save import KeptImages
+from holdfast.runtime.saving.in_process_saver import ContextReport
 from holdfast.runtime.saving.mending import (
     Holder,
     KnownHolders,
@@ -32,7 +33,6 @@ from holdfast.runtime.saving.mending import (
     mirrors,
     tell_failure,
 )
-from holdfast.runtime.saving.own_way import ContextReport
 from holdfast.runtime.saving.plan import MendOrder, local_terms
 from holdfast.runtime.worker.context import WorkerContext
 

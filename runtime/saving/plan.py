@@ -52,7 +52,7 @@ class SavePlan:
     run_dir: Path
     run_id: str
     layout: ShardLayout
-    care: CareTerms
+    maintenance: MaintenanceTerms
     fields: Mapping[str, object]
     numerics: Mapping[str, object]
     key_file: KeyFile | None = None
@@ -106,7 +106,7 @@ class SavePlan:
                 "lease_token": self.lease_token,
                 "writers": self.layout.writers,
                 "specs": _specs_json(self.layout.specs),
-                "care": self.care.as_json(),
+                "care": self.maintenance.as_json(),
                 "fields": dict(self.fields),
                 "numerics": dict(self.numerics),
                 "key_file": self.key_file and dataclasses.asdict(self.key_file),
@@ -124,7 +124,7 @@ class SavePlan:
             Path(value["run_dir"]),
             value["run_id"],
             ShardLayout(specs, value["writers"]),
-            CareTerms.of(value["care"]),
+            MaintenanceTerms.of(value["care"]),
             value["fields"],
             value["numerics"],
             value["key_file"] and KeyFile(**value["key_file"]),
@@ -138,7 +138,7 @@ def _specs_json(specs: Sequence[TensorSpec]) -> list[list[object]]:
 
 
 @dataclass(frozen=True, slots=True)
-class CareTerms:
+class MaintenanceTerms:
     """How the committed steps of a run are cared for.
 
     ``generation`` is that of the launch: staging of older ones is dead.  ``unsound`` are
@@ -174,14 +174,14 @@ class CareTerms:
         }
 
     @staticmethod
-    def of(value: Mapping[str, Any]) -> CareTerms:
+    def of(value: Mapping[str, Any]) -> MaintenanceTerms:
         """Return the terms that ``as_json`` made."""
         kept = value["retention"]
         wanted = tuple(
             Wanted(**{**found, "best": found["best"] and Best(**found["best"])})
             for found in kept["wanted"]
         )
-        return CareTerms(
+        return MaintenanceTerms(
             Retention(**{**kept, "wanted": wanted, "forever": frozenset(kept["forever"])}),
             value["generation"],
             value["scrub_every_s"],
@@ -207,7 +207,7 @@ class SaveTicket:
     buffer: int
     layout: str
     began: float
-    goes_through: bool = False
+    needs_run_directory: bool = False
     """Whether the run directory has to have it: the job ends with it, or a user waits for it."""
 
     @property
@@ -249,7 +249,7 @@ class SaveRequest:
     parts: int
     cursor: Mapping[str, object]
     began: float
-    goes_through: bool = False
+    needs_run_directory: bool = False
 
     def ticket(self, launch: int, layout: str, buffer: int) -> SaveTicket:
         """Return the ticket of the save, which lies in this buffer."""
@@ -262,7 +262,7 @@ class SaveRequest:
             buffer,
             layout,
             self.began,
-            self.goes_through,
+            self.needs_run_directory,
         )
 
 

@@ -1,8 +1,8 @@
 """Checkpoints made in the background of training, one at a time.
 
 A save costs the training loop one copy of this worker's share of the state.  The committer
-of the host does the rest: the agent's writer (`agent_way`), or the first worker where there
-is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.step`), so all
+of the host does the rest: the agent's writer (`agent_saver`), or the first worker where there
+is no agent (`in_process_saver`).  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
 A file system that hangs answers nothing, not even an error.  A save that waited for it
@@ -26,11 +26,22 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.committer import MOST_THREADS
+from holdfast.runtime.saving.in_process_saver import (
+    FailedSave,
+    InProcessSaver,
+    PendingSave,
+    SnapshotNotWritten,
+)
 from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
-from holdfast.runtime.saving.own_way import FailedSave, OwnWay, PendingSave, SnapshotNotWritten
-from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveRequest, SaveTerms, local_terms
+from holdfast.runtime.saving.plan import (
+    MaintenanceTerms,
+    SavePlan,
+    SaveRequest,
+    SaveTerms,
+    local_terms,
+)
 from holdfast.runtime.system.heartbeat import HaltOrder
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
@@ -66,7 +77,9 @@ class Saver:
         self._membership = membership
         self._terms = terms
         self._records = records
-        self._way = OwnWay(context) if context.send_snapshot is None else AgentWay(context)
+        self._way = (
+            InProcessSaver(context) if context.send_snapshot is None else AgentSaver(context)
+        )
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0, 0, 0
         """Generation, part and parts."""
@@ -114,7 +127,7 @@ class Saver:
         One that is repeated may be there already, with a record from before the request.
         """
         has_local = self._context.config.options.local_dir is not None
-        goes_far = self._flight is not None and (self._flight.goes_through or not has_local)
+        goes_far = self._flight is not None and (self._flight.needs_run_directory or not has_local)
         return goes_far and not self._is_repeated
 
     def want(self, agreed: Outcome) -> None:
@@ -155,12 +168,14 @@ class Saver:
         if self._flight is not None:
             return False
         self._attempt = next(self._context.saves)
-        goes_through = is_last or self._is_asked
+        needs_run_directory = is_last or self._is_asked
         self._is_repeated = self.has_lost(cursor)
         self._is_wanted = self._is_asked = False
         self._lost_version = None
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
-            self._flight = self._launch(cursor, state(), fields, goes_through=goes_through)
+            self._flight = self._launch(
+                cursor, state(), fields, needs_run_directory=needs_run_directory
+            )
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -210,7 +225,7 @@ class Saver:
         self._check.world_changed()
         if self._flight is not None:
             self._lost_version = self._flight.version
-            self._is_asked = self._is_asked or self._flight.goes_through
+            self._is_asked = self._is_asked or self._flight.needs_run_directory
             self._flight = None
             self._is_wanted = True
 
@@ -255,7 +270,7 @@ class Saver:
         generation, now = self._membership.world.generation, time.monotonic()
         part = order.part, order.parts
         request = SaveRequest(
-            generation, step, order.attempt, *part, fields, now, goes_through=True
+            generation, step, order.attempt, *part, fields, now, needs_run_directory=True
         )
         mine = self._copied(request, state)
         digest_then(state, mine.hand_over, is_alone=order.parts == 1)
@@ -286,7 +301,7 @@ class Saver:
             self._context.run_dir,
             config.run_id,
             ShardLayout(specs, shard_count(nbytes, config.options.shards)),
-            CareTerms(
+            MaintenanceTerms(
                 terms.retention,
                 config.generation,
                 config.options.scrub_every_s,
@@ -302,7 +317,12 @@ class Saver:
         )
 
     def _launch(
-        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object], *, goes_through: bool
+        self,
+        cursor: Cursor,
+        state: Tensors,
+        fields: Mapping[str, object],
+        *,
+        needs_run_directory: bool,
     ) -> SaveInFlight:
         self.prepare(lambda: state)
         communicator = self._membership.communicator
@@ -314,14 +334,19 @@ class Saver:
             communicator.size,
             fields,
             time.monotonic(),
-            goes_through,
+            needs_run_directory,
         )
         mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         began = witnessed_s()
         return SaveInFlight(
-            cursor.step, cursor.version, nbytes, mine, began, goes_through=goes_through
+            cursor.step,
+            cursor.version,
+            nbytes,
+            mine,
+            began,
+            needs_run_directory=needs_run_directory,
         )
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
@@ -336,7 +361,7 @@ class Saver:
         self._failures.clear()
         self.saved_step, self.is_unfinished = flight.step, False
         if self._context.config.options.local_dir is not None:
-            self.local_step = None if flight.goes_through else flight.step
+            self.local_step = None if flight.needs_run_directory else flight.step
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
             self._context.tell_agent(
@@ -372,7 +397,7 @@ class SaveInFlight:
     began: float
     """When its copy was whole, in seconds that this process has witnessed."""
     phase: SavePhase = SavePhase.WRITING
-    goes_through: bool = False
+    needs_run_directory: bool = False
     is_compared: bool = False
     """Whether all workers were found to have the same state."""
 

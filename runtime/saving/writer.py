@@ -203,7 +203,7 @@ class HostWriter:
         except (CheckpointError, OSError) as error:
             self._record_failure(ticket, str(error))
             # A local directory that fails is no failure: the run directory takes the save.
-            is_of_run = ticket.goes_through or isinstance(error, StorageFailed)
+            is_of_run = ticket.needs_run_directory or isinstance(error, StorageFailed)
             self._answer(ticket, "unsaved", reason=str(error), is_of_run=is_of_run)
             return
         self._answer(ticket, "saved", bytes=nbytes, **self._ready().place)

@@ -9,7 +9,7 @@ anew with each read and each durable file of the writer.  It grows only with the
 hand: a sync of a large file takes long, and tells nothing before its end.
 
 A lost writer is replaced when the next part comes.  The memory belongs to the agent, so saves in it
-outlive the writer, and `ToldWriter` knows what to tell the new one: the memory, the plan, and the
+outlive the writer, and `WriterReplay` knows what to tell the new one: the memory, the plan, and the
 parts of a save that more parts will follow.  It learns complete saves only when all workers are
 dead: a save at which one writer has died may be the death of the next one, too.
 """
@@ -86,7 +86,7 @@ class WriterLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
-        self._told = ToldWriter()
+        self._told = WriterReplay()
         self._pending: dict[_Key, Message] = {}
         self._answered: _Key = (0, 0)
         """The newest save that was answered; the saves of a host are answered in order."""
@@ -174,7 +174,7 @@ class WriterLink:
         self._progressed = self._clock()
         self._channel.post(question)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Give up a writer that has made no progress for longer than the bound."""
         self._lost = [process for process in self._lost if process.poll() is None]
         if (self._pending or self._asked) and now - self._progressed > self._patience_s():
@@ -308,7 +308,7 @@ def _no_answer(kind: str, reason: str) -> Message:
     return {"kind": kind, "step": None, "result": None, "reason": reason}
 
 
-class ToldWriter:
+class WriterReplay:
     """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
 
     def __init__(self) -> None:

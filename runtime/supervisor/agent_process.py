@@ -160,7 +160,7 @@ class AgentProcess:
         The agent hears with it whether this process ``draws`` a live line on its terminal.
         """
         self.tell({"kind": "ping", "draws": draws})
-        return self._silence.look(now)
+        return self._silence.poll(now)
 
     def kill(self) -> None:
         """SIGKILL the agent; the kernel does the same to its workers, pool, writer and mpiexec."""
@@ -199,7 +199,7 @@ def _connected(
             return connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             time.sleep(_RETRY_S)
-        if standing.look([child.pid], witnessed_s()):
+        if standing.poll([child.pid], witnessed_s()):
             child.kill()
             child.wait()
     raise _not_started(child)

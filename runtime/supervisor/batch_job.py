@@ -139,11 +139,11 @@ class BatchJob:
         if self._deadline is not None and "seconds" in report:
             self._deadline = self._deadline.saved(report["seconds"], report["step_seconds"])
 
-    def look(self, now: float) -> Due:
+    def poll(self, now: float) -> Due:
         """Return what has become due since the last look, at ``now`` in seconds since 1970."""
         if self._deadline is None:
             return Due.NOTHING
-        before, self._deadline = self._deadline.due, self._deadline.look(now)
+        before, self._deadline = self._deadline.due, self._deadline.poll(now)
         if self._deadline.due is before:
             return Due.NOTHING
         if self._deadline.due >= Due.SAVE and not self._is_own_limit:

@@ -36,7 +36,7 @@ _COPIED = (
 )
 
 
-class Narration:
+class JobConsole:
     """Writes the supervisor's lines."""
 
     def __init__(

@@ -57,7 +57,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_process import AgentProcess, dismiss_agent, start_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob, Order, OrderSignals
-from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_log import JobConsole
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.screen import Paint, ProgressLog, Screen
 from holdfast.runtime.supervisor.takeover import Takeover
@@ -103,7 +103,7 @@ class Supervisor:
         self,
         setup: JobSetup,
         base: Path,
-        narration: Narration,
+        narration: JobConsole,
         agent: Takeover | subprocess.Popen[bytes] | None = None,
         batch: BatchJob | None = None,
     ) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""
-        due = self._batch.look(time.time())
+        due = self._batch.poll(time.time())
         if due is Due.NOTHING or self._end is not None:
             return
         if due is Due.HURRY:
@@ -296,7 +296,7 @@ class Supervisor:
 
     def _look_after_run(self) -> None:
         """Make again what was removed of the run directory; a new journal must know of the job."""
-        if self._keeper.look():
+        if self._keeper.poll():
             self._narration.record_start(self._setup)
 
     def _look(self, now: float) -> None:
@@ -389,7 +389,7 @@ class SupervisedJob:
     base: Path
     screen: Screen
     progress: ProgressLog
-    narration: Narration
+    narration: JobConsole
 
     @staticmethod
     def of(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:
@@ -397,7 +397,7 @@ class SupervisedJob:
         options = setup.options
         screen = Screen(may_draw=paint is not None)
         progress = ProgressLog(screen, paint, is_quiet=options.quiet)
-        narration = Narration(
+        narration = JobConsole(
             setup.journal,
             is_verbose=options.verbose,
             write=screen.say,

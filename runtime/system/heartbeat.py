@@ -307,18 +307,18 @@ class HeartbeatPage:
 class Pulse:
     """The daemon thread that counts a worker's beats, and looks at the clock for its bounds.
 
-    ``look`` is called with each of them, and must not wait.
+    ``poll`` is called with each of them, and must not wait.
     """
 
     def __init__(
         self,
         page: HeartbeatPage,
         interval_s: float,
-        look: Callable[[], object] = lambda: None,
+        poll: Callable[[], object] = lambda: None,
     ) -> None:
         self._page = page
         self._interval_s = interval_s
-        self._look = look
+        self._look = poll
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-pulse", daemon=True)
 

@@ -105,7 +105,7 @@ class Stillness:
         self._seen: bytes | None = None
         self._since = 0.0
 
-    def look(self, read: Callable[[], bytes]) -> tuple[bytes, float]:
+    def poll(self, read: Callable[[], bytes]) -> tuple[bytes, float]:
         """Return what ``read`` gives now, and for how many seconds at least it has been that.
 
         A call that takes long shortens this time: nobody knows when it has read.

@@ -133,21 +133,21 @@ _FIELDS: Mapping[str, dict[str, _Kind]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToldEvent:
+class EventLine:
     """One event; ``time`` is in seconds since 1970."""
 
     time: float
     text: str
 
 
-def told_events(records: Sequence[Record], most: int) -> tuple[ToldEvent, ...]:
+def told_events(records: Sequence[Record], most: int) -> tuple[EventLine, ...]:
     """Return the newest ``most`` events that are worth a line, the newest last."""
-    found: list[ToldEvent] = []
+    found: list[EventLine] = []
     for record in reversed(records):
         say = _WORDS.get(record["event"])
         text = "" if say is None else " ".join(say(record).split())
         if text and text not in {event.text for event in found[-1:]}:  # workers tell some too
-            found.append(ToldEvent(float(record["time"]), text))
+            found.append(EventLine(float(record["time"]), text))
         if len(found) == most:
             break
     return tuple(reversed(found))

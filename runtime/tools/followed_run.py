@@ -156,7 +156,7 @@ class _Follower:
         for strike in self._agenda.due(now - self._began, self._progress):
             self._striker.order(strike, now)
         current = self._incarnations[-1]
-        for struck in self._striker.look(now, self._progress.step, current.pid):
+        for struck in self._striker.poll(now, self._progress.step, current.pid):
             blow = struck.strike.blow
             if struck.has_hit and (blow.kind, blow.target) == (Kind.STOP, Target.SUPERVISOR):
                 current.is_standing = True

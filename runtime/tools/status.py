@@ -31,7 +31,7 @@ from holdfast.runtime.run.progress import (
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
 from holdfast.runtime.system.witnessed_time import Bound
-from holdfast.runtime.tools.events import ToldEvent, read_on, told_events
+from holdfast.runtime.tools.events import EventLine, read_on, told_events
 from holdfast.runtime.tools.report import finite
 from holdfast.runtime.tools.save_request import Life, find_life
 from holdfast.runtime.tools.summary import Goodput, goodput_of, jobs_of, last_of
@@ -69,7 +69,7 @@ class StatusSource:
         self._question = AgentQuestion(self._directory)
         self._records: list[Record] = []
 
-    def look(self, wall_s: float) -> JobStatus:
+    def poll(self, wall_s: float) -> JobStatus:
         """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
 
         Raises:
@@ -230,7 +230,7 @@ class JobStatus:
     last_save: LastSave | None
     next_save: str | None
     goodput: Goodput | None
-    events: tuple[ToldEvent, ...]
+    events: tuple[EventLine, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Strikes from outside: signals to processes of a job, and places that take nothing.
 
 A strike whose victim is not there yet waits for it, because a job that starts has no workers.  What
-lasts for a time is undone by ``look``.
+lasts for a time is undone by ``poll``.
 
 Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.  So all
 that the job may leave behind is found, and nothing of another one.  ``holdfast`` names its own
@@ -117,10 +117,10 @@ class Striker:
         self._places[target] = place
 
     def order(self, strike: Strike, now: float) -> None:
-        """Take an order; the next ``look`` carries it out."""
+        """Take an order; the next ``poll`` carries it out."""
         self._waiting.append((strike, now))
 
-    def look(self, now: float, step: int, supervisor: int | None) -> list[Struck]:
+    def poll(self, now: float, step: int, supervisor: int | None) -> list[Struck]:
         """Undo what is over, and strike where there is a victim; return the strikes."""
         for due, undo in [over for over in self._undone if over[0] <= now]:
             self._undone.remove((due, undo))

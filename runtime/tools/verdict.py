@@ -187,7 +187,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StrikeResult:
     """A strike of the report: its line, the moment in seconds of the run, and the victim."""
 
     strike: str
@@ -218,7 +218,7 @@ class Verdict:
     speed: float
     buckets: dict[str, int]
     twin_buckets: dict[str, int]
-    strikes: tuple[Told, ...]
+    strikes: tuple[StrikeResult, ...]
     recoveries: tuple[Recovery, ...]
     unexplained: tuple[str, ...]
     leftovers: tuple[str, ...]
@@ -327,11 +327,11 @@ def _unexplained(run: FollowedRun, spans: Sequence[Span]) -> Iterator[str]:
         yield f"{span.bucket.value} of {length:.2f} s at {seconds(span.begin - began):.2f} s"
 
 
-def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[Told]:
+def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[StrikeResult]:
     hits = _hits(run)
     times, paused = recovery_times(hits, spans), pauses(hits, spans)
     for struck in run.struck:
-        yield Told(
+        yield StrikeResult(
             strike=str(struck.strike),
             at_s=round(struck.now - run.began, 3),
             step=struck.step,
@@ -341,7 +341,7 @@ def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[Told]:
         )
 
 
-def _recoveries(run: FollowedRun, told: Sequence[Told]) -> Iterator[Recovery]:
+def _recoveries(run: FollowedRun, told: Sequence[StrikeResult]) -> Iterator[Recovery]:
     blows = sorted({str(struck.strike.blow) for struck in run.struck if struck.has_hit})
     for blow in blows:
         hits = [t for t in told if t.victim is not None and t.strike.startswith(f"{blow} ")]

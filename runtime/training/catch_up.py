@@ -1,4 +1,4 @@
-"""All workers get the newest state, and the same effects of their companions.
+"""All workers get the newest state, and the same effects of their callback hosts.
 
 One routine gives the state to starts, resumes and laggards.  The source is the lowest rank among
 those that have committed most.  If no worker has a state yet, rank 0 is the source.  It loads the
@@ -6,7 +6,8 @@ newest valid checkpoint, or keeps the state that its model was built with.  So d
 fresh start are one path.  A death anywhere in it is repaired like any other.  A lone worker that
 begins holds the newest state already.
 
-After a round of companions all take over one set of effects.  Nothing is changed before everything
+After a round of callback hosts all take over one set of effects.  Nothing is changed before
+everything
 has arrived.  So after a death on the way the round is agreed on again, by the survivors.
 """
 
@@ -28,7 +29,7 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.companion import Due, Notes
+from holdfast.runtime.training.callback_host import Due, Notes
 from holdfast.runtime.training.consistency import check_same_weights
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
@@ -110,7 +111,7 @@ class NewestState:
             if self._job.initial is None:  # which rank 0 alone has read
                 check_same_weights(self._membership, self._state, cursor)
         self._saver.share_saved_step(source.rank)
-        notes = None if source.version == NO_STATE else self._state.companion.notes()
+        notes = None if source.version == NO_STATE else self._state.callback_host.notes()
         notes = share_notes(communicator, source.rank, notes)
         state = self._state.tensors(cursor)
         if communicator.size == 1:  # a copy of all weights, to load it again, takes its time
@@ -159,7 +160,7 @@ def share_notes(communicator: Communicator, source: int, notes: Notes | None) ->
 def agree_on_effects(
     membership: Membership, state: JobState, cursor: Cursor, turns: HeartbeatPage
 ) -> None:
-    """Let all companions have the same effects of the round that has run; run the next one.
+    """Let all callback hosts have the same effects of the round that has run; run the next one.
 
     A round is code of the script, and may take as long as it likes: no peer has to help.
 
@@ -167,29 +168,29 @@ def agree_on_effects(
         WorldBroken: a member died, or cannot go on; nothing is changed on any worker.
         Exception: that of the round, if other workers have none of its kind.
     """
-    companion = state.companion
+    callback_host = state.callback_host
     with turns.needing_no_peer():
-        companion.lead(is_first=membership.is_first)
-        card = _encode(companion.effects()) + companion.message()
+        callback_host.lead(is_first=membership.is_first)
+        card = _encode(callback_host.effects()) + callback_host.message()
     cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
     found = [_decode(card) for card in cards]
     decision = decide([effects for effects, _ in found])
     if decision.is_divided:
-        raise companion.error or WorldBroken("the script has raised an error on a peer alone")
+        raise callback_host.error or WorldBroken("the script has raised an error on a peer alone")
     notes: Notes | None = None
     if decision.shares_notes or decision.shares_state:
         tensors, notes = membership.together(lambda: _share(membership, state, cursor, decision))
         if tensors is not None:
             state.load(tensors)
     with turns.needing_no_peer():
-        companion.decided(decision, found[_FIRST][1], notes)
+        callback_host.decided(decision, found[_FIRST][1], notes)
 
 
 def _share(
     membership: Membership, state: JobState, cursor: Cursor, decision: Decision
 ) -> tuple[Tensors | None, Notes | None]:
     communicator = membership.communicator
-    notes = share_notes(communicator, _FIRST, state.companion.notes())
+    notes = share_notes(communicator, _FIRST, state.callback_host.notes())
     if not decision.shares_state:
         return None, notes
     return share_state(communicator, _FIRST, state.tensors(cursor)), notes

@@ -32,7 +32,7 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import DIGEST, value_of
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
-from holdfast.runtime.training.companion import SettingsHolder
+from holdfast.runtime.training.callback_host import SettingsHolder
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
@@ -230,7 +230,7 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
     if communicator.size == 1:
         return
     facts, shapes = state.facts, _shapes(state, cursor)
-    holder = state.companion
+    holder = state.callback_host
     settings = dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
     mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
     digests = _gathered(communicator, [*mine, "" if facts is None else facts.digest])

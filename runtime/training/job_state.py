@@ -14,7 +14,7 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.model.replica import Described, Replica
 from holdfast.runtime.model.step_facts import StepFacts
-from holdfast.runtime.training.companion import Companion, Notes
+from holdfast.runtime.training.callback_host import CallbackHost, Notes
 from holdfast.runtime.worker.script_draws import random_states
 
 _CURSOR = "cursor/"
@@ -25,14 +25,14 @@ _RANDOM = "random states"
 
 
 class JobState:
-    """The tensors of replica, companion and cursor by name, and the companion's notes."""
+    """The tensors of replica, callback host and cursor by name, and the callback host's notes."""
 
     COMPANION = "companion/"
-    """Begins the names of the companion's tensors."""
+    """Begins the names of the callback host's tensors."""
 
-    def __init__(self, replica: Replica, companion: Companion) -> None:
+    def __init__(self, replica: Replica, callback_host: CallbackHost) -> None:
         self.replica = replica
-        self.companion = companion
+        self.callback_host = callback_host
         self._ended: Mapping[str, Any] | None = None
         self._ended_at = -1
 
@@ -45,34 +45,34 @@ class JobState:
         """Return all tensors, in order of names; the arrays may alias the live state."""
         tensors = dict(self.replica.state()) | cursor.tensors()
         prefix = self.COMPANION
-        tensors |= {prefix + name: value for name, value in self.companion.tensors().items()}
+        tensors |= {prefix + name: value for name, value in self.callback_host.tensors().items()}
         return {name: tensors[name] for name in sorted(tensors)}
 
     def load(self, tensors: Tensors, *, is_own: bool = False) -> Cursor:
         """Load all tensors, unless they come from here; return the cursor among them."""
         if is_own:
             return Cursor.from_tensors(tensors)
-        model, companion = {}, {}
+        model, callback_host = {}, {}
         for name, value in tensors.items():
             if name.startswith(self.COMPANION):
-                companion[name.removeprefix(self.COMPANION)] = value
+                callback_host[name.removeprefix(self.COMPANION)] = value
             elif not name.startswith(_CURSOR):
                 model[name] = value
         self.replica.load(model)
-        self.companion.load(companion)
+        self.callback_host.load(callback_host)
         return Cursor.from_tensors(tensors)
 
     def fields(self, *, is_complete: bool) -> dict[str, object]:
-        """Return the fields of a manifest's cursor that hold the companion's notes.
+        """Return the fields of a manifest's cursor that hold the callback host's notes.
 
         At the end of a stage they hold what its hooks have left the generators in.  An end by an
         error counts only if a later stage follows: else the script may be mended, and go on.
         """
-        notes = self.companion.notes()
+        notes = self.callback_host.notes()
         if not notes:
             return {}
-        fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.companion.is_over}
-        if is_complete and self.companion.error is not None:
+        fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.callback_host.is_over}
+        if is_complete and self.callback_host.error is not None:
             fields[GIVES_WAY] = True
         return fields | {_RANDOM: random_states()} if is_complete else fields
 
@@ -102,5 +102,5 @@ def is_passed_over(cursor: Mapping[str, object], *, is_followed: bool) -> bool:
 
 
 def was_over(cursor: Mapping[str, object]) -> bool:
-    """Return whether the companion had ended the stage before this cursor was saved."""
+    """Return whether the callback host had ended the stage before this cursor was saved."""
     return cursor.get(_IS_OVER) is True

@@ -46,8 +46,8 @@ from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
+from holdfast.runtime.training.callback_host import Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
-from holdfast.runtime.training.companion import Due
 from holdfast.runtime.training.consistency import (
     STEP,
     StepRecord,
@@ -78,7 +78,7 @@ class TrainingLoop:
         self._context = context
         self._replica = replica
         self._state = state
-        self._companion = state.companion
+        self._callback_host = state.callback_host
         self._job = job
         self._membership = membership
         self._records = LoopRecords(context, self._membership, job.shown_terms)
@@ -133,14 +133,14 @@ class TrainingLoop:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every transaction of the job is committed, or its companion has ended it."""
+        """Whether every transaction of the job is committed, or its callback host has ended it."""
         is_last = self._job.work_plan.next_work(self._progress.cursor) is None
-        return is_last or self._companion.is_over or self._error is not None
+        return is_last or self._callback_host.is_over or self._error is not None
 
     @property
     def error(self) -> Exception | None:
         """The error of the script that has ended the stage on all workers, None without one."""
-        return self._error or self._companion.error
+        return self._error or self._callback_host.error
 
     @property
     def is_first(self) -> bool:
@@ -194,7 +194,7 @@ class TrainingLoop:
                 with self._moving:
                     self._rest.restored(is_saved=source.version == NO_STATE)
                     self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
-                self._companion.restore(self._progress.cursor, shared.notes)
+                self._callback_host.restore(self._progress.cursor, shared.notes)
                 self._forget_leaves()
                 if shared.is_restored:
                     self._resume_unfinished(shared.due)
@@ -207,14 +207,14 @@ class TrainingLoop:
 
     def _resume_unfinished(self, due: Due | None) -> None:
         """Go on after a checkpoint that was made before all that belongs to its step was done."""
-        if self._companion.cuts_epoch and not self._companion.is_over:
+        if self._callback_host.cuts_epoch and not self._callback_host.is_over:
             self._progress.cut_epoch()
         cursor, work_plan = self._progress.cursor, self._job.work_plan
         is_whole = cursor.step == work_plan.begin or work_plan.is_save_point(cursor)
         self._saver.is_unfinished = due is not None or not is_whole
-        if due is not None and self._companion.error is None:
+        if due is not None and self._callback_host.error is None:
             self._is_committing, self._outcome = True, _NOTHING_AGREED
-            self._companion.after(self._progress.repeat(due))
+            self._callback_host.after(self._progress.repeat(due))
 
     def _compute(self) -> StepEvent:
         self._rest.settle()
@@ -225,8 +225,8 @@ class TrainingLoop:
             return StepEvent.LACKING
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
-        if not self._progress.cursor.turn:  # a companion sees whole updates
-            self._companion.before(work, self._progress.cursor)
+        if not self._progress.cursor.turn:  # a callback host sees whole updates
+            self._callback_host.before(work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
         return self._try(
             lambda: self._transaction.compute(self._progress.cursor.step, owned),
@@ -293,12 +293,12 @@ class TrainingLoop:
                     return StepEvent.EXHAUSTED
             commit = self._progress.commit(work, total)
             self._is_committing = True
-            if commit.cursor.turn or not self._companion.acts_after(commit):
+            if commit.cursor.turn or not self._callback_host.acts_after(commit):
                 if not commit.cursor.turn:
-                    self._companion.after(commit)
+                    self._callback_host.after(commit)
                 return self._go_on(StepEvent.APPLIED)
             self._rest.hold(commit)
-        self._companion.after(commit)
+        self._callback_host.after(commit)
         return self._go_on(StepEvent.APPLIED)
 
     def _agree(self) -> StepEvent:
@@ -309,11 +309,11 @@ class TrainingLoop:
 
     def _go_on(self, event: StepEvent) -> StepEvent:
         """Return ``event`` after the work that follows a commit, if nothing else comes first."""
-        if self._is_committing and self._companion.cuts_epoch:
+        if self._is_committing and self._callback_host.cuts_epoch:
             self._progress.cut_epoch()
-        if self._is_committing and self.is_complete and not self._companion.has_effects:
+        if self._is_committing and self.is_complete and not self._callback_host.has_effects:
             self._end_stage()
-        if self._companion.has_effects:
+        if self._callback_host.has_effects:
             return StepEvent.CALLED
         if self._is_committing:
             self._is_committing = False
@@ -333,7 +333,7 @@ class TrainingLoop:
             if self.error is None:
                 with self._moving:
                     self._progress.finish()
-                self._companion.end()
+                self._callback_host.end()
 
     def _repair(self) -> StepEvent:
         self._repairs.attempts += 1

@@ -38,7 +38,7 @@ from holdfast.runtime.model.replica import (
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import UNKNOWN, StepReport
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.companion import Commit, Due
+from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
@@ -99,7 +99,7 @@ class Progress:
         return self._seen(due.work)
 
     def _seen(self, work: Work) -> Commit:
-        """Return the newest commit, which was of ``work``, as companions see it."""
+        """Return the newest commit, which was of ``work``, as callback hosts see it."""
         cursor, work_plan = self.cursor, self._job.work_plan
         is_over = work_plan.has_ended_epoch(cursor) and work_plan.is_save_point(cursor)
         epoch = work_plan.epoch_of(cursor)

@@ -20,7 +20,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import HaltOrder
-from holdfast.runtime.training.companion import Commit, Due
+from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.worker.context import WorkerContext

@@ -4,7 +4,7 @@ All agree on one step.  Each worker reads and verifies its part of the shards, t
 it to the others: the file system delivers every byte once.  Digests come first: no byte is
 sent before all shards have verified.  Nothing is loaded before all workers have
 everything.  If a step fails for one worker, all reject it.  A step that cannot be read just
-now is tried again for a while (`shared_tries`), and is not rejected when it is given up.
+now is tried again for a while (`joint_retries`), and is not rejected when it is given up.
 
 If there is a second holder, rank 0 has a rejected step mended from it, and all read the step
 once more.  A step that only a second holder has is a candidate like any other.  If it is
@@ -53,7 +53,14 @@ from holdfast.runtime.training.consistency import (
 )
 from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
-from holdfast.runtime.training.shared_tries import AGAIN, WAITS, SharedTries, Target, Trouble, Waits
+from holdfast.runtime.training.joint_retries import (
+    AGAIN,
+    WAITS,
+    JointRetries,
+    Target,
+    Trouble,
+    Waits,
+)
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -103,7 +110,7 @@ class JobRestore:
         self._mends = mends_of(context, self._memory)
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mends.has_holders
-        self._tries = SharedTries(context, waits)
+        self._tries = JointRetries(context, waits)
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
         self.saved_step = 0

@@ -29,8 +29,8 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
-from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.progress import RepairCount, check_metric
@@ -42,7 +42,7 @@ from holdfast.runtime.worker.script_clock import during_training
 from holdfast.runtime.worker.standalone import standalone
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
-MakeCompanion: TypeAlias = Callable[[Replica], Companion]
+MakeCallbackHost: TypeAlias = Callable[[Replica], CallbackHost]
 
 _stages: Stages | None = None
 
@@ -81,8 +81,8 @@ def is_first() -> bool:
     return contexts.rank() == 0 if _stages is None else _stages.is_first
 
 
-def alone(_: Replica) -> Companion:
-    """Return the companion of a training that has none."""
+def alone(_: Replica) -> CallbackHost:
+    """Return the callback host of a training that has none."""
     return Alone()
 
 
@@ -129,7 +129,7 @@ class Stages:
         return self._stages[-1]
 
     def train(
-        self, request: TrainingRequest, build: BuildReplica, companion: MakeCompanion = alone
+        self, request: TrainingRequest, build: BuildReplica, callback_host: MakeCallbackHost = alone
     ) -> StageEnd:
         """Train the next stage to its end, through deaths of workers.
 
@@ -143,7 +143,7 @@ class Stages:
         self._context.tell_agent({"kind": "training", "number": self.stage.number})
         try:
             with during_training():
-                end = self._train(request, build, companion)
+                end = self._train(request, build, callback_host)
         except _NotBegun as failed:
             contexts.end_by(failed.error)
             self._end_at(self.stage.begin, by_error=True)
@@ -192,7 +192,7 @@ class Stages:
             page.phase = Phase.FAILED
 
     def _train(
-        self, request: TrainingRequest, build: BuildReplica, companion: MakeCompanion
+        self, request: TrainingRequest, build: BuildReplica, callback_host: MakeCallbackHost
     ) -> StageEnd:
         self._context.page.phase = Phase.STARTING  # the one before has left its script concluding
         config = self._context.config
@@ -210,7 +210,7 @@ class Stages:
         for notice in getattr(replica, "notices", ()):
             self._context.notify(notice)
         check_metric(job.best, replica, has_validation=job.validation is not None)
-        state = JobState(replica, companion(replica))
+        state = JobState(replica, callback_host(replica))
         loop = TrainingLoop(self._context, self._membership, state, job)
         cursor = loop.run()
         self._context.page.phase = Phase.CONCLUDING

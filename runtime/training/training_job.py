@@ -67,7 +67,7 @@ class TrainingRequest:
     steps_per_epoch: int | None = None
     """Updates of an epoch of samples that are read by number, None for a whole pass."""
     takes_nan: bool = False
-    """Whether steps that are not finite are applied: a companion ends the training then."""
+    """Whether steps that are not finite are applied: a callback host ends the training then."""
 
 
 def stage_of(cursor: Mapping[str, object]) -> int:

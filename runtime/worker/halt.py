@@ -96,7 +96,7 @@ class HaltWatch:
             target=self._run, args=(halt, close), name="holdfast-halt", daemon=True
         )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin to halt, if that was asked for; it does not wait."""
         if self._page.is_halt_asked and self._thread is not None and self._thread.ident is None:
             self._thread.start()

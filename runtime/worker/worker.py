@@ -99,7 +99,7 @@ def main(
     context = _join(config, agent, page)
     install(context)
     watch.begin(context.halt, context.journal.close)
-    beats += [watch.look, context.beat]
+    beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
     _leave(context, report)

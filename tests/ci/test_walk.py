@@ -29,7 +29,7 @@ def files_of(walk: str) -> dict[str, set[str]]:
 def test_a_worker_copies_and_the_writer_writes() -> None:
     files = files_of("save")
 
-    assert "runtime/saving/agent_way.py" in files["worker"]
+    assert "runtime/saving/agent_saver.py" in files["worker"]
     assert {"runtime/saving/committer.py", "checkpoint/disk.py"} <= files["writer"]
     elsewhere = files["worker"] | files["agent"] | files["supervisor"]
     assert not elsewhere & {f"checkpoint/{name}.py" for name in NOT_ELSEWHERE}

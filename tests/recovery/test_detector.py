@@ -156,7 +156,7 @@ def look_all(
 def test_silence_only_grows_and_verdicts_only_get_worse(gaps_s: list[float]) -> None:
     looks = look_all(SilenceLimits(1.0), gaps_s, [7] * 40)
 
-    findings = [look.finding(WORKER) for look in looks]
+    findings = [poll.finding(WORKER) for poll in looks]
     silences = [finding.silent_s for finding in findings]
     assert silences == sorted(silences)
     grades = [finding.is_dead for finding in findings]
@@ -175,7 +175,7 @@ def test_silence_is_never_more_than_the_time_that_passed(gaps_s: list[float]) ->
 def test_worker_that_counts_at_every_look_is_never_dead(gaps_s: list[float]) -> None:
     looks = look_all(SilenceLimits(0.1), gaps_s, list(range(40)))
 
-    assert {look.finding(WORKER).is_dead for look in looks} == {False}
+    assert {poll.finding(WORKER).is_dead for poll in looks} == {False}
 
 
 @given(GAPS, st.floats(1.0, 50.0))
@@ -192,8 +192,8 @@ def test_longer_limit_never_finds_more_dead(gaps_s: list[float], longer_s: float
 
 @given(GAPS)
 def test_verdict_follows_from_silence_and_limit(gaps_s: list[float]) -> None:
-    for look in look_all(SilenceLimits(2.0), gaps_s, [7] * 40):
-        finding = look.finding(WORKER)
+    for poll in look_all(SilenceLimits(2.0), gaps_s, [7] * 40):
+        finding = poll.finding(WORKER)
         assert finding.is_dead is (finding.silent_s > 2.0)
 
 

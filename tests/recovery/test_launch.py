@@ -350,8 +350,8 @@ def test_different_bytes_of_one_step_are_never_a_success(sights: list[Sight]) ->
 def after(seconds: float, situation: Situation, clock: LaunchClock = CLOCK) -> LaunchClock:
     """Look every second for ``seconds``."""
     start = clock.looked_at or 0.0
-    for look in range(int(seconds) + 1):
-        clock = clock.observe(ONE, situation, start + look)
+    for poll in range(int(seconds) + 1):
+        clock = clock.observe(ONE, situation, start + poll)
     return clock
 
 

@@ -94,15 +94,15 @@ def stops(machine: JobMachine) -> tuple[Command, ...]:
     ],
 )
 def test_fewer_than_half_of_the_workers_of_n_are_too_few(
-    workers: int, spares: int, left: int, *, is_worn: bool
+    workers: int, spares: int, left: int, *, is_degraded: bool
 ) -> None:
     machine = running(workers, spares=spares)
     saves(machine, CHECKPOINTS_BEFORE_A_RENEWAL)
 
     asked, answer = shrinks(machine, left), saves(machine, 1, first=10)
 
-    assert [type(command) for command in asked] == ([AskToSave] if is_worn else [])
-    assert [type(command) for command in answer] == ([Renew] if is_worn else [])
+    assert [type(command) for command in asked] == ([AskToSave] if is_degraded else [])
+    assert [type(command) for command in answer] == ([Renew] if is_degraded else [])
 
 
 def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:

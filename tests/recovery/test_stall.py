@@ -17,7 +17,7 @@ from holdfast.recovery.stall import (
     StallDetector,
     Standing,
     Turn,
-    find_apart,
+    find_diverged,
 )
 from holdfast.recovery.world import WorkerId
 
@@ -318,7 +318,7 @@ def scripts(*ways: tuple[int, bool]) -> list[ScriptView]:
     ],
 )
 def test_worker_that_may_still_come_is_waited_for(ways: list[tuple[int, bool]]) -> None:
-    assert find_apart(scripts(*ways)) is None
+    assert find_diverged(scripts(*ways)) is None
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_script_that_has_ended_before_another_one_trains_again_is_named(
     ways: list[tuple[int, bool]], ended: int, ahead: int
 ) -> None:
     for order in itertools.permutations(scripts(*ways)):
-        apart = find_apart(order)
+        apart = find_diverged(order)
 
         assert apart is not None
         assert (apart.ended.worker, apart.ahead.worker) == (ended, ahead)
@@ -346,7 +346,7 @@ def test_script_that_has_ended_before_another_one_trains_again_is_named(
     ("begun", "words"), [(0, "no training"), (1, "1 training"), (3, "3 trainings")]
 )
 def test_message_has_both_workers_and_both_numbers(begun: int, words: str) -> None:
-    apart = find_apart(scripts((begun + 2, GOING), (begun, ENDED)))
+    apart = find_diverged(scripts((begun + 2, GOING), (begun, ENDED)))
 
     assert apart is not None
     assert apart.message.startswith(

@@ -29,10 +29,10 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.joint_retries import WAITS, Waits
 from holdfast.runtime.training.restoring import JobRestore
-from holdfast.runtime.training.shared_tries import WAITS, Waits
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 

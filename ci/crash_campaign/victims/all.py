@@ -5,9 +5,9 @@ from __future__ import annotations
 from victim import Victim
 
 from victims.begin import BEGINS
-from victims.care import Care
 from victims.commit import COMMITS
 from victims.local import Local
+from victims.maintenance import Care
 from victims.mend import MENDS
 from victims.rivals import Rivals
 from victims.save import SAVES

@@ -172,13 +172,13 @@ def _look(job: Job, say: Say) -> None:
     """Look after record and lease; then after the lease's file was removed by somebody."""
     told: list[str] = []
     keeper = RunKeeper(job.directory, job.record, job.lease, told.append)
-    keeper.look()
+    keeper.poll()
     with contextlib.suppress(OSError):
         job.directory.lease_path.unlink()
-    keeper.look()
+    keeper.poll()
     if told:  # it looks again after each save
         say(f"told: {told}")
-        keeper.look()
+        keeper.poll()
     else:
         _refuse_a_second(job, say)
     try:

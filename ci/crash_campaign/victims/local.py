@@ -22,7 +22,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.local_level import LocalTerms
-from victims.care import rest
+from victims.maintenance import rest
 
 DRAINED, LEFT, NEW, THROUGH, NEXT = (10, 20), 30, (40, 50), 60, 70
 _EVERY_SAVES = 2
@@ -64,7 +64,7 @@ class Local:
         committer = Committer(plan, _Telling(say))
         rest(committer)
         for attempt, step in enumerate((*NEW, THROUGH), start=1):
-            ticket = replace(ticket_of(plan, step, attempt), goes_through=step == THROUGH)
+            ticket = replace(ticket_of(plan, step, attempt), needs_run_directory=step == THROUGH)
             try:
                 committer.commit_state(ticket, {}, state_of(seed, step))
                 say(f"{'put' if step == THROUGH else 'saved'} {step}")

@@ -29,7 +29,7 @@ from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.saving.committer import Committer
 from victims.begin import Job, take
-from victims.care import rest, saves
+from victims.maintenance import rest, saves
 
 OLD, SAVES = (10, 20), (30, 40)
 MOVED = "moved"
@@ -85,7 +85,7 @@ class Rivals:
         committer = Committer(plan, QuietReport())
         for _ in saves(committer, SAVES, seed, say):
             rest(committer)
-            keeper.look()
+            keeper.poll()
         committer.close(10.0)
 
     def judge(self, after: Aftermath) -> None:

@@ -25,7 +25,7 @@ BOUND_S = 300.0
 PROGRAM = """
 import itertools, runpy, sys, threading
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.runtime.saving.checkpoint_care import CheckpointCare
+from holdfast.runtime.saving.maintenance import CheckpointCare
 
 example = runpy.run_path(sys.argv[0])
 replica = example["SoftmaxRegression"]

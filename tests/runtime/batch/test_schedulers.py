@@ -430,7 +430,7 @@ def test_save_is_due_first_and_the_end_follows() -> None:
     measured = HOUR.saved(20.0, 10.0)  # 70 s ahead, and 10 s to leave
 
     moments = (3229.9, 3230.0, 3529.9, 3530.0, 3589.9, 3590.0, 9999.0)
-    seen = [(now, measured.look(now).due) for now in moments]
+    seen = [(now, measured.poll(now).due) for now in moments]
 
     assert seen == [
         (3229.9, Due.NOTHING), (3230.0, Due.HURRY), (3529.9, Due.HURRY), (3530.0, Due.SAVE),
@@ -439,7 +439,7 @@ def test_save_is_due_first_and_the_end_follows() -> None:
 
 
 def test_time_that_jumps_back_takes_nothing_back() -> None:
-    assert HOUR.look(3599.0).look(10.0).due is Due.END
+    assert HOUR.poll(3599.0).poll(10.0).due is Due.END
 
 
 def test_earlier_deadline_counts() -> None:
@@ -456,8 +456,8 @@ def test_save_is_due_before_the_end_and_not_in_the_first_half(
 ) -> None:
     deadline = Deadline(0.0, whole_s, "").saved(save_s, step_s)
 
-    assert deadline.look(whole_s / 2 - 1.0).due <= Due.HURRY
-    assert deadline.look(whole_s).due is Due.END
+    assert deadline.poll(whole_s / 2 - 1.0).due <= Due.HURRY
+    assert deadline.poll(whole_s).due is Due.END
     assert 0.0 <= deadline.lead_s <= whole_s / 2
 
 

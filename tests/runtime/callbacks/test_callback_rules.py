@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.callbacks.callback_files import FirstFiles, Length
 from holdfast.runtime.callbacks.callback_rules import (
     RULES,
     FirstOnly,
@@ -23,7 +24,6 @@ from holdfast.runtime.callbacks.callback_rules import (
     without_graphs,
 )
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 
 
 def default(hook: Any) -> Any:

@@ -12,7 +12,7 @@ from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
 
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.training.companion import Commit
+from holdfast.runtime.training.callback_host import Commit
 
 pytestmark = pytest.mark.tensorflow
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, length_of
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length, length_of
 
 TOKEN = ".run-1"
 NAME = f"events.out.tfevents.7{TOKEN}"

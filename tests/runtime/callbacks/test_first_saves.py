@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.callbacks.first_files import FirstFiles, guarding
+from holdfast.runtime.callbacks.callback_files import FirstFiles, guarding
 from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 
 pytestmark = [

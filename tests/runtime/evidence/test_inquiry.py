@@ -77,7 +77,7 @@ def result_of(pid: int, page: HeartbeatPage) -> Inquiry:
     inquiry = Inquiry(pid, page, time.monotonic())
     while not inquiry.is_over:
         time.sleep(0.002)
-        inquiry.look(time.monotonic())
+        inquiry.poll(time.monotonic())
     return inquiry
 
 
@@ -130,9 +130,9 @@ def test_inquiry_without_an_answer_ends_in_time(kind: str, monkeypatch: pytest.M
 
     with process(kind) as (pid, page):
         inquiry = Inquiry(pid, page, 100.0)
-        inquiry.look(100.0 + MOST_S / 2)
+        inquiry.poll(100.0 + MOST_S / 2)
         assert not inquiry.is_over
-        inquiry.look(100.0 + MOST_S)
+        inquiry.poll(100.0 + MOST_S)
 
     os.wait()  # as the agent does, which reaps all of its children
     assert inquiry.is_over

@@ -18,14 +18,14 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_data import (
-    FedCompanion,
+    FedCallbackHost,
     FitData,
     data_of,
     of_pipeline,
     weights_of_classes,
 )
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.training.companion import Alone, Commit
+from holdfast.runtime.training.callback_host import Alone, Commit
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -241,7 +241,7 @@ DECISION = decide([NO_EFFECTS])
 
 
 class Recording:
-    """A companion that returns its calls, and what it is asked for."""
+    """A callback host that returns its calls, and what it is asked for."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -255,7 +255,7 @@ class Recording:
 
 
 class Noting(Alone):
-    """A companion with notes of its own."""
+    """A callback host with notes of its own."""
 
     def __init__(self) -> None:
         self.own = {"epoch": 3}
@@ -283,38 +283,38 @@ def notes_after(*steps: int, values: tuple[int, ...] = (1, 2, 3)) -> Any:
     """Return the notes of a launch that has read these steps, as a checkpoint keeps them."""
     source = feed(*values)
     read(source, *steps)
-    return json.loads(json.dumps(FedCompanion(Noting(), source).notes()))
+    return json.loads(json.dumps(FedCallbackHost(Noting(), source).notes()))
 
 
-def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_companion() -> None:
-    companion, source = Noting(), feed(1, 2)
+def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -> None:
+    callback_host, source = Noting(), feed(1, 2)
     read(source, 0, 1)
 
-    notes = FedCompanion(companion, source).notes()
+    notes = FedCallbackHost(callback_host, source).notes()
 
     assert source.mark is not None
     assert notes == {"epoch": 3, "pipeline": [0, 1, source.mark.chain, 1]}
-    assert companion.own == {"epoch": 3}
+    assert callback_host.own == {"epoch": 3}
 
 
 def test_pipeline_that_nobody_has_read_has_no_mark() -> None:
-    assert FedCompanion(Noting(), feed(1)).notes() == {"epoch": 3}
+    assert FedCallbackHost(Noting(), feed(1)).notes() == {"epoch": 3}
 
 
 def test_launch_that_reads_the_same_again_goes_on() -> None:
-    companion, source = Noting(), feed(1, 2, 3)
+    callback_host, source = Noting(), feed(1, 2, 3)
     notes = notes_after(0, 1)
 
-    FedCompanion(companion, source).restore(START, notes)
+    FedCallbackHost(callback_host, source).restore(START, notes)
 
     assert read(source, 2) == [3.0]
-    assert companion.restored == [(START, notes)]
+    assert callback_host.restored == [(START, notes)]
 
 
 def test_launch_that_reads_something_else_is_refused_at_the_batch_of_the_mark() -> None:
     source = feed(1, 9, 3)
 
-    FedCompanion(Noting(), source).restore(START, notes_after(0, 1))
+    FedCallbackHost(Noting(), source).restore(START, notes_after(0, 1))
 
     with pytest.raises(ProgramError, match="other samples when it was read again, at or before "):
         read(source, 2)
@@ -324,19 +324,19 @@ def test_pass_that_was_not_read_from_its_beginning_proves_nothing() -> None:
     source, notes = feed(1, 9, 3), notes_after(0, 1)
     notes["pipeline"][3] = 0
 
-    FedCompanion(Noting(), source).restore(START, notes)
+    FedCallbackHost(Noting(), source).restore(START, notes)
 
     assert read(source, 2) == [3.0]
 
 
 @pytest.mark.parametrize("notes", [None, {}, {"pipeline": None}], ids=str)
 def test_notes_without_a_mark_leave_the_pipeline_as_it_is(notes: Any) -> None:
-    companion, source = Noting(), feed(1, 9)
+    callback_host, source = Noting(), feed(1, 9)
 
-    FedCompanion(companion, source).restore(START, notes)
+    FedCallbackHost(callback_host, source).restore(START, notes)
 
     assert read(source, 0, 1) == [1.0, 9.0]
-    assert companion.restored == [(START, notes)]
+    assert callback_host.restored == [(START, notes)]
 
 
 @pytest.mark.parametrize(
@@ -352,38 +352,38 @@ def test_notes_without_a_mark_leave_the_pipeline_as_it_is(notes: Any) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_companion_hears_what_the_loop_says(
+def test_callback_host_hears_what_the_loop_says(
     name: str, arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> None:
-    companion = Recording()
+    callback_host = Recording()
 
-    getattr(FedCompanion(companion, feed(1)), name)(*arguments, **by)  # type: ignore[arg-type]
+    getattr(FedCallbackHost(callback_host, feed(1)), name)(*arguments, **by)  # type: ignore[arg-type]
 
-    assert companion.heard == [(name, arguments, by)]
+    assert callback_host.heard == [(name, arguments, by)]
 
 
 @pytest.mark.parametrize("name", ["effects", "message", "tensors"])
-def test_companion_answers_for_itself(name: str) -> None:
-    fed = FedCompanion(Recording(), feed(1))  # type: ignore[arg-type]
+def test_callback_host_answers_for_itself(name: str) -> None:
+    fed = FedCallbackHost(Recording(), feed(1))  # type: ignore[arg-type]
 
     assert getattr(fed, name)() == f"the {name}"
 
 
 @pytest.mark.parametrize("name", ["is_over", "cuts_epoch", "has_effects"])
 @pytest.mark.parametrize("value", [True, False])
-def test_companion_says_what_comes_next(name: str, *, value: bool) -> None:
-    companion = Alone()
-    setattr(companion, name, value)
+def test_callback_host_says_what_comes_next(name: str, *, value: bool) -> None:
+    callback_host = Alone()
+    setattr(callback_host, name, value)
 
-    assert getattr(FedCompanion(companion, feed(1)), name) is value
+    assert getattr(FedCallbackHost(callback_host, feed(1)), name) is value
 
 
-def test_companion_of_arrays_stands_alone() -> None:
-    companion, source = Alone(), feed(1)
+def test_callback_host_of_arrays_stands_alone() -> None:
+    callback_host, source = Alone(), feed(1)
     read(source, 0)
 
-    assert of_pipeline(companion, [1, 2]) is companion
-    assert "pipeline" in of_pipeline(companion, source).notes()
+    assert of_pipeline(callback_host, [1, 2]) is callback_host
+    assert "pipeline" in of_pipeline(callback_host, source).notes()
 
 
 COLUMN = np.arange(10, dtype=np.float32)[:, None]

@@ -64,7 +64,7 @@ class FakeInquiry:
     def answer(self) -> None:
         self.stacks, self.is_over = SEEN, True
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         self.is_over = self.is_over or now - self.began >= MOST_S
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class World:
             for worker in beating:
                 self.workers[worker].page.beat()
             living = [w for w in self.workers if not w.is_condemned]
-            self.fencing.look(living, self.now)  # type: ignore[arg-type]
+            self.fencing.poll(living, self.now)  # type: ignore[arg-type]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.told if message["kind"] == kind]

@@ -48,9 +48,9 @@ class Launch:
         self.halting = Halting(lambda worker, report: self.told.append((worker, report)))
         self.halting.order(100.0)
 
-    def look(self, now: float) -> list[bool]:
+    def poll(self, now: float) -> list[bool]:
         living: Any = [one for one in self.workers if not one.killed]
-        self.halting.look(living, now)
+        self.halting.poll(living, now)
         return [one.page.is_halt_asked for one in self.workers]
 
     def words(self) -> list[tuple[int, str]]:
@@ -63,24 +63,24 @@ def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None
     ahead, too, behind = (FakeWorker(number) for number in range(3))
     launch = Launch(ahead, too, behind)
 
-    assert launch.look(102.9) == [False] * 3
-    assert launch.look(103.0) == [True] * 3
+    assert launch.poll(102.9) == [False] * 3
+    assert launch.poll(103.0) == [True] * 3
     ahead.holds(8)
     behind.holds(7)
-    launch.look(103.5)
+    launch.poll(103.5)
     assert not ahead.page.halt_orders  # one may hold more
     too.holds(8)
-    launch.look(104.0)
+    launch.poll(104.0)
     assert [one.page.halt_order for one in (ahead, too)] == [
         HaltOrder(5, 0, 2), HaltOrder(5, 1, 2),
     ]  # fmt: skip
     assert not behind.page.halt_orders
     ahead.halt_failure = ""
-    launch.look(104.5)
+    launch.poll(104.5)
     assert not launch.told
     too.halt_failure = ""
-    launch.look(105.0)
-    launch.look(105.5)
+    launch.poll(105.0)
+    launch.poll(105.5)
 
     assert [one.page.halt_order for one in launch.workers] == [HaltOrder()] * 3
     assert launch.words() == [(who, "saved step 8; more is done again") for who in (0, 1)]
@@ -89,13 +89,13 @@ def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None
 def test_worker_that_does_not_answer_is_killed_and_the_others_save() -> None:
     well, hangs = FakeWorker(0), FakeWorker(1)
     launch = Launch(well, hangs)
-    launch.look(103.0)
+    launch.poll(103.0)
     well.holds(8)
 
-    launch.look(105.9)
+    launch.poll(105.9)
     assert not hangs.killed
-    launch.look(106.1)
-    launch.look(106.2)
+    launch.poll(106.1)
+    launch.poll(106.2)
 
     assert hangs.killed == "it did not answer the order to stop"
     assert well.page.halt_order == HaltOrder(5, 0, 1)
@@ -105,14 +105,14 @@ def test_worker_that_does_not_answer_is_killed_and_the_others_save() -> None:
 def test_death_of_a_saver_begins_the_save_anew() -> None:
     one, other = FakeWorker(0), FakeWorker(1)
     launch = Launch(one, other)
-    launch.look(103.0)
+    launch.poll(103.0)
     one.holds(8)
     other.holds(8)
-    launch.look(103.1)
+    launch.poll(103.1)
     other.killed = "by somebody"
     one.halt_failure = "another worker has died meanwhile"
 
-    launch.look(103.2)
+    launch.poll(103.2)
 
     assert one.page.halt_order == HaltOrder(6, 0, 1)
     assert one.halt_failure is None
@@ -130,13 +130,13 @@ def test_death_of_a_saver_begins_the_save_anew() -> None:
 )  # fmt: skip
 def test_end_says_what_was_saved(failure: str | None, expected: list[tuple[int, str]]) -> None:
     launch = Launch(FakeWorker(0), FakeWorker(1))
-    launch.look(103.0)
+    launch.poll(103.0)
     for worker in launch.workers:
         worker.holds(8, is_saved=failure is None, words="it was saved before")
-    launch.look(103.1)
+    launch.poll(103.1)
     for worker in launch.workers:
         worker.halt_failure = failure
-    launch.look(103.2)
+    launch.poll(103.2)
 
     assert launch.words() == expected
     assert {worker.page.halt_order for worker in launch.workers} == {HaltOrder()}
@@ -152,21 +152,21 @@ def test_script_has_a_moment_to_end_and_a_last_save_its_own_bound(
     launch = Launch(FakeWorker(0, phase))
 
     if asked_after_s is None:
-        assert launch.look(10_000.0) == [False]
+        assert launch.poll(10_000.0) == [False]
     else:
-        assert launch.look(100.0 + asked_after_s - 0.1) == [False]
-        assert launch.look(100.0 + asked_after_s) == [True]
+        assert launch.poll(100.0 + asked_after_s - 0.1) == [False]
+        assert launch.poll(100.0 + asked_after_s) == [True]
 
 
 def test_no_worker_that_answers_ends_the_launch() -> None:
     beating, silent = FakeWorker(0), FakeWorker(1)
     launch = Launch(beating, silent)
-    launch.look(103.0)
+    launch.poll(103.0)
     beating.page.beat()
 
-    launch.look(107.0)
+    launch.poll(107.0)
     assert (beating.killed, silent.killed) == ("", "it did not answer the order to stop")
-    launch.look(164.0)
+    launch.poll(164.0)
 
     assert beating.killed == "it did not answer the order to stop"
     assert launch.words() == [

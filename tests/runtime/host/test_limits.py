@@ -301,10 +301,10 @@ class Watched:
     def use(self, used: int) -> None:
         self.host.group_2("/job", used, GIB)
 
-    def look(self, times: int = 1) -> None:
+    def poll(self, times: int = 1) -> None:
         for _ in range(times):
             self._now += LOOK_EVERY_S
-            self.watch.look(self._now, self.workers)
+            self.watch.poll(self._now, self.workers)
 
     def kill(self, times: int = 1) -> None:
         """Count victims of the OOM killer."""
@@ -322,7 +322,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_steady_job_is_left_alone(watched: Watched) -> None:
     watched.use(900 * MIB)
     watched.watch.begin(3)
-    watched.look(40)
+    watched.poll(40)
 
     assert watched.told == []
     assert watched.saves == 0
@@ -332,15 +332,15 @@ def test_steady_job_is_left_alone(watched: Watched) -> None:
 def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     watched: Watched, resource: str
 ) -> None:
-    watched.look(3)
+    watched.poll(3)
     if resource == "memory":
         watched.use(950 * MIB)
     else:
         watched.shared = (950 * MIB, GIB)
 
-    watched.look()
+    watched.poll()
     assert watched.saves == 1, "the next look sees it: a leak may be fast"
-    watched.look(40)
+    watched.poll(40)
 
     (event,) = watched.told
     assert (event["kind"], event["resource"]) == ("pressure", resource)
@@ -352,13 +352,13 @@ def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
 def test_memory_that_fills_again_is_told_and_saved_again(watched: Watched) -> None:
     for used in (950, 850, 950, 700, 950):
         watched.use(used * MIB)
-        watched.look()
+        watched.poll()
 
     assert len(watched.told) == watched.saves == 2
 
 
 def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> None:
-    watched.look(3)
+    watched.poll(3)
     watched.kill()
 
     watched.watch.pass_on(DEATH)
@@ -374,7 +374,7 @@ def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> Non
 def test_death_of_another_cause_keeps_it_and_the_victim_is_kept_for_another(
     watched: Watched, cause: str
 ) -> None:
-    watched.look(3)
+    watched.poll(3)
     watched.kill()
 
     watched.watch.pass_on({**DEATH, "cause": cause})
@@ -419,10 +419,10 @@ def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
 
 
 def test_worker_that_leaks_files_is_told_once(watched: Watched) -> None:
-    watched.look(3)
+    watched.poll(3)
     watched.files[1002] = (1000, 1024)
 
-    watched.look(60)
+    watched.poll(60)
 
     (event,) = watched.told
     assert event["place"] == "worker 2"
@@ -434,18 +434,18 @@ def test_processes_that_nobody_may_look_at_are_left_out(watched: Watched) -> Non
     watched.files.clear()
     watched.use(950 * MIB)
 
-    watched.look(60)
+    watched.poll(60)
 
     assert {event["resource"] for event in watched.told} == {"memory"}
 
 
 def test_looks_are_two_seconds_apart(watched: Watched) -> None:
-    watched.look(3)
+    watched.poll(3)
     watched.files[1002] = (1000, 1024)
     before = list(watched.told)
 
     for _ in range(1000):
-        watched.watch.look(106.0, watched.workers)
+        watched.watch.poll(106.0, watched.workers)
 
     assert watched.told == before
 
@@ -455,7 +455,7 @@ def test_host_without_workers_is_not_looked_at(watched: Watched) -> None:
     for fake in watched.workers:
         fake.pid = None
 
-    watched.look(30)
+    watched.poll(30)
 
     assert watched.told == []
 

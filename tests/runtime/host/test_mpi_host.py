@@ -152,10 +152,10 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Host) -> None:
     assert wait_all_ended([host.begin("exit 0")], BOUND_S) == ()
 
-    host.real.look(0.0, RUNNING)
+    host.real.poll(0.0, RUNNING)
     assert host.told == []
-    host.real.look(1.0, ALL_LEFT)
-    host.real.look(2.0, ALL_LEFT)
+    host.real.poll(1.0, ALL_LEFT)
+    host.real.poll(2.0, ALL_LEFT)
 
     assert host.told == [{"kind": "launch_ended", "generation": 1, "words": ""}]
     assert not (host.folder / "launch-1").exists()
@@ -164,7 +164,7 @@ def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Ho
 def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
     assert wait_all_ended([host.begin("echo no slots; exit 1")], BOUND_S) == ()
 
-    host.real.look(0.0, NONE_CAME)
+    host.real.poll(0.0, NONE_CAME)
 
     assert host.told[0]["words"] == "no slots"
 
@@ -172,20 +172,20 @@ def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
 def test_mpiexec_that_outlives_workers_that_left_is_killed_after_a_while(host: Host) -> None:
     pid = host.begin("exec sleep 600")
 
-    host.real.look(0.0, ALL_LEFT)
-    host.real.look(0.9 * LINGERS_S, ALL_LEFT)
+    host.real.poll(0.0, ALL_LEFT)
+    host.real.poll(0.9 * LINGERS_S, ALL_LEFT)
     assert wait_all_ended([pid], 0.0) == (pid,)
-    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
+    host.real.poll(1.1 * LINGERS_S, ALL_LEFT)
 
     assert wait_all_ended([pid], BOUND_S) == ()
-    host.real.look(5.0, ALL_LEFT)
+    host.real.poll(5.0, ALL_LEFT)
     assert [told["kind"] for told in host.told] == ["launch_ended"]
 
 
 def test_mpiexec_that_outlives_workers_that_died_is_killed_at_once(host: Host) -> None:
     pid = host.begin("exec sleep 600")
 
-    host.real.look(0.0, ALL_DIED)
+    host.real.poll(0.0, ALL_DIED)
 
     assert wait_all_ended([pid], BOUND_S) == ()
 
@@ -193,8 +193,8 @@ def test_mpiexec_that_outlives_workers_that_died_is_killed_at_once(host: Host) -
 def test_mpiexec_that_has_yet_to_start_its_ranks_is_left_alone(host: Host) -> None:
     pid = host.begin("exec sleep 600")
 
-    host.real.look(0.0, NONE_CAME)
-    host.real.look(1000.0, NONE_CAME)
+    host.real.poll(0.0, NONE_CAME)
+    host.real.poll(1000.0, NONE_CAME)
 
     assert wait_all_ended([pid], 0.0) == (pid,)
     assert host.told == []
@@ -215,7 +215,7 @@ def test_signals_of_batch_systems_do_not_reach_mpiexec(host: Host) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         os.kill(pid, number)
 
-    host.real.look(0.0, RUNNING)
+    host.real.poll(0.0, RUNNING)
 
     assert wait_all_ended([pid], 0.2) == (pid,)
 
@@ -226,7 +226,7 @@ def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
     assert host.real.pid is not None
     assert wait_all_ended([host.real.pid], BOUND_S) == ()
 
-    host.real.look(0.0, NONE_CAME)
+    host.real.poll(0.0, NONE_CAME)
 
     assert "No such file" in host.told[0]["words"]
 
@@ -234,14 +234,14 @@ def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
 def test_time_of_an_mpiexec_that_lingers_begins_anew_with_new_workers(host: Host) -> None:
     """Workers of a repaired world may leave one after the other."""
     pid = host.begin("exec sleep 600")
-    host.real.look(0.0, ALL_LEFT)
-    host.real.look(0.9 * LINGERS_S, RUNNING)
+    host.real.poll(0.0, ALL_LEFT)
+    host.real.poll(0.9 * LINGERS_S, RUNNING)
 
-    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
-    host.real.look(2.0 * LINGERS_S, ALL_LEFT)
+    host.real.poll(1.1 * LINGERS_S, ALL_LEFT)
+    host.real.poll(2.0 * LINGERS_S, ALL_LEFT)
 
     assert wait_all_ended([pid], 0.0) == (pid,)
-    host.real.look(2.1 * LINGERS_S, ALL_LEFT)
+    host.real.poll(2.1 * LINGERS_S, ALL_LEFT)
     assert wait_all_ended([pid], BOUND_S) == ()
 
 
@@ -250,7 +250,7 @@ def test_end_of_a_killed_launch_is_told_as_usual(host: Host) -> None:
 
     host.real.kill()
     assert wait_all_ended([pid], BOUND_S) == ()
-    host.real.look(0.0, ALL_DIED)
+    host.real.poll(0.0, ALL_DIED)
 
     assert host.told == [{"kind": "launch_ended", "generation": 4, "words": ""}]
     assert host.real.pid is None
@@ -261,7 +261,7 @@ def test_launch_has_a_private_directory_and_tells_guards_where_to_go(host: Host)
     assert (host.folder / "launch-9").stat().st_mode & 0o777 == 0o700
     assert wait_all_ended([pid], BOUND_S) == ()
 
-    host.real.look(0.0, NONE_CAME)
+    host.real.poll(0.0, NONE_CAME)
 
     command, environment = host.told[0]["words"].splitlines()
     assert re.search(r" -n 2 \S+ -I -S /\S+/guard\.py$", command)

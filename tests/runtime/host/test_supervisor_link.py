@@ -71,7 +71,7 @@ def test_only_the_newest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _look(link: SupervisorLink, start: float, seconds: int) -> None:
     for second in range(seconds + 1):
-        link.look(start + second)
+        link.poll(start + second)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_peer_may_be_silent_for_some_seconds_even_if_workers_may_not(
 ) -> None:
     silence = PeerSilence(timeout_s)
 
-    found = [silence.look(100.0 + second) for second in range(round(limit_s) + 2)]
+    found = [silence.poll(100.0 + second) for second in range(round(limit_s) + 2)]
 
     assert found[:-1] == [None] * (round(limit_s) + 1)
     assert found[-1] == pytest.approx(limit_s + 1.0)
@@ -166,12 +166,12 @@ def test_only_a_process_that_was_stopped_for_too_long_is_named(stopped: set[int]
     stopped |= {11, 12}
 
     for second in range(3):
-        assert still.look((11, 12, 13), 100.0 + second / 2) == {}
+        assert still.poll((11, 12, 13), 100.0 + second / 2) == {}
     stopped.remove(12)
     for second in range(3, 5):
-        assert still.look((11, 12, 13), 100.0 + second / 2) == {}
+        assert still.poll((11, 12, 13), 100.0 + second / 2) == {}
 
-    assert still.look((11, 12, 13), 102.5) == {11: 2.5}
+    assert still.poll((11, 12, 13), 102.5) == {11: 2.5}
 
 
 def test_process_that_goes_on_for_a_moment_stands_still_anew(stopped: set[int]) -> None:
@@ -179,7 +179,7 @@ def test_process_that_goes_on_for_a_moment_stands_still_anew(stopped: set[int]) 
 
     for half in range(40):
         stopped.symmetric_difference_update({11} if half % 4 == 0 else ())
-        assert still.look((11,), 100.0 + half / 2) == {}
+        assert still.poll((11,), 100.0 + half / 2) == {}
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
     pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
 
     for now in range(1, 20):
-        pool.look(float(now))
+        pool.poll(float(now))
 
     assert owner.kinds == ["pool_lost"]
     assert "Resource temporarily unavailable" in owner.events[0]["message"]
@@ -221,11 +221,11 @@ def test_pool_that_owes_an_answer_for_too_long_is_replaced(
     pool.is_warm = is_warm
     pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
     limit_s = FORKS_WITHIN_S if is_warm else IMPORTS_WITHIN_S
-    pool.look(1000.0)
-    pool.look(1000.0 + limit_s)
+    pool.poll(1000.0)
+    pool.poll(1000.0 + limit_s)
     assert owner.kinds == []
 
-    pool.look(1001.0 + limit_s)
+    pool.poll(1001.0 + limit_s)
     owner.wait_for("pool_restarted", reactor)
 
     assert owner.events[-1]["cause"] == f"without an answer for {limit_s + 1:.0f} s"

@@ -44,7 +44,7 @@ class FakePool:
             self.controls[request.worker].close()
         self.controls[request.worker] = Channel.adopt(os.dup(request.fds[0]))
 
-    def look(self, now: float) -> None: ...
+    def poll(self, now: float) -> None: ...
 
     def close(self) -> None:
         for page in self.pages.values():
@@ -87,7 +87,7 @@ class FakeWriter:
     def settled(self, step: int | None) -> None:
         self.waiting.pop()({"kind": "settled", "step": step})
 
-    def look(self, now: float) -> None: ...
+    def poll(self, now: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -138,7 +138,7 @@ class Host:
             self.now += 0.25
             for worker in beating:
                 self.pages[worker].beat()
-            self.real.look(self.now)
+            self.real.poll(self.now)
 
     @property
     def writer(self) -> FakeWriter:
@@ -245,7 +245,7 @@ def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
     host.pass_time(1, 0, 1)
 
     host.now += 3600.0
-    host.real.look(host.now)
+    host.real.poll(host.now)
 
     assert host.of_kind("worker_fenced") == []
 

@@ -73,7 +73,7 @@ def test_owner_that_was_replaced_is_told_and_undoes_nothing(place: Place) -> Non
 
     renew(dead)  # it wakes up
     dead.end()
-    keeper.look()
+    keeper.poll()
 
     assert place.directory.lease_path.read_bytes() == content
     assert len(told) == 1
@@ -142,7 +142,7 @@ def test_job_takes_its_own_lease_again(place: Place) -> None:
     place.directory.lease_path.unlink()
     place.directory.lease_path.write_bytes(content)
 
-    keeper.look()
+    keeper.poll()
 
     assert told == []
     assert keeper.lease.token == place.owner["token"] == json.loads(content)["token"]
@@ -170,7 +170,7 @@ def test_lease_that_was_removed_is_made_again_with_its_token_from_the_first(
         return count
 
     monkeypatch.setattr(os, "pwrite", prove_between)
-    keeper.look()
+    keeper.poll()
 
     assert written
     keeper.lease.release()

@@ -60,7 +60,7 @@ class Job:
 
     def save(self, step: int) -> bool:
         """Save and prune as a committer does; return whether the step was acknowledged."""
-        self.keeper.look()
+        self.keeper.poll()
         header = Header(self.record.run_id, 1, step)
         try:
             save(self.store, {"a": np.full(100, step)}, header=header)
@@ -108,7 +108,7 @@ def test_another_job_of_the_same_run_is_refused(job: Job) -> None:
     with pytest.raises(CommitRefused, match="another job has taken the lease"):
         Ownership(job.directory.path, RECORD.run_id, job.lease.token).prove()
 
-    job.keeper.look()
+    job.keeper.poll()
     assert "another job has taken the lease" in job.told[0]
     assert second.save(10)
     assert not job.save(20)
@@ -119,7 +119,7 @@ def test_lease_that_was_removed_is_taken_again_before_another_job_comes(job: Job
     token = job.lease.token
     job.directory.lease_path.unlink()
 
-    job.keeper.look()
+    job.keeper.poll()
 
     assert job.told == []
     assert job.keeper.lease.token == token
@@ -142,8 +142,8 @@ def test_lease_that_could_not_be_written_at_once_stays_the_jobs(
 
     job.directory.lease_path.unlink()
     monkeypatch.setattr(os, name, fail_once)
-    job.keeper.look()
-    job.keeper.look()
+    job.keeper.poll()
+    job.keeper.poll()
 
     assert job.save(10)
     assert not any("another job" in text for text in job.told)

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_whole_directory_is_left_alone(run: Run) -> None:
-    run.keeper.look()
+    run.keeper.poll()
 
     assert run.told == []
 
@@ -49,8 +49,8 @@ def test_whole_directory_is_left_alone(run: Run) -> None:
 def test_removed_directory_is_made_again_with_record_and_lease(run: Run) -> None:
     shutil.rmtree(run.directory.path)
 
-    run.keeper.look()
-    run.keeper.look()
+    run.keeper.poll()
+    run.keeper.poll()
 
     (text,) = run.told
     assert "was removed or moved, and is made again" in text
@@ -62,7 +62,7 @@ def test_removed_directory_is_made_again_with_record_and_lease(run: Run) -> None
 def test_removed_record_is_written_again_under_the_same_lease(run: Run) -> None:
     run.directory.record_path.unlink()
 
-    assert not run.keeper.look()
+    assert not run.keeper.poll()
 
     assert run.directory.load_record() == RECORD
     assert run.told == [
@@ -81,9 +81,9 @@ class Journalled:
         """Remove these files; return what three looks say, with an event before the second one."""
         for name in names:
             (self.run.directory.path / name).unlink()
-        looks = [self.run.keeper.look()]
+        looks = [self.run.keeper.poll()]
         self.journal.record("step", step=2)
-        return [*looks, self.run.keeper.look(), self.run.keeper.look()]
+        return [*looks, self.run.keeper.poll(), self.run.keeper.poll()]
 
 
 @pytest.fixture(params=["begun", "resumed"])
@@ -141,7 +141,7 @@ def test_journal_that_a_worker_has_begun_again_is_seen(journalled: Journalled) -
     shutil.rmtree(run.directory.path)
     journalled.journal.record("step", step=2)
 
-    assert [run.keeper.look(), run.keeper.look()] == [True, False]
+    assert [run.keeper.poll(), run.keeper.poll()] == [True, False]
     assert run.told[0].startswith(f"{run.directory.path} was removed or moved")
 
 
@@ -149,11 +149,11 @@ def test_journal_that_cannot_be_read_is_taken_for_the_one_that_was_there(
     journalled: Journalled,
 ) -> None:
     run = journalled.run
-    run.keeper.look()
+    run.keeper.poll()
     run.directory.journal_path.unlink()
     run.directory.journal_path.symlink_to("/dev/null")
 
-    assert not run.keeper.look()
+    assert not run.keeper.poll()
     assert run.told == []
 
 
@@ -162,8 +162,8 @@ def test_directory_that_another_run_has_taken_is_told_once(run: Run) -> None:
     run.directory.prepare()
     run.directory.create_record(replace(RECORD, run_id="other"))
 
-    run.keeper.look()
-    run.keeper.look()
+    run.keeper.poll()
+    run.keeper.poll()
 
     (text,) = run.told
     assert text.startswith("this job saves no more: ")
@@ -178,8 +178,8 @@ def test_directory_that_another_job_has_taken_is_not_touched(run: Run) -> None:
     run.directory.prepare()
     other = run.directory.acquire_lease()
 
-    run.keeper.look()
-    run.keeper.look()
+    run.keeper.poll()
+    run.keeper.poll()
     other.release()
 
     (text,) = run.told
@@ -190,7 +190,7 @@ def test_directory_that_another_job_has_taken_is_not_touched(run: Run) -> None:
 def test_nothing_is_made_where_a_file_system_was(run: Run) -> None:
     shutil.rmtree(run.directory.path.parent)
 
-    run.keeper.look()
+    run.keeper.poll()
 
     (text,) = run.told
     assert "and its parent directory were removed" in text
@@ -213,10 +213,10 @@ def test_file_system_that_fails_is_told_of_once_and_ends_nothing(
 
     with monkeypatch.context() as failing:
         failing.setattr(Path, "stat", fail)
-        run.keeper.look()
-        run.keeper.look()
+        run.keeper.poll()
+        run.keeper.poll()
 
     (text,) = run.told
     assert os.strerror(number) in text
-    run.keeper.look()
+    run.keeper.poll()
     assert run.directory.load_record() == RECORD

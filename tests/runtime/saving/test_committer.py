@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from fake_filesystem import FakeFileSystem, Survival
 from host_saves import LAUNCH, RUN, STEP, Workers, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
@@ -32,10 +32,10 @@ from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving import committer as committer_module
 from holdfast.runtime.saving import writer as writer_module
-from holdfast.runtime.saving.checkpoint_care import CheckpointCare, Places, StepsInHand
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave
 from holdfast.runtime.saving.local_level import LocalTerms
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Places, StepsInHand
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import WriterReport
 from holdfast.runtime.system.channel import pair
@@ -75,7 +75,7 @@ class _NoCare:
 @pytest.fixture
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the calls of a commit come in the same order each time."""
-    monkeypatch.setattr(committer_module, "CheckpointCare", _NoCare)
+    monkeypatch.setattr(committer_module, "CheckpointMaintenance", _NoCare)
     monkeypatch.setattr(committer_module, "MOST_THREADS", 1)
     monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
@@ -103,8 +103,8 @@ def commit_on(files: FakeFileSystem, patch: pytest.MonkeyPatch) -> Committer:
     patch.setattr(
         SavePlan, "open_store", lambda plan, _files=None: CheckpointStore(plan.run_dir, files)
     )
-    patch.setattr(committer_module, "CheckpointCare", _NoCare)
-    return Committer(plan_of(files.root), Told())
+    patch.setattr(committer_module, "CheckpointMaintenance", _NoCare)
+    return Committer(plan_of(files.root), StrikeResult())
 
 
 def failure_of(commit: Callable[[], int]) -> CheckpointError | None:
@@ -158,7 +158,7 @@ def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
 
 @pytest.mark.parametrize("way", [from_memory, from_the_state])
 def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path, way: Way) -> None:
-    told = Told()
+    told = StrikeResult()
     committer = Committer(workers.plan, told)
 
     nbytes = way(committer, workers, 1)
@@ -175,7 +175,7 @@ def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path, way: Wa
 
 def test_state_that_is_saved_twice_is_written_once(workers: Workers, tmp_path: Path) -> None:
     """Survivors of a death cannot know whether their save was complete."""
-    told = Told()
+    told = StrikeResult()
     committer = Committer(workers.plan, told)
     first = committer.commit(workers.held(NEW, 1))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")}
@@ -209,7 +209,7 @@ def test_first_failure_waits_for_the_writes_of_the_other_shards(
         plain(staging, image, record, writers)
 
     monkeypatch.setattr(Staging, "write_image", write)
-    committer = Committer(workers.plan, Told())
+    committer = Committer(workers.plan, StrikeResult())
 
     with pytest.raises(StorageFailed, match="bad block"):
         committer.commit(workers.held())
@@ -233,7 +233,7 @@ def test_shards_of_a_save_are_synced_at_once(
         plain(files, handle)
 
     monkeypatch.setattr(LocalFileSystem, "fsync", fsync)
-    committer = Committer(workers.plan, Told())
+    committer = Committer(workers.plan, StrikeResult())
 
     try:
         way(committer, workers, 1)
@@ -248,7 +248,7 @@ def test_shards_of_a_save_are_synced_at_once(
 def test_run_directory_that_another_run_has_taken_is_left_alone(
     workers: Workers, tmp_path: Path, another_run: Callable[[Path], None]
 ) -> None:
-    committer = Committer(workers.plan, Told())
+    committer = Committer(workers.plan, StrikeResult())
     another_run(tmp_path)
     save = workers.held()
 
@@ -296,7 +296,7 @@ def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(
 def test_saves_are_answered_while_an_old_step_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.saving.checkpoint_care.os.setpriority", _ignore)
+    monkeypatch.setattr("holdfast.runtime.saving.maintenance.os.setpriority", _ignore)
     hanging = Hanging(monkeypatch, Scrubber, "read")
     workers = Workers(plan_of(tmp_path, scrub_every_s=1e-9, retention=Retention(2)))
     writer = RunningWriter()
@@ -361,7 +361,7 @@ def saved_once(tmp_path: Path) -> Iterator[tuple[Committer, HeldSave]]:
     """Return a committer that has saved a step in ``run``, and the next save of that step."""
     begin_run(tmp_path / "run", RUN)
     plan = plan_of(tmp_path / "run")
-    workers, committer = Workers(plan), Committer(plan, Told())
+    workers, committer = Workers(plan), Committer(plan, StrikeResult())
     committer.commit(workers.held(STEP, 1))
     yield committer, workers.held(STEP, 2)
     committer.close(1.0)
@@ -410,7 +410,7 @@ class FullDisk:
         patch.setattr(LocalFileSystem, "allocate", allocate)
 
 
-def filled(workers: Workers, steps: int, told: Told) -> Committer:
+def filled(workers: Workers, steps: int, told: StrikeResult) -> Committer:
     """Commit so many steps, none of which has to go by the rule of retention."""
     committer = Committer(workers.plan, told)
     for number in range(1, steps + 1):
@@ -421,7 +421,7 @@ def filled(workers: Workers, steps: int, told: Told) -> Committer:
 def test_oldest_steps_make_room_for_a_new_one(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told()
+    told = StrikeResult()
     committer = filled(workers, 5, told)
     FullDisk(tmp_path, most=4, patch=monkeypatch)
 
@@ -438,7 +438,7 @@ def test_oldest_steps_make_room_for_a_new_one(
 def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committer = filled(workers, 5, Told())
+    committer = filled(workers, 5, StrikeResult())
     FullDisk(tmp_path, most=1, patch=monkeypatch)
 
     with pytest.raises(StorageFailed, match="No space left"):
@@ -473,11 +473,11 @@ def test_steps_of_the_local_directory_find_room(
     RunDirectory(run).create_record(record)
     limit_room(run, monkeypatch)
     plan = plan_of(run, local=LocalTerms(local, every_saves=1000))
-    workers, committer = Workers(plan), Committer(plan, Told())
+    workers, committer = Workers(plan), Committer(plan, StrikeResult())
 
     for attempt in range(1, 7):
         save = workers.held(10 * attempt, attempt)
-        save.ticket = dataclasses.replace(save.ticket, goes_through=True)
+        save.ticket = dataclasses.replace(save.ticket, needs_run_directory=True)
         committer.commit(save)
 
     committer.close(60.0)
@@ -519,13 +519,13 @@ def test_answer_tells_which_directory_has_a_save_or_has_failed(
     with monkeypatch.context() as full:
         refuse(run, full)
         assert writer.save(with_local, 10, 1)["place"] == "local directory"
-        assert writer.save(with_local, 20, 2, goes_through=True)["is_of_run"]
+        assert writer.save(with_local, 20, 2, needs_run_directory=True)["is_of_run"]
         refuse(local, full)
         assert writer.save(with_local, 30, 3)["is_of_run"], "it had to take what that refused"
     with monkeypatch.context() as full:
         refuse(local, full)
         assert "place" not in writer.save(with_local, 40, 4)
-    assert "place" not in writer.save(with_local, 50, 5, goes_through=True)
+    assert "place" not in writer.save(with_local, 50, 5, needs_run_directory=True)
 
     assert (saved_steps(run), saved_steps(local)) == ((50, 40), (10,))
 
@@ -588,22 +588,22 @@ def test_room_for_a_drain_spares_what_a_save_has_staged(
 ) -> None:
     (tmp_path / "run").mkdir()
     plan = plan_of(tmp_path / "run", local=LocalTerms(tmp_path / "local", every_saves=1000))
-    committer = Committer(plan, Told())
-    care, name = committer._care, StagingName(30, LAUNCH, 3)
+    committer = Committer(plan, StrikeResult())
+    maintenance, name = committer._maintenance, StagingName(30, LAUNCH, 3)
     staging = committer.store.staging(*(name.step, name.generation, name.attempt))
     leftover = committer.store.staging(20, LAUNCH, 1)
 
-    with care.in_hand.putting(name):
+    with maintenance.in_hand.putting(name):
         assert staging.open()
         assert leftover.open()
-        care.make_room(1, StagingName(10, LAUNCH, 1))
+        maintenance.make_room(1, StagingName(10, LAUNCH, 1))
 
     assert staging.path.exists()
     assert not leftover.path.exists()
     committer.close(BOUND_S)
 
 
-def written(told: Told) -> int:
+def written(told: StrikeResult) -> int:
     """Return the bytes of all files that were begun."""
     steps = zip(told.being_written, told.being_written[1:], strict=False)
     return sum(max(0, after - before) for before, after in steps)
@@ -612,7 +612,7 @@ def written(told: Told) -> int:
 def test_last_save_tells_of_its_work_in_the_run_directory(tmp_path: Path) -> None:
     """A run directory that is slow and takes the step is no disk that hangs."""
     local = LocalTerms(tmp_path / "local", every_saves=100)
-    workers, told = Workers(plan_of(tmp_path / "run", local=local)), Told()
+    workers, told = Workers(plan_of(tmp_path / "run", local=local)), StrikeResult()
     (tmp_path / "run").mkdir()
     committer = Committer(workers.plan, told)
     nbytes = committer.commit(workers.held(30, 1))
@@ -620,7 +620,7 @@ def test_last_save_tells_of_its_work_in_the_run_directory(tmp_path: Path) -> Non
 
     save = workers.held(40, 2)
     committer.commit(
-        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, goes_through=True))
+        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, needs_run_directory=True))
     )
 
     committer.close(BOUND_S)
@@ -654,15 +654,15 @@ def test_many_reads_are_told_once_a_second_and_each_file_at_once(
 
 def test_room_that_is_made_tells_of_its_reads(tmp_path: Path) -> None:
     """Nothing goes before a newer step was read back, at a bounded rate."""
-    workers, told = Workers(plan_of(tmp_path)), Told()
-    committer = Committer(workers.plan, Told())
+    workers, told = Workers(plan_of(tmp_path)), StrikeResult()
+    committer = Committer(workers.plan, StrikeResult())
     for number in range(1, 6):
         nbytes = committer.commit(workers.held(number))
     committer.close(BOUND_S)
-    care = CheckpointCare(workers.plan, told)
+    maintenance = CheckpointMaintenance(workers.plan, told)
 
-    care.make_room(nbytes, StagingName(6, 7, 1))
+    maintenance.make_room(nbytes, StagingName(6, 7, 1))
 
-    care.close(BOUND_S)
+    maintenance.close(BOUND_S)
     workers.close()
     assert len(told.being_written) > 5

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import STEP, Workers, plan_of, state_of
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, SnapshotDamaged
@@ -125,7 +125,7 @@ def test_rubbish_for_records_is_an_error_of_the_save_and_nothing_else(
     memory[start:] = random.Random(seed).randbytes(len(memory) - start)
     parts = Parts(workers.ticket(STEP, 1), {0: "", 1: ""})
     with pytest.raises(CheckpointError):
-        Committer(workers.plan, Told()).commit(
+        Committer(workers.plan, StrikeResult()).commit(
             HeldSave.of(workers.plan, workers.image_map, parts, memory)
         )
     assert CheckpointStore(tmp_path).names() == ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import LAUNCH, Workers, plan_of, state_of
 from local_saves import BOUND_S, Saves, sound_steps
 from resumed_run import Run
@@ -245,7 +245,7 @@ def test_step_that_the_local_directory_has_and_cannot_read_goes_to_the_run_direc
     plain = LocalFileSystem.read
     monkeypatch.setattr(LocalFileSystem, "read", read)
     saves.commit(10)
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
     monkeypatch.undo()
 
     assert saves.steps()[1] == (10,)
@@ -268,7 +268,7 @@ def test_local_directory_that_is_a_file_fails_no_save(saves: Saves) -> None:
     saves.local.write_text("mine")
 
     saves.commit(10)
-    saves.commit(20, goes_through=True)
+    saves.commit(20, needs_run_directory=True)
 
     assert sound_steps(saves.local.parents[1] / "run") == (20, 10)
     assert saves.local.read_text() == "mine"
@@ -280,7 +280,7 @@ def test_last_save_needs_nothing_of_the_local_directory(saves: Saves) -> None:
     for path in saves.local.rglob("*.h5"):
         path.write_bytes(bytes(path.stat().st_size))
 
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
 
     assert saves.steps() == ((), (10,))
 
@@ -290,11 +290,11 @@ def test_save_that_goes_through_calls_nothing_of_the_local_directory(
 ) -> None:
     """It may hang, and a user or the end of the job waits."""
     asked: list[int] = []
-    level = saves.committer._care.local
+    level = saves.committer._maintenance.local
     monkeypatch.setattr(level, "make_directory", lambda: asked.append(1))
     monkeypatch.setattr(level.store, "staging", lambda *_: asked.append(2))  # type: ignore[union-attr]
 
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
 
     assert asked == []
     assert saves.steps() == ((), (10,))
@@ -321,7 +321,7 @@ def test_save_in_the_run_directory_hides_an_older_state_of_its_step(saves: Saves
     header = Header(saves.workers.plan.run_id, 1, 10)
     save(CheckpointStore(saves.local), state_of(99), header=header, writers=2)
 
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
     saves.rest()
 
     assert saves.steps() == ((), (10,))
@@ -344,7 +344,7 @@ def test_local_directory_of_a_copy_takes_no_save(saves: Saves, tmp_path: Path) -
 
 def test_last_save_is_taken_note_of_where_the_local_directory_has_it(saves: Saves) -> None:
     saves.commit(10)
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
     saves.rest()
 
     assert saves.steps() == ((10,), (10,))
@@ -352,11 +352,11 @@ def test_last_save_is_taken_note_of_where_the_local_directory_has_it(saves: Save
 
 
 def test_step_that_both_places_have_is_written_no_more(saves: Saves) -> None:
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
     run = saves.local.parents[1] / "run"
     before = {path: path.stat().st_ino for path in run.rglob("*")}
 
-    saves.commit(10, goes_through=True)
+    saves.commit(10, needs_run_directory=True)
 
     assert {path: path.stat().st_ino for path in run.rglob("*")} == before
     assert len(saves.told.of("checkpoint")) == 1
@@ -433,7 +433,7 @@ def test_care_that_was_given_up_removes_no_save_of_the_next_launch(
     monkeypatch.setattr(
         Pruner, "prune", gate.before(Pruner.prune, when=lambda pruner, _: pruner is held)
     )
-    old = saves.committer._care._thread.submit(saves.committer._care._tidy)
+    old = saves.committer._maintenance._thread.submit(saves.committer._maintenance._tidy)
     assert gate.came.wait(BOUND_S)
     saves.committer.close(0.0)
     for step in (30, 40):
@@ -458,7 +458,7 @@ def test_drain_that_was_given_up_moves_no_step_of_the_next_one_aside(
     monkeypatch.setattr(repair, "_replace", gate.before(repair._replace))
     saves.commit(10)
     assert gate.came.wait(BOUND_S)
-    last = saves.committer._care._thread.submit(int)
+    last = saves.committer._maintenance._thread.submit(int)
     saves.committer.close(0.0)
     workers = next_launch(saves)
     assert saves.steps() == ((10,), (10,))
@@ -511,7 +511,7 @@ def test_note_that_comes_late_hides_no_later_save_of_its_step(
         return plain(files, path)
 
     busy = threading.Event()
-    saves.committer._care._thread.submit(busy.wait, BOUND_S)
+    saves.committer._maintenance._thread.submit(busy.wait, BOUND_S)
     with monkeypatch.context() as filled:
         filled.setattr(LocalFileSystem, "create_exclusive", full)
         saves.commit(10)
@@ -559,7 +559,7 @@ def test_damaged_step_of_the_run_directory_is_none_that_a_local_one_is_older_tha
     saves: Saves,
 ) -> None:
     saves.commit(40)
-    saves.commit(50, goes_through=True)
+    saves.commit(50, needs_run_directory=True)
     saves.rest()
     saves.committer.close(BOUND_S)
     damage(saves.local.parents[1] / "run", 50)
@@ -594,7 +594,7 @@ def test_lack_of_threads_in_a_drain_is_told_and_leaves_nothing(
 def test_drain_takes_no_other_state_of_its_step_for_its_own(tmp_path: Path) -> None:
     run = CheckpointStore(tmp_path / "run")
     save(run, state_of(99), header=Header("run", 1, 10), writers=2)
-    workers, told = Workers(plan_of(tmp_path / "run", local=terms_of(tmp_path))), Told()
+    workers, told = Workers(plan_of(tmp_path / "run", local=terms_of(tmp_path))), StrikeResult()
     committer = Committer(workers.plan, told)
 
     committer.commit(workers.held(10, 1))

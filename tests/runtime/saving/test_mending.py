@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import plan_of
 from mirrored_run import NEWEST, WRITERS, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
@@ -22,9 +22,9 @@ from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.retention import Retention
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.checkpoint_care import CheckpointCare
+from holdfast.runtime.saving.in_process_saver import ContextReport
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 from holdfast.runtime.saving.mending import Mender, Mirror, MirrorUnusable
-from holdfast.runtime.saving.own_way import ContextReport
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def test_death_of_the_mender_at_every_call_leaves_nothing_that_is_mistaken(
 def _care_for(run: Run) -> None:
     """Let the next launch remove what the dead one has left."""
     plan = plan_of(run.directory, generation=2, retention=Retention(2))
-    CheckpointCare(plan, Told()).close(60.0)
+    CheckpointMaintenance(plan, StrikeResult()).close(60.0)
 
 
 def _die_at(moment: int, patch: pytest.MonkeyPatch) -> list[int]:

@@ -32,7 +32,7 @@ from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.mending import Mender
 from holdfast.runtime.saving.plan import MendOrder
 from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
 
 STEP = 30

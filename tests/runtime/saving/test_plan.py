@@ -18,7 +18,7 @@ from holdfast.runtime.saving.local_level import LocalTerms
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 
 RUN_DIR = Path("/runs/one")
-TICKET = SaveTicket(7, 9, 30, 4, 3, 1, "abc", 12.5, goes_through=True)
+TICKET = SaveTicket(7, 9, 30, 4, 3, 1, "abc", 12.5, needs_run_directory=True)
 WANTED = (Wanted(every=10, after=3, until=90), Wanted(best=Best("loss", is_smaller_better=False)))
 
 

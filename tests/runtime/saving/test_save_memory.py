@@ -22,10 +22,15 @@ from host_writer import RunningWriter
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving import own_way
-from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving import in_process_saver
+from holdfast.runtime.saving.agent_saver import AgentSaver
+from holdfast.runtime.saving.in_process_saver import (
+    HostBuffers,
+    InProcessSaver,
+    MemoryInUse,
+    PendingSave,
+)
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.own_way import HostBuffers, MemoryInUse, OwnWay, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.save_memory import BUFFERS, SaveMemory
 from holdfast.runtime.system.own_process import sealed_memory
@@ -266,11 +271,11 @@ def test_descriptors_are_closed_when_one_cannot_be_mapped(fds: list[int]) -> Non
 
 def _old_kernel(patch: pytest.MonkeyPatch) -> None:
     """Let the kernel map no pages ahead: they are touched one by one."""
-    patch.setattr(own_way, "_POPULATE_WRITE", 12345)
+    patch.setattr(in_process_saver, "_POPULATE_WRITE", 12345)
 
 
 def _in_small_pieces(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(own_way, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
+    patch.setattr(in_process_saver, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
 
 
 @pytest.mark.parametrize("how", [lambda _: None, _old_kernel, _in_small_pieces])
@@ -363,7 +368,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     found.close()
 
 
-def begun(way: AgentWay | OwnWay, step: int, attempt: int) -> PendingSave:
+def begun(way: AgentSaver | InProcessSaver, step: int, attempt: int) -> PendingSave:
     request = SaveRequest(LAUNCH, step, attempt, 0, 1, {"epoch": step}, 0.0)
     return way.begin(request, state_of(step))
 
@@ -383,7 +388,7 @@ def assert_whole(run_dir: Path, *steps: int) -> None:
 def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
     host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.01)
     host.buffers = 1
     agent, writer = host.agent(), RunningWriter()
     agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
@@ -409,9 +414,9 @@ def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
 def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
     host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.01)
     agent = host.agent()
-    way = OwnWay(agent.way._context)
+    way = InProcessSaver(agent.way._context)
     way.prepare(host.plan, 0, 1, generation=LAUNCH)
     saves = []
     for attempt in (1, 2):
@@ -436,7 +441,7 @@ def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
 def test_worker_without_an_agent_waits_for_its_memory(host: Host, slow_disk: SlowDisk) -> None:
     """Survivors of deaths save again at once, and their last save must not fail for it."""
     agent = host.agent()
-    way = OwnWay(agent.way._context)
+    way = InProcessSaver(agent.way._context)
     way.prepare(host.plan, 0, 1, generation=LAUNCH)
     let_go = threading.Timer(0.05, slow_disk.go)
     let_go.start()
@@ -461,7 +466,7 @@ def test_lack_of_memory_for_digests_fails_the_save_and_not_the_worker(
         raise MemoryError
 
     agent = host.agent()
-    way = OwnWay(agent.way._context) if is_own else agent.way
+    way = InProcessSaver(agent.way._context) if is_own else agent.way
     way.prepare(host.plan, 0, 1, generation=LAUNCH)
     save = begun(way, STEP, 1)
     monkeypatch.setattr(ShardImage, "piece_digest", lack)

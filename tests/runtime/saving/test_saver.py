@@ -26,9 +26,9 @@ from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicat
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving import own_way
+from holdfast.runtime.saving import in_process_saver
 from holdfast.runtime.saving import saver as saver_module
-from holdfast.runtime.saving.own_way import OwnWay, PendingSave
+from holdfast.runtime.saving.in_process_saver import InProcessSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.saver import (
     LARGEST_FILE_BYTES,
@@ -99,7 +99,7 @@ def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     save = FailingSave(looks)
-    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: save)
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: save)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     bits = saver.bits()
@@ -117,7 +117,7 @@ class HangingSave(FailingSave):
 def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_begin(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: HangingSave())
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: HangingSave())
     state = {"a": np.zeros(3)}
     saver.begin(Cursor.start(1), lambda: state)
     assert saver.bits() == Bit.INTACT
@@ -137,7 +137,7 @@ def test_failure_that_not_all_have_heard_of_ends_no_save(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory may still be read, and all must begin the next one together."""
-    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: FailingSave(looks=0))
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=0))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     saver.hear(_agreed(saver.bits() & Bit.INTACT))
@@ -167,7 +167,7 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
 ) -> None:
     page = saver._context.page
     save = DigestedSave(page)
-    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: save)
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: save)
     page.begin_turn(waits_for_peers=True)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert page.turn[1]
@@ -234,18 +234,18 @@ def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
 ) -> None:
     begun: list[SaveRequest] = []
 
-    def begin(way: OwnWay, request: SaveRequest, state: Tensors) -> FailingSave:
+    def begin(way: InProcessSaver, request: SaveRequest, state: Tensors) -> FailingSave:
         begun.append(request)
         return FailingSave(looks=9)
 
-    monkeypatch.setattr(OwnWay, "begin", begin)
+    monkeypatch.setattr(InProcessSaver, "begin", begin)
     saver.want(replace(_agreed(Bit(0)), is_save_wanted=True, is_drain_wanted=True))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert saver.serves_requests
     saver.world_changed()
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
-    assert [request.goes_through for request in begun] == [True, True]
+    assert [request.needs_run_directory for request in begun] == [True, True]
     assert not saver.serves_requests, "it may be there already, from before the next request"
 
 
@@ -268,7 +268,7 @@ def test_thread_that_cannot_be_started_fails_the_save_and_not_the_worker(
 def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: FailingSave(looks=0))
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=0))
     for _ in range(MAX_FAILURES):
         saver.give_up_if_hopeless(Cursor.start(1))
         saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
@@ -300,7 +300,7 @@ def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
 
     state = {"a": np.zeros(3)}
     with monkeypatch.context() as patch:
-        patch.setattr(OwnWay, "begin", begin)
+        patch.setattr(InProcessSaver, "begin", begin)
         assert saver.begin(Cursor.start(1), lambda: state)
         assert saver.bits() == Bit.SETTLED
         saver.hear(_agreed(saver.bits()))
@@ -323,7 +323,7 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
 
     state = {"a": np.zeros(3)}
     with monkeypatch.context() as patch:
-        patch.setattr(own_way, "Committer", refuse)
+        patch.setattr(in_process_saver, "Committer", refuse)
         saver.prepare(lambda: state)
         saver.begin(Cursor.start(1), lambda: state)
         assert saver.bits() == Bit.SETTLED
@@ -338,16 +338,16 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
 
 def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> None:
     """Let the agent ask these ranks once, while they copy the state of the first save."""
-    begin = OwnWay.begin
+    begin = InProcessSaver.begin
     waiting = set(asked)
 
-    def asking_begin(way: OwnWay, request: SaveRequest, state: Tensors) -> PendingSave:
+    def asking_begin(way: InProcessSaver, request: SaveRequest, state: Tensors) -> PendingSave:
         if request.part in waiting:
             waiting.remove(request.part)
             way._context.page.ask(RequestFlag.SAVE)
         return begin(way, request, state)
 
-    patch.setattr(OwnWay, "begin", asking_begin)
+    patch.setattr(InProcessSaver, "begin", asking_begin)
 
 
 @pytest.mark.usefixtures("one_core")

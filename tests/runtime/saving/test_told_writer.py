@@ -21,7 +21,7 @@ from holdfast.runtime.saving.writer_link import (
     KILLED_SETTLES_WITHIN_S,
     SLOWEST_BYTES_PER_S,
     FailedSaves,
-    ToldWriter,
+    WriterReplay,
     _split,
 )
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
@@ -38,11 +38,11 @@ SAVES = st.lists(
 )
 
 
-class Told:
-    """A ``ToldWriter``, and the writers that it tells."""
+class StrikeResult:
+    """A ``WriterReplay``, and the writers that it tells."""
 
     def __init__(self) -> None:
-        self.told = ToldWriter()
+        self.told = WriterReplay()
         self._channels: list[Channel] = []
         self.told.memory(memory(), ())
 
@@ -103,13 +103,13 @@ def is_open(fd: int) -> bool:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
+def told() -> Iterator[StrikeResult]:
+    told = StrikeResult()
     yield told
     told.close()
 
 
-def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: Told) -> None:
+def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: StrikeResult) -> None:
     buffers = (descriptor(), descriptor())
     told.told.memory(memory(2), buffers)
     told.told.plan({"kind": "plan", "generation": 1, FDS: [descriptor()]})
@@ -122,13 +122,13 @@ def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: Told) -
         os.close(fd)
 
 
-def test_save_is_complete_with_its_last_part(told: Told) -> None:
+def test_save_is_complete_with_its_last_part(told: StrikeResult) -> None:
     assert told.copied(1, 1) is False
     assert told.copied(1, 1) is False
     assert told.copied(1, 0) is True
 
 
-def test_incomplete_save_is_told_to_the_next_writer_at_once(told: Told) -> None:
+def test_incomplete_save_is_told_to_the_next_writer_at_once(told: StrikeResult) -> None:
     told.save(1)
     told.copied(2, 1)
     told.told.lost()
@@ -137,7 +137,7 @@ def test_incomplete_save_is_told_to_the_next_writer_at_once(told: Told) -> None:
     assert told.heard_parts(at_settle=True) == [(1, 0, "unsaved"), (1, 1, "unsaved")]
 
 
-def test_incomplete_save_is_not_told_if_a_later_one_is_complete(told: Told) -> None:
+def test_incomplete_save_is_not_told_if_a_later_one_is_complete(told: StrikeResult) -> None:
     told.copied(1, 1)
     told.save(2)
     told.told.lost()
@@ -145,7 +145,7 @@ def test_incomplete_save_is_not_told_if_a_later_one_is_complete(told: Told) -> N
     assert told.heard_parts(at_settle=False) == []
 
 
-def test_complete_saves_are_told_once_and_the_oldest_first(told: Told) -> None:
+def test_complete_saves_are_told_once_and_the_oldest_first(told: StrikeResult) -> None:
     told.save(3)
     told.save(4)
     assert not told.told.has_lost_saves
@@ -158,7 +158,7 @@ def test_complete_saves_are_told_once_and_the_oldest_first(told: Told) -> None:
     assert told.heard_parts(at_settle=True) == []
 
 
-def test_save_that_a_living_writer_was_told_is_not_repeated(told: Told) -> None:
+def test_save_that_a_living_writer_was_told_is_not_repeated(told: StrikeResult) -> None:
     told.save(1)
     told.told.lost()
     told.save(2)
@@ -166,7 +166,7 @@ def test_save_that_a_living_writer_was_told_is_not_repeated(told: Told) -> None:
     assert {attempt for attempt, _, _ in told.heard_parts(at_settle=True)} == {1}
 
 
-def test_durable_save_is_told_as_such_and_older_ones_are_not(told: Told) -> None:
+def test_durable_save_is_told_as_such_and_older_ones_are_not(told: StrikeResult) -> None:
     told.save(1)
     told.save(2)
     told.told.saved({"kind": "saved", "launch": 1, "attempt": 2})
@@ -175,7 +175,7 @@ def test_durable_save_is_told_as_such_and_older_ones_are_not(told: Told) -> None
     assert told.heard_parts(at_settle=True) == [(2, 0, "saved"), (2, 1, "saved")]
 
 
-def test_answer_about_another_launch_changes_nothing(told: Told) -> None:
+def test_answer_about_another_launch_changes_nothing(told: StrikeResult) -> None:
     told.save(1)
     told.told.saved({"kind": "saved", "launch": 9, "attempt": 5})
     told.told.lost()
@@ -183,7 +183,7 @@ def test_answer_about_another_launch_changes_nothing(told: Told) -> None:
     assert told.heard_parts(at_settle=True) == [(1, 0, "unsaved"), (1, 1, "unsaved")]
 
 
-def test_part_of_an_older_save_has_no_use_once_a_later_one_has_begun(told: Told) -> None:
+def test_part_of_an_older_save_has_no_use_once_a_later_one_has_begun(told: StrikeResult) -> None:
     told.copied(1, 0)
     told.copied(2, 0, generation=2)
 
@@ -192,11 +192,11 @@ def test_part_of_an_older_save_has_no_use_once_a_later_one_has_begun(told: Told)
 
 
 @pytest.mark.parametrize("other", [{"launch": 2}, {"layout": "other"}])
-def test_part_for_other_memory_has_no_use(told: Told, other: dict[str, object]) -> None:
+def test_part_for_other_memory_has_no_use(told: StrikeResult, other: dict[str, object]) -> None:
     assert told.copied(1, 0, **other) is None
 
 
-def test_new_memory_forgets_the_saves_of_the_old_one(told: Told) -> None:
+def test_new_memory_forgets_the_saves_of_the_old_one(told: StrikeResult) -> None:
     told.save(1)
     told.told.memory(memory(2), ())
     told.told.lost()
@@ -205,7 +205,7 @@ def test_new_memory_forgets_the_saves_of_the_old_one(told: Told) -> None:
     assert told.heard_parts(at_settle=False) == []
 
 
-def test_descriptors_of_what_is_replaced_are_closed_once_they_have_left(told: Told) -> None:
+def test_descriptors_of_what_is_replaced_are_closed_once_they_have_left(told: StrikeResult) -> None:
     ours, theirs = pair()
     plan, cursor, late, newer = (descriptor() for _ in range(4))
     told.told.plan({"kind": "plan", "generation": 1, FDS: [plan]})
@@ -298,7 +298,7 @@ def test_late_part_of_a_save_that_was_answered_leaves_nothing_to_wait_for(
     assert set(host.answers.values()) == {1}
 
     host.deliver_from(1)
-    host.link.look(now=1e6)
+    host.link.poll(now=1e6)
 
     assert host.link.pid is not None
     assert len(host.processes) == 1
@@ -314,7 +314,7 @@ class Agent(AgentOfFakes):
             case "die" if self.writer is not None:
                 self.writer.kill()
             case "hang":
-                self.link.look(1e6)
+                self.link.poll(1e6)
             case "refuse" | "allow":
                 self.is_refused = event == "refuse"
         self.hear()
@@ -377,7 +377,7 @@ def ask(agent: AgentOfFakes, question: Message) -> list[Message]:
 
 def wait(agent: AgentOfFakes, seconds: float) -> None:
     agent.now += seconds
-    agent.link.look(agent.now)
+    agent.link.poll(agent.now)
 
 
 @pytest.mark.parametrize("question", ASKED, ids=lambda question: question["kind"])
@@ -449,14 +449,14 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
 
 @pytest.mark.parametrize("goes_through", [False, True])
 def test_answer_for_a_hanging_writer_tells_if_the_run_directory_had_to_take_the_save(
-    agent: AgentOfFakes, *, goes_through: bool
+    agent: AgentOfFakes, *, needs_run_directory: bool
 ) -> None:
     for part in range(2):
-        agent.copied(1, part, goes_through=goes_through)
+        agent.copied(1, part, needs_run_directory=needs_run_directory)
 
     wait(agent, ANSWERED_WITHIN_S + 1)
 
-    assert [answer["is_of_run"] for answer in agent.answers] == [goes_through]
+    assert [answer["is_of_run"] for answer in agent.answers] == [needs_run_directory]
 
 
 def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) -> None:

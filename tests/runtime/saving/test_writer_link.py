@@ -69,9 +69,9 @@ def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfPr
     agent.stop_writer()
     agent.write(attempt=1)
 
-    agent.link.look(agent.now + ANSWERED_WITHIN_S - 1)
+    agent.link.poll(agent.now + ANSWERED_WITHIN_S - 1)
     assert agent.answers == []
-    agent.link.look(agent.now + ANSWERED_WITHIN_S + 1)
+    agent.link.poll(agent.now + ANSWERED_WITHIN_S + 1)
 
     assert agent.outcomes == [("unsaved", 1)]
     assert "makes no progress" in agent.answers[0]["reason"]
@@ -94,7 +94,7 @@ def test_incomplete_save_takes_no_patience(agent: AgentOfProcess) -> None:
     writer = agent.stop_writer()
     agent.write_part(1, 1)
 
-    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+    agent.link.poll(agent.now + 1000 * ANSWERED_WITHIN_S)
 
     assert agent.link.pid == writer
     os.kill(writer, signal.SIGCONT)
@@ -112,7 +112,7 @@ def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) ->
     agent.write_part(1, 1)
     assert agent.answers[0]["is_expected"]
 
-    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+    agent.link.poll(agent.now + 1000 * ANSWERED_WITHIN_S)
     assert agent.link.pid is not None, "nothing that is complete waits"
     agent.write_part(2, 1, generation=2)
     agent.wait_until(lambda: len(agent.answers) == 2)

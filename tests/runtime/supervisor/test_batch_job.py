@@ -27,7 +27,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor import batch_job
 from holdfast.runtime.supervisor.batch_job import STOPS, BatchJob, ChainLink, Order, OrderSignals
-from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_log import JobConsole
 from holdfast.runtime.supervisor.job_run import batch_of
 from holdfast.runtime.supervisor.screen import ProgressLog
 from holdfast.runtime.supervisor.supervisor import Supervisor
@@ -62,7 +62,7 @@ def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def deadline(job: BatchJob) -> object:
-    return job.look(3595.0)
+    return job.poll(3595.0)
 
 
 def heard(number: signal.Signals, now: float = 1000.0) -> Step:
@@ -191,7 +191,7 @@ def test_warning_after_a_warning_does_not_cut_the_save_short(
 def test_each_moment_is_told_once() -> None:
     job = job_of()
 
-    seen = [job.look(now) for now in (0.0, 3580.0, 3581.0, 3591.0, 3592.0)]
+    seen = [job.poll(now) for now in (0.0, 3580.0, 3581.0, 3591.0, 3592.0)]
 
     assert seen == [Due.NOTHING, Due.SAVE, Due.NOTHING, Due.END, Due.NOTHING]
 
@@ -199,7 +199,7 @@ def test_each_moment_is_told_once() -> None:
 def test_job_that_only_has_to_hurry_has_not_hit_its_limit() -> None:
     job = job_of()
 
-    assert job.look(3400.0) is Due.HURRY
+    assert job.poll(3400.0) is Due.HURRY
     assert not job.wants_requeue
 
 
@@ -207,7 +207,7 @@ def test_longer_saves_bring_the_moment_forward() -> None:
     job = job_of()
     job.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
 
-    assert job.look(3360.0) is Due.SAVE
+    assert job.poll(3360.0) is Due.SAVE
 
 
 def test_outside_batch_systems_signals_keep_their_meaning() -> None:
@@ -215,7 +215,7 @@ def test_outside_batch_systems_signals_keep_their_meaning() -> None:
 
     assert job.stops == STOPS
     assert not job.repeats(TERM, is_stopping=True, now=0.0)
-    assert job.look(1e12) is Due.NOTHING
+    assert job.poll(1e12) is Due.NOTHING
     assert set(job_of().stops) == {*STOPS, USR1, USR2}
 
 
@@ -252,8 +252,8 @@ def test_earliest_end_counts(
     said = list[str]()
     job.introduce(lambda text, event: said.append(text))
 
-    assert job.look(now + 0.4 * left_s) < Due.SAVE
-    assert job.look(now + left_s) is Due.END
+    assert job.poll(now + 0.4 * left_s) < Due.SAVE
+    assert job.poll(now + left_s) is Due.END
     assert said[0].startswith("Slurm job 7, time until ")
     assert said[0].endswith(f"({source})")
 
@@ -321,7 +321,7 @@ def supervising(machine: Machine, left_s: float, **how: Any) -> Supervisor:
     made._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
     made._machine = machine  # type: ignore[assignment]
     terms = {"is_verbose": False, "write": lambda _: None} | how
-    made._narration = Narration(NoJournal(), **terms)  # type: ignore[arg-type]
+    made._narration = JobConsole(NoJournal(), **terms)  # type: ignore[arg-type]
     made._end = None
     return made
 
@@ -377,7 +377,7 @@ def test_limit_of_the_users_own_before_slurms_requeues_nothing(
     allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
     job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
 
-    assert job.look(time.time() + 59.0) is Due.END
+    assert job.poll(time.time() + 59.0) is Due.END
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == []
 
@@ -420,7 +420,7 @@ def test_time_of_a_job_that_is_taken_over_ends_when_it_would_have_ended(
 
     taken.agent.close()
     assert age > 0
-    assert job.look(now - age + at_s) is due
+    assert job.poll(now - age + at_s) is due
 
 
 @pytest.fixture

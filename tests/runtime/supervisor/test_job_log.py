@@ -20,7 +20,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.supervisor import job_log
 from holdfast.runtime.supervisor.beginning import lost
-from holdfast.runtime.supervisor.job_log import DeathLog, Narration
+from holdfast.runtime.supervisor.job_log import DeathLog, JobConsole
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.takeover import Takeover
 
@@ -39,18 +39,18 @@ _PART = ", with microbatch 3 of {}"
 
 LAUNCH = Launch(4, (WorkerId(7), WorkerId(8)), 1, "taken over", 2)
 ERROR = {"type": "ValueError", "message": "odd", "traceback": "Traceback: here\n"}
-Say = Callable[[Narration], None]
+Say = Callable[[JobConsole], None]
 
 SAMPLES = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validation": False}
 
 
-class Told:
+class StrikeResult:
     """A narration of a job, and what has become of it."""
 
     def __init__(self, setup: JobSetup, **how: bool) -> None:
         self.setup = setup
         self._written = b""
-        self.voice = Narration(setup.journal, write=self._take, **{"is_verbose": False} | how)
+        self.voice = JobConsole(setup.journal, write=self._take, **{"is_verbose": False} | how)
 
     def lines(self) -> list[str]:
         """Return what was said since the last time."""
@@ -89,9 +89,9 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StrikeResult]:
     monkeypatch.setattr(job_log, "usable_cores", lambda: 64)
-    told = Told(setup_in(tmp_path))
+    told = StrikeResult(setup_in(tmp_path))
     yield told
     told.close()
 
@@ -120,7 +120,7 @@ def setup_of(**fields: Any) -> JobSetup:
     ],
 )
 def test_job_begins_with_the_step_that_it_goes_on_from(
-    told: Told, fields: dict[str, Any], beginning: str
+    told: StrikeResult, fields: dict[str, Any], beginning: str
 ) -> None:
     told.voice.began(setup_of(**fields))
 
@@ -129,7 +129,7 @@ def test_job_begins_with_the_step_that_it_goes_on_from(
     assert line.endswith("in /run")
 
 
-def test_directory_without_locks_is_told_with_what_follows_a_death(told: Told) -> None:
+def test_directory_without_locks_is_told_with_what_follows_a_death(told: StrikeResult) -> None:
     told.voice.began(setup_of(is_resumed=False, is_without_locks=True))
 
     line = told.lines()[1]
@@ -138,7 +138,7 @@ def test_directory_without_locks_is_told_with_what_follows_a_death(told: Told) -
     assert "the next one waits 60 s" in line
 
 
-def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path) -> None:
+def test_run_that_goes_on_with_another_script_says_so(told: StrikeResult, tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("two()")
     begun_with = hashlib.sha256(b"one()").hexdigest()
@@ -160,7 +160,7 @@ def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path
     assert len(told.lines()) == 1
 
 
-def test_run_that_goes_on_with_other_arguments_says_so(told: Told) -> None:
+def test_run_that_goes_on_with_other_arguments_says_so(told: StrikeResult) -> None:
     """A search over arguments in one directory would show the first result again and again."""
     fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
     options = {"argv": ("--name", "a b")}
@@ -186,7 +186,7 @@ def test_run_that_goes_on_with_other_arguments_says_so(told: Told) -> None:
     ],
 )
 def test_workers_without_work_are_told_with_their_number(
-    told: Told, microbatches: int, line: str
+    told: StrikeResult, microbatches: int, line: str
 ) -> None:
     told.voice.began(setup_of(options={"workers": 4}, record={"microbatches": microbatches}))
 
@@ -199,7 +199,7 @@ def test_workers_without_work_are_told_with_their_number(
 
 @pytest.mark.parametrize("text", ["import horovod.keras as hvd", "from horovod import keras"])
 def test_script_for_horovod_is_told_where_its_way_is_described(
-    told: Told, tmp_path: Path, text: str
+    told: StrikeResult, tmp_path: Path, text: str
 ) -> None:
     script = tmp_path / "slow.py"
     for content, lines in ((text, 1), ("import keras", 0)):
@@ -211,7 +211,7 @@ def test_script_for_horovod_is_told_where_its_way_is_described(
         assert [page in line for line in told.lines()[1:]] == [True] * lines
 
 
-def test_fresh_run_says_where_the_old_one_is(told: Told) -> None:
+def test_fresh_run_says_where_the_old_one_is(told: StrikeResult) -> None:
     told.voice.began(setup_of(set_aside=Path("/run/previous-2")))
 
     (line,) = told.lines()[1:]
@@ -229,7 +229,7 @@ def test_fresh_run_says_where_the_old_one_is(told: Told) -> None:
     ],
 )
 def test_run_that_was_complete_says_how_to_go_on(
-    told: Told, begun: int | None, worlds: tuple[int, ...], *, is_told: bool
+    told: StrikeResult, begun: int | None, worlds: tuple[int, ...], *, is_told: bool
 ) -> None:
     told.voice.began(setup_of(is_resumed=True, saved_step=begun))
     for step in worlds:
@@ -268,7 +268,7 @@ def test_run_that_was_complete_says_how_to_go_on(
     ids=["all lost", "of another host's local directory", "of the job before"],
 )
 def test_lost_checkpoint_is_told_with_where_training_begins(
-    told: Told, fields: dict[str, Any], rest: str
+    told: StrikeResult, fields: dict[str, Any], rest: str
 ) -> None:
     told.voice.began(setup_of(is_resumed=True, lost_step=390, **fields))
 
@@ -277,13 +277,13 @@ def test_lost_checkpoint_is_told_with_where_training_begins(
     ]
 
 
-def test_drains_without_a_local_directory_are_told_to_do_nothing(told: Told) -> None:
+def test_drains_without_a_local_directory_are_told_to_do_nothing(told: StrikeResult) -> None:
     told.voice.began(setup_of(is_resumed=False, options={"drain_every": "4"}))
 
     assert told.lines()[1:] == ["holdfast: --drain-every 4 does nothing without --local-dir"]
 
 
-def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
+def test_death_is_told_at_once_with_its_step_and_cause(told: StrikeResult) -> None:
     told.voice.heard(DEATH)
 
     assert told.lines() == ["holdfast: worker 2 died after step 30 (signal SIGKILL)"]
@@ -297,7 +297,9 @@ def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
     }
 
 
-def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(told: Told) -> None:
+def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(
+    told: StrikeResult,
+) -> None:
     figures = {"resource": "memory", "place": "the host", "used": 9, "limit": 10, "left_s": 50.0}
 
     told.voice.heard({"kind": "pressure", "now": 3.0, "text": "memory of the host", **figures})
@@ -307,7 +309,7 @@ def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(tol
     assert {name: record[name] for name in figures} == figures
 
 
-def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
+def test_error_of_one_worker_is_told_when_the_others_go_on(told: StrikeResult) -> None:
     told.error(2)
     assert told.lines() == []
 
@@ -320,7 +322,7 @@ def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
     assert told.lines() == []
 
 
-def test_error_of_all_workers_is_told_once_as_the_end(told: Told) -> None:
+def test_error_of_all_workers_is_told_once_as_the_end(told: StrikeResult) -> None:
     for worker in range(3):
         told.error(worker)
 
@@ -336,7 +338,7 @@ def test_error_of_all_workers_is_told_once_as_the_end(told: Told) -> None:
 @pytest.mark.parametrize("is_verbose", [False, True])
 def test_calls_of_holdfast_concern_only_who_asks(tmp_path: Path, *, is_verbose: bool) -> None:
     own = f'  File "{Path(job_log.__file__).parents[1]}/fit/keras_fit.py", line 68, in _fit\n'
-    told = Told(setup_in(tmp_path), is_verbose=is_verbose)
+    told = StrikeResult(setup_in(tmp_path), is_verbose=is_verbose)
 
     told.voice.ended(End(1, "ValueError: odd", f"Traceback:\n{own}ValueError: odd\n"))
 
@@ -346,7 +348,7 @@ def test_calls_of_holdfast_concern_only_who_asks(tmp_path: Path, *, is_verbose: 
     assert ("  [1 call of holdfast: -v shows more]" in said) != is_verbose
 
 
-def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> None:
+def test_error_that_the_end_does_not_explain_is_told_before_it(told: StrikeResult) -> None:
     told.error(2)
 
     told.voice.ended(End(70, "the restart budget of 0 is spent"))
@@ -358,7 +360,7 @@ def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> No
 
 
 def test_error_of_one_worker_is_told_with_its_place_and_kept_with_its_traceback(
-    told: Told,
+    told: StrikeResult,
 ) -> None:
     place = {"where": "contribute (train.py:42)", "traceback": "Traceback: here\n"}
     told.report(2, "error", type="ValueError", message="odd", **place)
@@ -372,7 +374,7 @@ def test_error_of_one_worker_is_told_with_its_place_and_kept_with_its_traceback(
     assert (failure["cause"], failure["traceback"]) == ("ValueError: odd", "Traceback: here\n")
 
 
-def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
+def test_error_of_several_lines_is_told_in_one(told: StrikeResult) -> None:
     told.error(2, "first\n    second\n\nthird")
     told.report(0, "world")
 
@@ -392,7 +394,7 @@ def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
     ],
 )
 def test_end_is_an_error_unless_the_run_can_go_on_or_is_done(
-    told: Told, code: int, line: str, *, is_failure: bool
+    told: StrikeResult, code: int, line: str, *, is_failure: bool
 ) -> None:
     told.voice.ended(End(code, "over", is_failure=is_failure))
 
@@ -401,7 +403,7 @@ def test_end_is_an_error_unless_the_run_can_go_on_or_is_done(
     assert (ended["exit_code"], ended["reason"]) == (code, "over")
 
 
-def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
+def test_first_launch_is_silent_and_a_relaunch_says_why(told: StrikeResult) -> None:
     workers = (WorkerId(0), WorkerId(1))
     told.voice.launching(Launch(1, workers, 0, "the job begins"))
     assert told.lines() == []
@@ -414,7 +416,7 @@ def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
     assert (relaunch["spent"], relaunch["workers"]) == (2, [2])
 
 
-def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
+def test_completion_is_kept_once_however_many_tell_it(told: StrikeResult) -> None:
     for worker in range(3):
         told.report(worker, "complete", step=40, sha256="cafe")
 
@@ -423,14 +425,14 @@ def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
     assert told.lines() == []
 
 
-def test_notice_of_several_workers_is_told_once(told: Told) -> None:
+def test_notice_of_several_workers_is_told_once(told: StrikeResult) -> None:
     for text in ("disk full", "disk full", "disk slow"):
         told.report(1, "notice", text=text)
 
     assert told.lines() == ["holdfast: disk full", "holdfast: disk slow"]
 
 
-def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> None:
+def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: StrikeResult) -> None:
     told.voice.paused(Pause(100.0, 166.2))
     told.voice.heard({"kind": "paused", "began": 99.9, "ended": 167.2})
     told.voice.heard({"kind": "paused", "began": 200.0, "ended": 230.0})
@@ -457,7 +459,7 @@ def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> 
     ids=["unknown", "reading", "step", "validation"],
 )
 def test_fence_tells_how_long_where_the_worker_is_and_at_which_batch(
-    told: Told, fields: dict[str, object], work: str
+    told: StrikeResult, fields: dict[str, object], work: str
 ) -> None:
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
     assert told.lines() == [
@@ -482,7 +484,7 @@ def test_fence_tells_how_long_where_the_worker_is_and_at_which_batch(
     ],
 )
 def test_suspicion_is_told_and_kept(
-    told: Told, limit_s: float | None, *, is_awaited: bool, rest: str
+    told: StrikeResult, limit_s: float | None, *, is_awaited: bool, rest: str
 ) -> None:
     seen = {"seconds": 300.2, "limit_s": limit_s, "is_awaited": is_awaited, "step": 7}
     place = {"where": "f (a.py:1)", "stacks": "f"}
@@ -499,7 +501,7 @@ def test_suspicion_is_told_and_kept(
 def test_module_that_is_not_warm_concerns_only_who_asks(
     tmp_path: Path, *, is_verbose: bool
 ) -> None:
-    told = Told(setup_in(tmp_path), is_verbose=is_verbose)
+    told = StrikeResult(setup_in(tmp_path), is_verbose=is_verbose)
 
     told.voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
 
@@ -509,7 +511,7 @@ def test_module_that_is_not_warm_concerns_only_who_asks(
     assert told.lines() == ["holdfast: torch is not preloaded: none"] * is_verbose
 
 
-def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: Told) -> None:
+def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: StrikeResult) -> None:
     named = {"preload": ("tensorflow", "tensorflw", "json", "sys")}
     told.voice.began(setup_of(is_resumed=False, options=named))
 
@@ -527,7 +529,7 @@ def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: Told) -
     assert modules == ["tensorflw", "json", "keras"]
 
 
-def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: Told) -> None:
+def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: StrikeResult) -> None:
     told.voice.began(setup_of(is_resumed=False, options={"preload": ("tensorflow", "json")}))
     told.lines()
 
@@ -545,13 +547,15 @@ def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: Told
 @pytest.mark.parametrize(
     "message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}, {**DEATH, "clean": True}]
 )
-def test_message_that_concerns_nobody_is_not_told(told: Told, message: dict[str, object]) -> None:
+def test_message_that_concerns_nobody_is_not_told(
+    told: StrikeResult, message: dict[str, object]
+) -> None:
     told.voice.heard(message)
 
     assert told.lines() == told.records() == []
 
 
-def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
+def test_lost_output_is_said_once_at_the_end(told: StrikeResult) -> None:
     told.voice.lost_output()
     assert told.lines() == []
     for lines in (40, 260):
@@ -564,7 +568,7 @@ def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
     assert line.startswith("holdfast: 260 lines of the workers' output were lost, because stdout")
 
 
-def test_error_of_the_workers_is_blamed_on_no_step(told: Told) -> None:
+def test_error_of_the_workers_is_blamed_on_no_step(told: StrikeResult) -> None:
     """Checkpoints that are damaged end all workers at the step at which they begin."""
     for worker in (0, 1):
         told.error(worker, "none of the 3 checkpoints is valid")
@@ -576,7 +580,7 @@ def test_error_of_the_workers_is_blamed_on_no_step(told: Told) -> None:
 
 
 def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
-    told = Told(setup_in(tmp_path), is_quiet=True)
+    told = StrikeResult(setup_in(tmp_path), is_quiet=True)
     launch = Launch(1, (WorkerId(0), WorkerId(1)), relaunch=1, reason="all died")
 
     told.voice.began(setup_of(is_resumed=False))
@@ -637,7 +641,7 @@ def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
     ids=["renewing", "killing the agent", "hung up", "warning", "note", "failed"],
 )
 def test_trouble_is_told_in_a_line_and_recorded(
-    told: Told, say: Say, line: str, record: Record
+    told: StrikeResult, say: Say, line: str, record: Record
 ) -> None:
     say(told.voice)
 
@@ -661,7 +665,9 @@ def test_trouble_is_told_in_a_line_and_recorded(
     ],
     ids=["killing", "lost agent", "first signal", "second signal"],
 )
-def test_what_other_records_tell_is_said_and_not_recorded(told: Told, say: Say, line: str) -> None:
+def test_what_other_records_tell_is_said_and_not_recorded(
+    told: StrikeResult, say: Say, line: str
+) -> None:
     say(told.voice)
 
     assert told.lines() == [f"holdfast: {line}"]
@@ -683,7 +689,7 @@ def test_what_other_records_tell_is_said_and_not_recorded(told: Told, say: Say, 
     ],
 )
 def test_launch_that_goes_on_no_more_is_told_with_its_reason(
-    told: Told, limit: str, line: str
+    told: StrikeResult, limit: str, line: str
 ) -> None:
     figures = {"limit": limit, "seconds": 12.3, "workers": [0, 1]}
 
@@ -693,21 +699,21 @@ def test_launch_that_goes_on_no_more_is_told_with_its_reason(
     assert told.records() == [{"event": "stalled", **figures}]
 
 
-def test_pool_that_was_replaced_concerns_the_journal_alone(told: Told) -> None:
+def test_pool_that_was_replaced_concerns_the_journal_alone(told: StrikeResult) -> None:
     told.voice.heard({"kind": "pool_restarted", "cause": "signal SIGKILL"})
 
     assert told.lines() == []
     assert told.records() == [{"event": "pool_restarted", "cause": "signal SIGKILL"}]
 
 
-def test_lines_that_stderr_has_not_taken_are_recorded_if_there_are_any(told: Told) -> None:
+def test_lines_that_stderr_has_not_taken_are_recorded_if_there_are_any(told: StrikeResult) -> None:
     told.voice.dropped(0)
     told.voice.dropped(3)
 
     assert told.records() == [{"event": "output_dropped", "of": "supervisor", "lines": 3}]
 
 
-def test_takeover_is_told_with_the_job_and_recorded_with_its_agent(told: Told) -> None:
+def test_takeover_is_told_with_the_job_and_recorded_with_its_agent(told: StrikeResult) -> None:
     told.take_over()
 
     (line,) = told.lines()
@@ -721,7 +727,7 @@ def test_takeover_is_told_with_the_job_and_recorded_with_its_agent(told: Told) -
     ]
 
 
-def test_wishes_that_a_takeover_cannot_heed_are_told_before_it(told: Told) -> None:
+def test_wishes_that_a_takeover_cannot_heed_are_told_before_it(told: StrikeResult) -> None:
     told.take_over(warning="the job keeps its options")
 
     warning, takeover = told.lines()
@@ -729,7 +735,7 @@ def test_wishes_that_a_takeover_cannot_heed_are_told_before_it(told: Told) -> No
     assert takeover.startswith("holdfast: taking over the job")
 
 
-def test_death_after_a_takeover_has_the_error_that_was_told_before(told: Told) -> None:
+def test_death_after_a_takeover_has_the_error_that_was_told_before(told: StrikeResult) -> None:
     told.take_over()
     told.voice.recall(report(8, "error", **ERROR))
     told.lines()
@@ -742,7 +748,9 @@ def test_death_after_a_takeover_has_the_error_that_was_told_before(told: Told) -
     assert (failure["launch_rank"], failure["traceback"]) == (1, ERROR["traceback"])
 
 
-def test_end_of_a_training_that_was_told_before_a_takeover_is_recorded_once(told: Told) -> None:
+def test_end_of_a_training_that_was_told_before_a_takeover_is_recorded_once(
+    told: StrikeResult,
+) -> None:
     for step in (9, 5):
         told.voice.recall(report(7, "complete", step=step, sha256="cafe"))
     for step in (9, 12):
@@ -752,7 +760,7 @@ def test_end_of_a_training_that_was_told_before_a_takeover_is_recorded_once(told
     assert (completed["event"], completed["step"]) == ("completed", 12)
 
 
-def test_deaths_before_and_after_a_takeover_have_their_step_in_common(told: Told) -> None:
+def test_deaths_before_and_after_a_takeover_have_their_step_in_common(told: StrikeResult) -> None:
     told.take_over()
     told.voice.recall(exited(7, is_clean=True))
     told.voice.recall(exited(7))
@@ -768,7 +776,7 @@ def test_deaths_before_and_after_a_takeover_have_their_step_in_common(told: Told
     assert [record["event"] for record in told.records()[-2:]] == ["warning", "job_ended"]
 
 
-def test_common_step_is_not_told_of_a_job_that_ended_otherwise(told: Told) -> None:
+def test_common_step_is_not_told_of_a_job_that_ended_otherwise(told: StrikeResult) -> None:
     for worker in (7, 8):
         told.voice.heard(exited(worker))
     told.lines()
@@ -778,7 +786,7 @@ def test_common_step_is_not_told_of_a_job_that_ended_otherwise(told: Told) -> No
     assert told.lines() == ["holdfast: error: told to stop"]
 
 
-def test_rank_that_loses_its_workers_is_suspected_once_and_recorded(told: Told) -> None:
+def test_rank_that_loses_its_workers_is_suspected_once_and_recorded(told: StrikeResult) -> None:
     for first in range(0, 40, 10):
         workers = tuple(WorkerId(first + rank) for rank in range(4))
         told.voice.launching(Launch(first + 1, workers, 0, ""))

@@ -307,7 +307,7 @@ def test_supervisor_that_fails_before_it_speaks_to_its_agent_ends_it(
     def fail(*_: object) -> None:
         raise OSError("the journal")
 
-    monkeypatch.setattr(supervisor.Narration, "began", fail)
+    monkeypatch.setattr(supervisor.JobConsole, "began", fail)
 
     with pytest.raises(OSError, match="the journal"):
         job_run.run_job(started.setup.options)

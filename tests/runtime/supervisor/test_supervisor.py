@@ -36,7 +36,7 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob
-from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_log import JobConsole
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.supervisor import event_of, missed_faults
 from holdfast.runtime.system.channel import FDS, Message
@@ -199,9 +199,9 @@ def test_agent_that_answers_nothing_is_killed_and_followed_by_another(make: Make
     job = make(silent, next_one)
     job.begin(WARM, *joined(0, 1))
 
-    job.look(10, hears=False)
+    job.poll(10, hears=False)
     assert not silent.process.is_killed
-    job.look(2, hears=False)
+    job.poll(2, hears=False)
 
     assert silent.process.is_killed
     assert next_one.told[0]["config"]["workers"] == [2, 3]
@@ -223,9 +223,9 @@ def test_launch_that_does_not_begin_in_time_is_killed(
     job = make(agent)
     job.begin(ready, *joined(0))
 
-    job.look(bound_s, hears=True)
+    job.poll(bound_s, hears=True)
     assert agent.kinds == ["launch"]
-    job.look(2, hears=True)
+    job.poll(2, hears=True)
 
     assert agent.kinds == ["launch", "kill"]
     assert why in job.said
@@ -235,13 +235,13 @@ def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user(m
     agent = Agent()
     job = make(agent, grace_s=30.0)
     job.begin(WARM, *joined(0, 1))
-    job.look(1000, hears=True)
+    job.poll(1000, hears=True)
     assert agent.kinds == ["launch"]
 
     job.supervisor.signals.hear(bytes([TERM]))
-    job.look(30, hears=True)
+    job.poll(30, hears=True)
     assert agent.kinds == ["launch", "stop"]
-    job.look(2, hears=True)
+    job.poll(2, hears=True)
 
     assert agent.kinds == ["launch", "stop", "kill"]
 
@@ -258,11 +258,11 @@ def test_launch_that_mpiexec_could_not_begin_is_tried_again_with_its_words(make:
 def test_mistake_of_the_supervisor_leaves_agent_and_workers_alone(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Narration, message: Message) -> None:
+    def fail(_: JobConsole, message: Message) -> None:
         if message["kind"] == "odd":
             raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(Narration, "heard", fail)
+    monkeypatch.setattr(JobConsole, "heard", fail)
     agent = Agent(WARM, *joined(0, 1), {"kind": "odd"})
     job = make(agent)
 

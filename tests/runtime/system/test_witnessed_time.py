@@ -101,7 +101,7 @@ class Thing:
         self.watch = Stillness(lambda: self.now)
 
     def still_s(self) -> float:
-        found, still_s = self.watch.look(self._read)
+        found, still_s = self.watch.poll(self._read)
         assert found == self.content
         return still_s
 
@@ -142,6 +142,6 @@ def test_look_that_fails_is_none() -> None:
     thing.still_s()
     thing.now += 9.0
     with pytest.raises(OSError, match="output error"):
-        thing.watch.look(fail)
+        thing.watch.poll(fail)
 
     assert thing.still_s() == 9.0

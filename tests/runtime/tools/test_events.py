@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.run.journal import EVENTS, Record
-from holdfast.runtime.tools.events import ToldEvent, sound_records, told_events
+from holdfast.runtime.tools.events import EventLine, sound_records, told_events
 from holdfast.runtime.tools.summary import goodput_of
 
 STAMP = {"now": 1.5, "time": 1e9}
@@ -247,7 +247,7 @@ def texts(*records: Record, most: int = 8) -> list[str]:
 def test_event_is_told_in_one_sentence(event: str, fields: dict[str, Any], sentence: str) -> None:
     records = sound_records([line(event, **fields)])
 
-    assert told_events(records, 8) == (ToldEvent(5.0, sentence),)
+    assert told_events(records, 8) == (EventLine(5.0, sentence),)
 
 
 @pytest.mark.parametrize("event", [*sorted(SHOWN_ELSEWHERE), "scrubbed", "an event of tomorrow"])
@@ -271,7 +271,7 @@ def test_text_without_a_word_has_no_line(text: str) -> None:
 def test_same_event_told_twice_in_a_row_is_one_line_with_the_newest_time() -> None:
     told = told_events([line("restored", at=at, step=2) for at in (1.0, 2.0, 3.0)], 8)
 
-    assert told == (ToldEvent(3.0, "restored step 2"),)
+    assert told == (EventLine(3.0, "restored step 2"),)
 
 
 def test_step_between_two_equal_events_does_not_make_them_two() -> None:

@@ -396,10 +396,10 @@ def supervised(path: Path, serve: Callable[[Channel], object]) -> Iterator[None]
 def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: Journal) -> None:
     step(journal, 1)
     journal.record("checkpoint", step=1, seconds=0.1, bytes=10)
-    first = source.look(0.0)
+    first = source.poll(0.0)
     step(journal, 2)
 
-    second = source.look(0.0)
+    second = source.poll(0.0)
 
     assert (first.step, second.step) == (1, 2)
     assert second.last_save is not None
@@ -411,7 +411,7 @@ def test_age_of_the_last_save_is_counted_from_the_given_moment(
 ) -> None:
     journal.record("checkpoint", step=1, seconds=0.1, bytes=10, time=1000.0)
 
-    ages = [look.last_save.age_s for look in map(source.look, (1012.5, 900.0)) if look.last_save]
+    ages = [poll.last_save.age_s for poll in map(source.poll, (1012.5, 900.0)) if poll.last_save]
 
     assert ages == [12.5, 0.0]
 
@@ -421,13 +421,13 @@ def test_line_that_makes_no_sense_is_left_out(source: StatusSource, journal: Jou
     step(journal, 9, seconds="soon")
     journal.record("checkpoint_failed", step=1, reason="full", seconds=None)
 
-    found = source.look(0.0)
+    found = source.poll(0.0)
 
     assert (found.step, found.events[-1].text) == (1, "started train.py on 2 workers")
 
 
 def test_job_without_a_lease_may_run_elsewhere(source: StatusSource, journal: Journal) -> None:
-    found = source.look(0.0)
+    found = source.poll(0.0)
 
     assert found.outcome.startswith("running, or lost: no supervisor runs in ")
     assert not found.is_over
@@ -438,10 +438,10 @@ def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
 ) -> None:
     lease = RunDirectory(tmp_path).acquire_lease()
     journal.record("job_ended", exit_code=75, reason="stopped at step 1")
-    owned = source.look(0.0)
+    owned = source.poll(0.0)
     lease.release()
 
-    left = source.look(0.0)
+    left = source.poll(0.0)
 
     assert (owned.outcome, owned.is_over) == ("running", False)
     assert (left.outcome, left.is_over) == ("ended with exit code 75: stopped at step 1", True)
@@ -451,7 +451,7 @@ def test_agent_tells_what_the_journal_does_not(
     source: StatusSource, journal: Journal, tmp_path: Path
 ) -> None:
     with supervised(tmp_path, lambda channel: channel.send(SAVING_ANSWER)):
-        found = source.look(0.0)
+        found = source.poll(0.0)
 
     assert (found.outcome, found.phase, found.launched) == ("running", "saving", 2)
     assert [worker.worker for worker in found.workers] == [4]
@@ -464,7 +464,7 @@ def test_silent_agent_is_told_and_the_journal_has_to_do(
     step(journal, 3)
 
     with supervised(tmp_path, lambda channel: None):
-        found = source.look(0.0)
+        found = source.poll(0.0)
 
     assert found.outcome == "running; its agent does not answer"
     assert (found.is_over, found.step, found.workers, found.phase) == (False, 3, (), None)
@@ -474,18 +474,18 @@ def test_run_in_which_no_job_has_started_is_refused(source: StatusSource, tmp_pa
     RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
 
     with pytest.raises(UsageError, match=rf"^no job has started in {tmp_path} yet$"):
-        source.look(0.0)
+        source.poll(0.0)
 
 
 def test_journal_that_goes_between_two_looks_is_refused_in_one_sentence(
     source: StatusSource, journal: Journal, tmp_path: Path
 ) -> None:
     RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
-    source.look(0.0)
+    source.poll(0.0)
     (tmp_path / "journal.jsonl").unlink()
 
     with pytest.raises(UsageError, match="no job has started"):
-        source.look(0.0)
+        source.poll(0.0)
 
 
 SILENT_S = 0.05

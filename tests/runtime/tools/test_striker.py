@@ -81,7 +81,7 @@ def ordered(
 def test_index_chooses_among_the_living(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "kill worker #5 at 1s")
 
-    (struck,) = striker.look(1.0, 9, None)
+    (struck,) = striker.poll(1.0, 9, None)
 
     assert fakes.sent == [(2**22 + 2, signal.SIGKILL)]  # 5 modulo 2: the second
     assert (struck.victim, struck.step) == (f"{2**22 + 2} holdfast-w7", 9)
@@ -90,10 +90,10 @@ def test_index_chooses_among_the_living(fakes: FakeTraces) -> None:
 def test_stopped_process_is_woken_after_its_time(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "stop+cont worker at 1s for 2s")
 
-    striker.look(1.0, 0, None)
-    striker.look(2.9, 0, None)
+    striker.poll(1.0, 0, None)
+    striker.poll(2.9, 0, None)
     assert [number for _, number in fakes.sent] == [signal.SIGSTOP]
-    striker.look(3.0, 0, None)
+    striker.poll(3.0, 0, None)
 
     assert [number for _, number in fakes.sent] == [signal.SIGSTOP, signal.SIGCONT]
     assert striker.is_done
@@ -102,18 +102,18 @@ def test_stopped_process_is_woken_after_its_time(fakes: FakeTraces) -> None:
 def test_victim_is_waited_for(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "term agent at 1s")
 
-    assert striker.look(1.0, 0, None) == []
+    assert striker.poll(1.0, 0, None) == []
     fakes.alive[2**22 + 3] = "holdfast-agent"
 
-    assert len(striker.look(2.0, 0, None)) == 1
+    assert len(striker.poll(2.0, 0, None)) == 1
     assert fakes.sent == [(2**22 + 3, signal.SIGTERM)]
 
 
 def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "term agent at 1s")
 
-    assert striker.look(1.0 + WAITS_FOR_VICTIM_S, 0, None) == []
-    (struck,) = striker.look(1.1 + WAITS_FOR_VICTIM_S, 0, None)
+    assert striker.poll(1.0 + WAITS_FOR_VICTIM_S, 0, None) == []
+    (struck,) = striker.poll(1.1 + WAITS_FOR_VICTIM_S, 0, None)
 
     assert not struck.has_hit
     assert fakes.sent == []
@@ -122,7 +122,7 @@ def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
 def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "kill supervisor at 1s")
 
-    striker.look(1.0, 0, 2**22 + 1)
+    striker.poll(1.0, 0, 2**22 + 1)
 
     assert fakes.sent == [(2**22 + 1, signal.SIGKILL)]
 
@@ -131,9 +131,9 @@ def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
     place = FakePlace()
     striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: place})
 
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
     assert place.is_full
-    striker.look(3.0, 0, None)
+    striker.poll(3.0, 0, None)
 
     assert not place.is_full
 
@@ -141,7 +141,7 @@ def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
 def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -> None:
     place = FakePlace()
     striker = ordered(fakes, "full stderr at 1s", "kill agent at 1s", places={Target.STDERR: place})
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
 
     striker.end(2.0, 4)
 
@@ -153,7 +153,7 @@ def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -
 def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "stop worker at 1s")
 
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
     striker.end(99.0, 0)
 
     assert [number for _, number in fakes.sent] == [signal.SIGSTOP]
@@ -162,8 +162,8 @@ def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> Non
 def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "kill supervisor at 1s")
 
-    assert striker.look(1.0, 0, 2**22 + 9) == []
-    (struck,) = striker.look(2.0, 0, 2**22 + 1)
+    assert striker.poll(1.0, 0, 2**22 + 9) == []
+    (struck,) = striker.poll(2.0, 0, 2**22 + 1)
 
     assert struck.now == 2.0
 
@@ -171,7 +171,7 @@ def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTrac
 def test_place_that_was_not_mounted_is_never_full(fakes: FakeTraces) -> None:
     striker = ordered(fakes, "full disk at 1s", places={Target.STDERR: FakePlace()})
 
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
     striker.end(2.0, 0)
 
     assert [struck.has_hit for struck in striker.struck] == [False]
@@ -182,11 +182,11 @@ def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
 ) -> None:
     first, second = FakePlace(), FakePlace()
     striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: first})
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
 
     striker.use(Target.STDERR, second)
     striker.order(parse_strike("full stderr at 2s for 5s"), 2.0)
-    striker.look(3.0, 0, None)
+    striker.poll(3.0, 0, None)
 
     assert (first.is_full, second.is_full) == (False, True)
 
@@ -195,7 +195,7 @@ def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
     fakes: FakeTraces,
 ) -> None:
     striker = ordered(fakes, "kill agent at 1s")
-    striker.look(1.0, 0, None)
+    striker.poll(1.0, 0, None)
 
     striker.end(5.0, 12, parse_plan("kill pool on failure"))
 

@@ -1,4 +1,5 @@
-"""Effects of companions are the same on all workers, whatever dies and whatever their dice say."""
+"""Effects of callback hosts are the same on all workers, whatever dies and whatever their dice
+say."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds_companion import MESSAGE, RoundsCompanion
+from rounds_callback_host import MESSAGE, RoundsCallbackHost
 from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
 
 from holdfast.recovery.ledger import Cursor
@@ -21,8 +22,8 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
-from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState
 
 _create = HeartbeatPage.create
@@ -48,8 +49,8 @@ def _waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_nothing(monkeypatch)
 
 
-def alike(replica: TinyReplica, rank: int) -> RoundsCompanion:
-    return RoundsCompanion(replica)
+def alike(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
+    return RoundsCallbackHost(replica)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) ->
     with pytest.MonkeyPatch.context() as patch:
         wait_for_nothing(patch)
         job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
-        (ending,) = job.launch(Launch(1, 1, 6, companion=alike))
+        (ending,) = job.launch(Launch(1, 1, 6, callback_host=alike))
     assert ending is not None
     return ending
 
@@ -72,7 +73,13 @@ def test_rounds_end_with_the_same_bytes_through_deaths_and_relaunches(
     for attempt in range(4):
         deaths = {} if attempt == 3 else deaths_of(dice, workers)
         terms = Launch(
-            workers, workers, 6, seed=seed, deaths=deaths, save_every=1 + seed % 3, companion=alike
+            workers,
+            workers,
+            6,
+            seed=seed,
+            deaths=deaths,
+            save_every=1 + seed % 3,
+            callback_host=alike,
         )
         alive = [ending for ending in job.launch(terms) if ending is not None]
         assert len(set(alive)) <= 1, (seed, alive)
@@ -86,25 +93,29 @@ def test_rounds_end_with_the_same_bytes_through_deaths_and_relaunches(
 def test_workers_whose_dice_differ_have_the_first_ones_effects(
     tmp_path: Path, numerics: Numerics, seed: int
 ) -> None:
-    companions: dict[int, RoundsCompanion] = {}
+    callback_hosts: dict[int, RoundsCallbackHost] = {}
 
-    def dicing(replica: TinyReplica, rank: int) -> RoundsCompanion:
-        companions[rank] = RoundsCompanion(replica, random.Random(1000 * seed + rank), odds=0.05)
-        return companions[rank]
+    def dicing(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
+        callback_hosts[rank] = RoundsCallbackHost(
+            replica, random.Random(1000 * seed + rank), odds=0.05
+        )
+        return callback_hosts[rank]
 
     dice = random.Random(seed)
     job = SimulatedJob(tmp_path / "run", numerics)
     deaths = deaths_of(dice, 3)
-    endings = job.launch(Launch(4, 4, 6, seed=seed, deaths=deaths, companion=dicing))
+    endings = job.launch(Launch(4, 4, 6, seed=seed, deaths=deaths, callback_host=dicing))
 
     alive = [ending for ending in endings if ending is not None]
     assert alive
     assert len(set(alive)) == 1, seed
-    tales = {str(companions[rank].memory) for rank, end in enumerate(endings) if end is not None}
-    assert len(tales) == 1, seed
-    assert {message for companion in companions.values() for message in companion.messages} == {
-        MESSAGE
+    tales = {
+        str(callback_hosts[rank].memory) for rank, end in enumerate(endings) if end is not None
     }
+    assert len(tales) == 1, seed
+    assert {
+        message for callback_host in callback_hosts.values() for message in callback_host.messages
+    } == {MESSAGE}
     assert alive[0].step <= STEPS
     assert alive[0].is_complete
 
@@ -113,26 +124,28 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
 def test_error_of_all_workers_ends_the_stage_at_one_state_whatever_dies(
     tmp_path: Path, numerics: Numerics, seed: int
 ) -> None:
-    companions: dict[int, RoundsCompanion] = {}
+    callback_hosts: dict[int, RoundsCallbackHost] = {}
 
-    def failing(replica: TinyReplica, rank: int) -> RoundsCompanion:
-        companions[rank] = RoundsCompanion(replica, fails_in=FAILS_IN)
-        return companions[rank]
+    def failing(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
+        callback_hosts[rank] = RoundsCallbackHost(replica, fails_in=FAILS_IN)
+        return callback_hosts[rank]
 
-    (whole,) = SimulatedJob(tmp_path / "one", numerics).launch(Launch(1, 1, 6, companion=failing))
+    (whole,) = SimulatedJob(tmp_path / "one", numerics).launch(
+        Launch(1, 1, 6, callback_host=failing)
+    )
     dice = random.Random(seed)
     job = SimulatedJob(tmp_path / "run", numerics)
     for deaths in (deaths_of(dice, 3), {}):  # the second launch comes to the error once more
         endings = job.launch(
-            Launch(3, 3, 6, seed=seed, deaths=deaths, save_every=2, companion=failing)
+            Launch(3, 3, 6, seed=seed, deaths=deaths, save_every=2, callback_host=failing)
         )
         alive = [rank for rank, ending in enumerate(endings) if ending is not None]
 
         assert {endings[rank] for rank in alive} == {whole}, seed
         assert whole is not None
         assert (0 < whole.step < STEPS, whole.is_complete) == (True, True)
-        assert {str(companions[rank].error) for rank in alive} == {"no good trial"}
-        assert {companions[rank].memory["rounds"] for rank in alive} == {FAILS_IN}
+        assert {str(callback_hosts[rank].error) for rank in alive} == {"no good trial"}
+        assert {callback_hosts[rank].memory["rounds"] for rank in alive} == {FAILS_IN}
 
 
 @pytest.mark.parametrize("mended_after", [1, 2], ids=["at once", "at a second start"])
@@ -142,11 +155,15 @@ def test_script_that_is_mended_goes_on_as_if_there_had_been_no_error(
     job = SimulatedJob(tmp_path / "run", numerics)
     for _ in range(mended_after):
         failing = Launch(
-            2, 2, 6, companion=lambda own, _: RoundsCompanion(own, fails_in=FAILS_IN), save_every=1
+            2,
+            2,
+            6,
+            callback_host=lambda own, _: RoundsCallbackHost(own, fails_in=FAILS_IN),
+            save_every=1,
         )
         job.launch(failing)
 
-    mended = job.launch(Launch(2, 2, 6, companion=alike, save_every=1))
+    mended = job.launch(Launch(2, 2, 6, callback_host=alike, save_every=1))
 
     assert set(mended) == {undisturbed}
 
@@ -155,17 +172,17 @@ def test_script_that_is_mended_goes_on_as_if_there_had_been_no_error(
 def test_worker_that_raises_alone_is_gone_and_the_others_go_on(
     tmp_path: Path, numerics: Numerics, undisturbed: Ending, seed: int
 ) -> None:
-    def one_fails(replica: TinyReplica, rank: int) -> RoundsCompanion:
-        return RoundsCompanion(replica, fails_in=FAILS_IN if rank == seed % 3 else None)
+    def one_fails(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
+        return RoundsCallbackHost(replica, fails_in=FAILS_IN if rank == seed % 3 else None)
 
-    terms = Launch(3, 3, 6, seed=seed, companion=one_fails, dies_of=ValueError)
+    terms = Launch(3, 3, 6, seed=seed, callback_host=one_fails, dies_of=ValueError)
     endings = SimulatedJob(tmp_path / "run", numerics).launch(terms)
 
     assert endings[seed % 3] is None
     assert {ending for ending in endings if ending is not None} == {undisturbed}
 
 
-class Watched(RoundsCompanion):
+class Watched(RoundsCallbackHost):
     """Notes whether its worker counts as waiting for its peers while the script's code runs."""
 
     def __init__(self, page: HeartbeatPage) -> None:
@@ -186,14 +203,14 @@ def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
     """A callback may take minutes; workers that all wait for each other are killed."""
     page = HeartbeatPage.create()
     page.begin_turn(waits_for_peers=True)
-    companion = Watched(page)
+    callback_host = Watched(page)
     world = World(1, (WorkerId(0),), 1)
     membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
-    state = JobState(TinyReplica(), companion)
+    state = JobState(TinyReplica(), callback_host)
 
     agree_on_effects(membership, state, Cursor.start(1), page)
 
-    assert companion.waited == [False, False]
+    assert callback_host.waited == [False, False]
     assert page.turn[1]
     page.close()
 
@@ -208,7 +225,7 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
         def prepare(self, batch: Microbatch) -> None:
             waited["prepare"].add(pages[0].turn[1])
 
-    class SlowEnd(RoundsCompanion):
+    class SlowEnd(RoundsCallbackHost):
         def end(self) -> None:
             waited["end"].add(pages[0].turn[1])
             super().end()
@@ -218,7 +235,7 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
         return pages[-1]
 
     monkeypatch.setattr(HeartbeatPage, "create", create)
-    terms = Launch(1, 1, 6, companion=lambda own, rank: SlowEnd(own), replica=SlowReplica)
+    terms = Launch(1, 1, 6, callback_host=lambda own, rank: SlowEnd(own), replica=SlowReplica)
     SimulatedJob(tmp_path / "run", numerics).launch(terms)
 
     assert waited == {"prepare": {False}, "end": {False}}
@@ -239,7 +256,7 @@ def test_effects_and_message_arrive_as_they_were_sent(effects: Effects, message:
 
 
 class Effective(Alone):
-    """A companion whose round had these effects, and what it hears of the decision."""
+    """A callback host whose round had these effects, and what it hears of the decision."""
 
     has_effects = True
 
@@ -282,12 +299,12 @@ def test_what_differs_is_taken_from_the_first_worker(
     def program(communicator: FakeCommunicator) -> tuple[list[object], float]:
         rank, replica, page = communicator.rank, TinyReplica(), _create()
         replica.weights += np.float32(rank)
-        companion = Effective(rank, other if rank == 2 else USUAL)
+        callback_host = Effective(rank, other if rank == 2 else USUAL)
         membership = Membership(world.workers[rank], world, communicator, clock=lambda: 0.0)
-        agree_on_effects(membership, JobState(replica, companion), Cursor.start(1), page)
+        agree_on_effects(membership, JobState(replica, callback_host), Cursor.start(1), page)
         communicator.leave()
         page.close()
-        return companion.heard, float(replica.weights[0])
+        return callback_host.heard, float(replica.weights[0])
 
     found = run_world(3, program)
 

@@ -11,13 +11,13 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
     find_source,
     share_state,
 )
-from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -26,7 +26,7 @@ from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.consistency import (
     StepRecord,
     check_peers,
@@ -355,7 +355,7 @@ def test_run_of_an_older_version_does_not_tell_its_first_epoch() -> None:
     check_same_run(context, job(), [], saved(job(first_epoch=2), **{"first epoch": None}))
 
 
-class Told(TinyReplica):
+class StrikeResult(TinyReplica):
     """A replica that tells what its step is made of."""
 
     def __init__(self, **facts: Any) -> None:
@@ -369,7 +369,7 @@ class Told(TinyReplica):
 
 
 class Set(Alone):
-    """A companion with settings."""
+    """A callback host with settings."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._settings = settings
@@ -387,7 +387,7 @@ class Wider(TinyReplica):
 
 
 def state(settings: Mapping[str, str] | None = None, **facts: Any) -> JobState:
-    return JobState(Told(**facts), Alone() if settings is None else Set(settings))
+    return JobState(StrikeResult(**facts), Alone() if settings is None else Set(settings))
 
 
 def moved(by: float) -> JobState:
@@ -451,7 +451,9 @@ def test_what_differs_is_named(first: JobState, last: JobState, told: str) -> No
 def test_settings_are_named_before_what_follows_from_them() -> None:
     few, many = (
         JobState(
-            Told(whole=units, settings={"units of Dense 'd'": units}, constants={"size": units}),
+            StrikeResult(
+                whole=units, settings={"units of Dense 'd'": units}, constants={"size": units}
+            ),
             Alone(),
         )
         for units in ("12", "57")

@@ -1,4 +1,4 @@
-"""The whole state of a worker: its tensors, and what a manifest keeps of its companion."""
+"""The whole state of a worker: its tensors, and what a manifest keeps of its callback host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
-from rounds_companion import RoundsCompanion
+from rounds_callback_host import RoundsCallbackHost
 from simulation import TinyReplica
 
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import share_notes
-from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState, notes_of, was_over
 from holdfast.runtime.worker.script_draws import go_on_from
 
@@ -24,13 +24,13 @@ CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
 
 
 def rounds(fill: float) -> JobState:
-    """Return a state whose replica and companion hold ``fill`` everywhere."""
+    """Return a state whose replica and callback host hold ``fill`` everywhere."""
     replica = TinyReplica()
     replica.weights += np.float32(fill)
     replica.velocity -= np.float32(fill)
-    companion = RoundsCompanion(replica)
-    companion.kept += fill
-    return JobState(replica, companion)
+    callback_host = RoundsCallbackHost(replica)
+    callback_host.kept += fill
+    return JobState(replica, callback_host)
 
 
 def bytes_of(state: JobState) -> dict[str, bytes]:
@@ -48,7 +48,7 @@ def test_own_state_is_not_loaded_again() -> None:
     assert cursor.step == CURSOR.step
 
 
-def test_loaded_state_is_the_saved_one_with_companion_and_cursor() -> None:
+def test_loaded_state_is_the_saved_one_with_callback_host_and_cursor() -> None:
     saved, loaded = rounds(3.0), rounds(0.0)
     assert bytes_of(saved) != bytes_of(loaded)
 
@@ -67,20 +67,20 @@ def test_names_of_the_parts_do_not_clash() -> None:
     assert {"companion/kept", "cursor/step", "velocity", "weights"} < set(names)
 
 
-def test_state_without_a_companion_keeps_no_field() -> None:
+def test_state_without_a_callback_host_keeps_no_field() -> None:
     assert JobState(TinyReplica(), Alone()).fields(is_complete=True) == {}
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_manifest_tells_what_the_companion_knows_and_whether_it_has_ended_the_stage(
+def test_manifest_tells_what_the_callback_host_knows_and_whether_it_has_ended_the_stage(
     *, is_over: bool
 ) -> None:
     state = rounds(1.0)
-    state.companion.is_over = is_over  # type: ignore[misc]
+    state.callback_host.is_over = is_over  # type: ignore[misc]
 
     fields = json.loads(json.dumps(state.fields(is_complete=False)))
 
-    assert notes_of(fields) == state.companion.notes()
+    assert notes_of(fields) == state.callback_host.notes()
     assert was_over(fields) == is_over
     assert "random states" not in fields
 
@@ -117,7 +117,7 @@ def test_training_that_was_not_complete_leaves_no_generators() -> None:
     ],
     ids=["none", "of another kind", "both"],
 )
-def test_manifest_without_notes_of_a_companion_has_none(
+def test_manifest_without_notes_of_a_callback_host_has_none(
     *, cursor: Mapping[str, object], notes: Notes | None, is_over: bool
 ) -> None:
     assert notes_of(cursor) == notes

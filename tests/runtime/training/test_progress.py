@@ -21,7 +21,7 @@ from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.companion import Commit
+from holdfast.runtime.training.callback_host import Commit
 from holdfast.runtime.training.progress import Progress, ProgressTeller
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.training.transaction import Total

@@ -15,7 +15,7 @@ from holdfast.checkpoint.store import save
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
-from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import Stage

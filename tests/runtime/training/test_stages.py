@@ -12,7 +12,7 @@ import pytest
 from configs import without_faults, worker_config
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds_companion import RoundsCompanion
+from rounds_callback_host import RoundsCallbackHost
 from simulation import STEPS, TinyReplica, data
 
 from holdfast.checkpoint.retention import Wanted
@@ -197,8 +197,8 @@ class Raising(TinyReplica):
         raise ValueError("at once")
 
 
-def pruned(replica: Any) -> RoundsCompanion:
-    return RoundsCompanion(replica, fails_in=4)
+def pruned(replica: Any) -> RoundsCallbackHost:
+    return RoundsCallbackHost(replica, fails_in=4)
 
 
 def test_error_of_callbacks_ends_a_training_and_is_raised_again_if_the_script_went_on(

@@ -39,14 +39,14 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     ended: Queue[int] = Queue()
     monkeypatch.setattr(os, "_exit", ended.put)
     watch = HaltWatch(page, told.put)
-    watch.look()  # nothing is known yet
+    watch.poll()  # nothing is known yet
     watch.begin(halt, lambda: told.put({"kind": "closed"}))
     halt.resting = holding
-    watch.look()
+    watch.poll()
     with halt.moving:
         page.halt()
-        watch.look()
-        watch.look()
+        watch.poll()
+        watch.poll()
         assert told.empty()  # the state is being changed
 
     assert told.get(timeout=60)["kind"] == "halted"

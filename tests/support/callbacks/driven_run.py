@@ -14,10 +14,10 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
+from holdfast.runtime.callbacks.callback_files import FirstFiles
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads
-from holdfast.runtime.training.companion import Commit
+from holdfast.runtime.training.callback_host import Commit
 
 STEPS = 3
 """Steps of an epoch."""

@@ -1,4 +1,5 @@
-"""A companion that acts in rounds, as callbacks do: by the metrics alone, or by its own dice."""
+"""A callback host that acts in rounds, as callbacks do: by the metrics alone, or by its own
+dice."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.training.companion import Commit, Notes
+from holdfast.runtime.training.callback_host import Commit, Notes
 
 MESSAGE = b"the first worker's"
 
 
-class RoundsCompanion:
+class RoundsCallbackHost:
     """Changes weights and remembers what it did, in one or two rounds after each commit.
 
     With dice it does another thing on each worker; ``odds`` are those of a stop.  The round of

@@ -15,8 +15,8 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
-from holdfast.runtime.saving.own_way import HostBuffers
-from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.in_process_saver import HostBuffers
+from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.own_process import sealed_memory
 
@@ -42,7 +42,9 @@ class CopiedSaves:
         self.launch = launch
         self.parts = parts
         layout = ShardLayout(specs_of(self.state), shards)
-        self.plan = SavePlan(run_dir, "run", layout, CareTerms(Retention(10), launch), {}, {})
+        self.plan = SavePlan(
+            run_dir, "run", layout, MaintenanceTerms(Retention(10), launch), {}, {}
+        )
         self.image_map = self.plan.image_map()
         size = self.image_map.size
         self.fds = tuple(sealed_memory("holdfast-save", size) for _ in range(buffers))

@@ -12,7 +12,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import HistoryReader, Journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
-from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_log import JobConsole
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover
@@ -128,7 +128,7 @@ class Job:
         self.directory = RunDirectory(self.setup.options.run_dir)
         self.agents, self.said, self.terms = agents, b"", list[AgentTerms]()
         self._waiting = iter(agents)
-        voice = Narration(self.setup.journal, is_verbose=False, write=self._hear)
+        voice = JobConsole(self.setup.journal, is_verbose=False, write=self._hear)
         takeover = None if takes_over is None else self._takeover(takes_over)
         self.supervisor = Supervisor(self.setup, self.base, voice, takeover, batch)
         self._is_closed = False
@@ -166,7 +166,7 @@ class Job:
         for message in messages:
             self.supervisor._on_message(message)
 
-    def look(self, seconds: int, *, hears: bool) -> None:
+    def poll(self, seconds: int, *, hears: bool) -> None:
         """Let time pass by, a look each second."""
         start = self.supervisor._looked_at
         for number in range(1, seconds + 1):

@@ -15,8 +15,8 @@ from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, state_of
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.exchange.communicator import LocalCommunicator
-from holdfast.runtime.saving.agent_way import AgentWay
-from holdfast.runtime.saving.own_way import PendingSave
+from holdfast.runtime.saving.agent_saver import AgentSaver
+from holdfast.runtime.saving.in_process_saver import PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -44,7 +44,7 @@ class Agent:
             send_snapshot=self._hear,
             ask_agent=self._give,
         )
-        self.way = AgentWay(context)
+        self.way = AgentSaver(context)
 
     def save(
         self, step: int, attempt: int, part: tuple[int, int] = (0, 1), digest: str = "00"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.runtime.run.journal import Record
 
 
-class Told:
+class StrikeResult:
     """Events and sentences, in their order."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.saving.held_save import HeldSave, Parts
-from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import sealed_memory
 
@@ -39,11 +39,11 @@ def state_of(step: int) -> Tensors:
 
 def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
     """Return a plan for ``state_of``; ``changes`` are fields of it or of its care."""
-    care: dict[str, Any] = {"retention": Retention(100), "generation": LAUNCH}
-    care |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
+    maintenance: dict[str, Any] = {"retention": Retention(100), "generation": LAUNCH}
+    maintenance |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
     whole: dict[str, Any] = {
         "layout": ShardLayout(specs_of(state_of(0)), shards),
-        "care": CareTerms(**care),
+        "care": MaintenanceTerms(**maintenance),
         "fields": {"stage": 0},
         "numerics": {"threads": 1},
         **changes,

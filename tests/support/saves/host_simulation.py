@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import Copied, Workers, plan_of, saved_steps
 from simulation import PromptExecutor
 
@@ -327,13 +327,13 @@ class HostSimulation:
         patch.setattr(writer_link, "subprocess", names)
         patch.setattr(SavePlan, "open_store", open_store)
         patch.setattr("holdfast.runtime.saving.writer.WriterReport", _Report)
-        for room in ("committer", "checkpoint_care"):
+        for room in ("committer", "maintenance"):
             name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
             patch.setattr(name, PromptExecutor)
         patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 
-class _Report(Told):
+class _Report(StrikeResult):
     """The report of a writer."""
 
     def __init__(self, channel: Channel) -> None:

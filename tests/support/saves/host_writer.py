@@ -49,11 +49,11 @@ class RunningWriter:
         attempt: int,
         generation: int = 0,
         *,
-        goes_through: bool = False,
+        needs_run_directory: bool = False,
     ) -> Message:
         """Save the state of a step; return the answer."""
         ticket = workers.ticket(step, attempt, generation=generation)
-        self.tell(*workers.copy_all(replace(ticket, goes_through=goes_through)))
+        self.tell(*workers.copy_all(replace(ticket, needs_run_directory=needs_run_directory)))
         return self.answer()
 
     def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import Workers, plan_of
 
 from holdfast.checkpoint.repair import verify_step
@@ -24,7 +24,7 @@ class Saves:
         (base / "run").mkdir()
         self.local = base / "disk" / "local"
         terms = LocalTerms(self.local, every_saves)
-        self.workers, self.told = Workers(plan_of(base / "run", local=terms)), Told()
+        self.workers, self.told = Workers(plan_of(base / "run", local=terms)), StrikeResult()
         self._attempt = 0
         self._base = base
         self._is_closed = False
@@ -33,21 +33,21 @@ class Saves:
     @property
     def level(self) -> LocalLevel:
         """The local level of the committer."""
-        assert self.committer._care.local is not None
-        return self.committer._care.local
+        assert self.committer._maintenance.local is not None
+        return self.committer._maintenance.local
 
     def _begin(self) -> None:
         self.committer = Committer(self.workers.plan, self.told)
         self.rest()  # else it may take a save for a step that the jobs before have left
 
-    def commit(self, step: int, *, goes_through: bool = False) -> None:
+    def commit(self, step: int, *, needs_run_directory: bool = False) -> None:
         """Save a step; one that goes through has to be in the run directory."""
         self._attempt += 1
-        self.committer.commit(self._held(step, goes_through=goes_through))
+        self.committer.commit(self._held(step, needs_run_directory=needs_run_directory))
 
-    def _held(self, step: int, *, goes_through: bool) -> HeldSave:
+    def _held(self, step: int, *, needs_run_directory: bool) -> HeldSave:
         save = self.workers.held(step, self._attempt)
-        save.ticket = dataclasses.replace(save.ticket, goes_through=goes_through)
+        save.ticket = dataclasses.replace(save.ticket, needs_run_directory=needs_run_directory)
         return save
 
     def restart(self) -> None:
@@ -57,11 +57,13 @@ class Saves:
 
     def rest(self) -> None:
         """Wait until the care of old steps is idle."""
-        self.committer._care._thread.submit(int).result(BOUND_S)
+        self.committer._maintenance._thread.submit(int).result(BOUND_S)
 
     def tidy(self) -> None:
         """Let the care look at the old steps now, and wait for it."""
-        self.committer._care._thread.submit(self.committer._care._tidy).result(BOUND_S)
+        self.committer._maintenance._thread.submit(self.committer._maintenance._tidy).result(
+            BOUND_S
+        )
 
     def close(self) -> None:
         """Let the care of old steps end, once."""

@@ -32,7 +32,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag, WorkInHand
-from holdfast.runtime.training.companion import Alone, Companion
+from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
@@ -249,9 +249,9 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
     A lazy saver gets nowhere while others only wait, and here no power goes.
     """
-    patch.setattr("holdfast.runtime.saving.own_way.DaemonExecutor", LazyExecutor)
-    patch.setattr("holdfast.runtime.saving.own_way.wait", lambda futures, timeout: None)
-    for room in ("committer", "checkpoint_care"):
+    patch.setattr("holdfast.runtime.saving.in_process_saver.DaemonExecutor", LazyExecutor)
+    patch.setattr("holdfast.runtime.saving.in_process_saver.wait", lambda futures, timeout: None)
+    for room in ("committer", "maintenance"):
         name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
         patch.setattr(name, PromptExecutor)
     patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
@@ -273,8 +273,8 @@ class Launch:
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None
     trains: bool = True
-    companion: Callable[[TinyReplica, int], Companion] = lambda replica, rank: Alone()
-    """Makes the companion of the worker of a rank."""
+    callback_host: Callable[[TinyReplica, int], CallbackHost] = lambda replica, rank: Alone()
+    """Makes the callback host of the worker of a rank."""
     replica: Callable[[], Any] = TinyReplica
     dies_of: type[Exception] | tuple[()] = ()
     """An error that ends its worker, as the end of a process does."""
@@ -344,8 +344,8 @@ class SimulatedJob:
             training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
         )
         replica = terms.replica()
-        companion = terms.companion(replica, communicator.rank)
-        state = JobState(replica, of_pipeline(companion, training))
+        callback_host = terms.callback_host(replica, communicator.rank)
+        state = JobState(replica, of_pipeline(callback_host, training))
         job = describe_job(request, config, self._numerics)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:

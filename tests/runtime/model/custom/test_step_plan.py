@@ -79,15 +79,15 @@ Body = Callable[[Any, Any, Any], Any]
 """What a step makes of data and two variables: one value, or several."""
 
 
-def looked_at(body: Body, look: Callable[[GraphReads, Any], Any]) -> Any:
-    """Return what ``look`` finds out about what ``body`` makes, while both are traced."""
+def looked_at(body: Body, poll: Callable[[GraphReads, Any], Any]) -> Any:
+    """Return what ``poll`` finds out about what ``body`` makes, while both are traced."""
     a, b = keras.Variable(1.0), keras.Variable(2.0)
     found: list[Any] = []
 
     def trace(data: Any) -> None:
         made = body(data, a, b)
         reads = GraphReads(tensorflow.compat.v1.get_default_graph(), {A: a, B: b})
-        found.append(look(reads, made))
+        found.append(poll(reads, made))
 
     specification = tensorflow.TensorSpec((), tensorflow.float32)
     tensorflow.function(trace, autograph=False).get_concrete_function(specification)
@@ -129,11 +129,11 @@ def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> No
         graph = tensorflow.compat.v1.get_default_graph()
         return before, len(graph.get_operations()), a.value * data
 
-    def look(reads: GraphReads, made: Any) -> Any:
+    def poll(reads: GraphReads, made: Any) -> Any:
         before, update, after = made
         return reads.reads(before), update, reads.reads(after)
 
-    ((_, first),), update, ((_, second),) = looked_at(step, look)
+    ((_, first),), update, ((_, second),) = looked_at(step, poll)
 
     assert first < update <= second
 

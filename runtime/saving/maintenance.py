@@ -51,12 +51,12 @@ class Places:
 NOWHERE = Places(is_local=False, is_run=False)
 
 
-class CheckpointCare:
+class CheckpointMaintenance:
     """Prunes and scrubs the steps of one plan's run, and reports failures."""
 
     def __init__(self, plan: SavePlan, report: Report) -> None:
         """Begin with the removal of what dead launches have left."""
-        terms = plan.care
+        terms = plan.maintenance
         self._report = report
         self._ownership = plan.ownership
         self._is_given_up = False
@@ -89,7 +89,7 @@ class CheckpointCare:
         run = plan.open_store(LocalFileSystem(plan.run_dir, self._prove))
         run.disk.watch(self._report.disk_moved)
         fence = self._prove_that_it_goes_on
-        level = LocalLevel(plan.local, run, plan.run_id, fence, plan.care.unsound)
+        level = LocalLevel(plan.local, run, plan.run_id, fence, plan.maintenance.unsound)
         level.store.disk.watch(self._report.disk_moved)
         return level
 

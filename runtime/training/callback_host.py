@@ -1,12 +1,12 @@
-"""A companion of the training: it sees every commit, and what it knows is saved with the state.
+"""A callback host of the training: it sees every commit, and what it knows is saved with the state.
 
-Keras's callbacks are one (`fit`).  Every worker has a companion, and all companions see the
-same commits with the same metrics.  As a rule they decide alike.  A companion that runs code
+Keras's callbacks are one (`fit`).  Every worker has a callback host, and all callback hosts see the
+same commits with the same metrics.  As a rule they decide alike.  A callback host that runs code
 of the script has *effects*, and the workers agree on them (`catch_up`).  It goes on in
 rounds: what it does until the next agreement is one round.  An error that the script raises in
 a round is one of its effects.  A checkpoint that was made in the middle of them says so (`Due`).
 
-Invariant: a companion takes no part in a transaction.  It acts between two of them, after
+Invariant: a callback host takes no part in a transaction.  It acts between two of them, after
 the commit and before a checkpoint of the new state.
 """
 
@@ -22,7 +22,7 @@ from holdfast.recovery.step import NO_EFFECTS, Decision, Effects
 from holdfast.recovery.work_plan import Work
 
 Notes: TypeAlias = Mapping[str, Any]
-"""What a companion knows, as a JSON object; it is kept in the manifest of a checkpoint."""
+"""What a callback host knows, as a JSON object; it is kept in the manifest of a checkpoint."""
 
 _DUE = "callbacks due"
 """The field of a manifest's cursor."""
@@ -30,11 +30,11 @@ _DUE = "callbacks due"
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed transaction, as companions see it.
+    """A committed transaction, as callback hosts see it.
 
     ``epoch`` counts from 1.  ``metrics`` and ``validation`` are set when the epoch is over.
     ``next_work`` is None when the job is complete.  ``validates_cut`` is whether validation
-    would come next if a companion cut the epoch here.  ``data_ended`` is whether the data of an
+    would come next if a callback host cut the epoch here.  ``data_ended`` is whether the data of an
     epoch without a known end have ended, and so the training.
     """
 
@@ -49,13 +49,13 @@ class Commit:
     data_ended: bool = False
 
 
-class Companion(Protocol):
+class CallbackHost(Protocol):
     """Goes along with one stage of the training on one worker."""
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Begin at ``cursor``, or go on from it with the ``notes`` that belong to it.
 
-        The replica and the tensors of the companion are loaded.  Without notes the stage
+        The replica and the tensors of the callback host are loaded.  Without notes the stage
         begins.  After a repair this is called again on a worker that got a newer state.
         """
 
@@ -94,7 +94,7 @@ class Companion(Protocol):
         """Return the effects of the round; called again if a worker dies meanwhile."""
 
     def message(self) -> bytes:
-        """Return what the companion of the first worker tells the others with its effects."""
+        """Return what the callback host of the first worker tells the others with its effects."""
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         """Take over the decision, the first worker's message, and its notes if they differ.
@@ -114,14 +114,14 @@ class Companion(Protocol):
 
 @runtime_checkable
 class SettingsHolder(Protocol):
-    """A companion whose settings act on the training, so that all workers need the same."""
+    """A callback host whose settings act on the training, so that all workers need the same."""
 
     def settings(self) -> Mapping[str, str]:
         """Return the settings, by names in the words of the user."""
 
 
 class Alone:
-    """No companion."""
+    """No callback host."""
 
     is_over = False
     cuts_epoch = False

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.callbacks.first_files import (
+from holdfast.runtime.callbacks.callback_files import (
     FirstFiles,
     Length,
     PrivateFolder,

@@ -110,7 +110,7 @@ class _Card:
         return _Card(trouble, **fields)
 
 
-class SharedTries:
+class JointRetries:
     """Tries reads together with all workers of a world, and tells of what fails."""
 
     def __init__(self, context: WorkerContext, waits: Waits = WAITS) -> None:

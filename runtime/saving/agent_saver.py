@@ -2,7 +2,7 @@
 
 Each worker copies its share, takes the digests beside its next step, and says that it has
 done so.  The outcome stands in its heartbeat page.  Where the host has no memory for a
-snapshot, the first worker writes from its own state instead (`own_way`).
+snapshot, the first worker writes from its own state instead (`in_process_saver`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.saving import own_way
-from holdfast.runtime.saving.own_way import (
+from holdfast.runtime.saving import in_process_saver
+from holdfast.runtime.saving.in_process_saver import (
     HostBuffers,
+    InProcessSaver,
     MemoryInUse,
     NothingToSave,
-    OwnWay,
     PendingSave,
     SnapshotNotWritten,
 )
@@ -40,16 +40,16 @@ _World: TypeAlias = tuple[int, int, int]
 """This worker's part, the number of parts, and the generation."""
 
 
-class AgentWay:
+class AgentSaver:
     """Copies this worker's shares into the memory of its agent."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         # Of its own: laying out may take seconds, and no digest should wait for it.
         self._thread = DaemonExecutor(1, "holdfast-memory")
-        self._desk: Future[_Desk] | None = None
+        self._desk: Future[_PreparedSave] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
-        self._without_memory: OwnWay | None = None
+        self._without_memory: InProcessSaver | None = None
         self._not_copied: set[int] = set()
         """Attempts that lack this worker's part or its word, so nobody reads their memory."""
 
@@ -91,7 +91,7 @@ class AgentWay:
         if self._without_memory is not None:
             self._without_memory.close()
 
-    def _laid_out(self) -> _Desk:
+    def _laid_out(self) -> _PreparedSave:
         assert self._desk is not None  # it was prepared
         assert self._prepared is not None
         try:
@@ -100,7 +100,9 @@ class AgentWay:
             self._desk = self._thread.submit(self._lay_out, *self._prepared, self._desk)
             raise
 
-    def _lay_out(self, plan: SavePlan, world: _World, before: Future[_Desk] | None) -> _Desk:
+    def _lay_out(
+        self, plan: SavePlan, world: _World, before: Future[_PreparedSave] | None
+    ) -> _PreparedSave:
         part, parts, generation = world
         image_map = plan.image_map()
         share = ShareImage(image_map, share_of(image_map, part, parts), plan.run_id)
@@ -116,7 +118,7 @@ class AgentWay:
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
             _send_with_content(self._context, message, plan.encode())
-        return _Desk(plan, layout, image_map, buffers, share)
+        return _PreparedSave(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
         assert self._context.ask_agent is not None
@@ -139,25 +141,25 @@ class AgentWay:
         before = attempt - buffers
         while before in self._not_copied:
             before -= buffers
-        bound = Bound(own_way.FREE_WITHIN_S)
+        bound = Bound(in_process_saver.FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
             if bound.has_passed:
                 raise MemoryInUse
             time.sleep(_LOOK_S)
 
     def _begin_without_memory(
-        self, desk: _Desk, request: SaveRequest, state: Tensors
+        self, desk: _PreparedSave, request: SaveRequest, state: Tensors
     ) -> PendingSave:
         if request.part != 0:
             return NothingToSave()
         if self._without_memory is None:
-            self._without_memory = OwnWay(self._context, buffers=0)
+            self._without_memory = InProcessSaver(self._context, buffers=0)
             self._without_memory.prepare(desk.plan, 0, 1, generation=request.generation)
         return self._without_memory.begin(request, state)
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class _PreparedSave:
     """The memory of a layout, and this worker's share of it in the present world."""
 
     plan: SavePlan
@@ -167,7 +169,7 @@ class _Desk:
     share: ShareImage
 
 
-def _give_back(desk: Future[_Desk]) -> None:
+def _give_back(desk: Future[_PreparedSave]) -> None:
     if desk.exception() is None:
         desk.result().buffers.close()
 
@@ -178,7 +180,7 @@ class _AgentSave:
     def __init__(
         self,
         context: WorkerContext,
-        desk: _Desk,
+        desk: _PreparedSave,
         ticket: SaveTicket,
         request: SaveRequest,
         lacking: set[int],

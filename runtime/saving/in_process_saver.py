@@ -102,7 +102,7 @@ class FailedSave(NothingToSave):
         self.failure = error
 
 
-class OwnWay:
+class InProcessSaver:
     """Saves from this process, if it is the first worker."""
 
     def __init__(self, context: WorkerContext, buffers: int = _BUFFERS) -> None:

@@ -248,10 +248,10 @@ def test_waits_need_no_peer_and_begin_turns(run: Run, fault: Fault) -> None:
     fault("open", NEWEST, errno.ESTALE, 2)
     turns: list[tuple[int, bool]] = []
 
-    def look() -> None:
+    def poll() -> None:
         turns.append(run.contexts[0].page.turn)
 
-    run.on_nap = look
+    run.on_nap = poll
     run.restore(1)
 
     (first, waits), (second, still_waits) = turns

@@ -54,7 +54,7 @@ class Care:
         plan = plan_of(folder / RUN, newest=KEPT, scrub_every_s=_EACH_TIME_S)
         committer = Committer(plan, QuietReport())
         rest(committer)
-        marks = committer._care._marks
+        marks = committer._maintenance._marks
         if marks.is_damaged(DAMAGED) or marks.is_unread(DAMAGED):
             say(f"knows {DAMAGED}")
         for _ in saves(committer, NEW, seed, say):
@@ -92,8 +92,8 @@ def saves(committer: Committer, steps: Iterable[int], seed: int, say: Say) -> It
 
 def rest(committer: Committer) -> None:
     """Wait until the care of old steps is idle, which has no answer that one could wait for."""
-    care = committer._care
-    care._thread.submit(lambda: None).result()
-    if care._reader is not None:
-        care._reader.join()
-    care._thread.submit(lambda: None).result()
+    maintenance = committer._maintenance
+    maintenance._thread.submit(lambda: None).result()
+    if maintenance._reader is not None:
+        maintenance._reader.join()
+    maintenance._thread.submit(lambda: None).result()

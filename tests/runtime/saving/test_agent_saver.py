@@ -11,8 +11,8 @@ from agents import Host
 from host_saves import LAUNCH, STEP, plan_of, saved_steps, state_of
 from host_writer import RunningWriter
 
-from holdfast.runtime.saving import agent_way
-from holdfast.runtime.saving.own_way import MemoryInUse, SnapshotNotWritten
+from holdfast.runtime.saving import agent_saver
+from holdfast.runtime.saving.in_process_saver import MemoryInUse, SnapshotNotWritten
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.system import witnessed_time
 
@@ -104,7 +104,7 @@ class Clock:
         self.slept = 0
         self._then = then
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
-        for module in (agent_way, witnessed_time):
+        for module in (agent_saver, witnessed_time):
             patch.setattr(module, "time", clock)
 
     def _sleep(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from committing_report import Told
+from committing_report import StrikeResult
 from host_saves import LAUNCH, Workers, plan_of
 
 from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
@@ -20,9 +20,9 @@ from holdfast.checkpoint.names import StagingName, removed_name
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.runtime.saving import checkpoint_care
-from holdfast.runtime.saving.checkpoint_care import CheckpointCare, Places
+from holdfast.runtime.saving import maintenance
 from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Places
 
 BOUND_S = 60.0
 IN_RUN = Places(is_local=False, is_run=True)
@@ -34,7 +34,7 @@ class CaringCommitter:
     def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch, **terms: Any) -> None:
         run_dir.mkdir(exist_ok=True)
         self.now = 1000.0
-        room = "holdfast.runtime.saving.checkpoint_care"
+        room = "holdfast.runtime.saving.maintenance"
         patch.setattr(f"{room}.time.monotonic", lambda: self.now)
         # A priority that was lowered stays so; the reader's is that of a thread of its own.
         self.priorities: list[int] = []
@@ -43,27 +43,27 @@ class CaringCommitter:
             lambda which, who, priority: self.priorities.append(priority),
         )
         self.store = CheckpointStore(run_dir)
-        self.told = Told()
+        self.told = StrikeResult()
         usual: dict[str, Any] = {
             "retention": Retention(2),
             "generation": 7,
             "scrub_every_s": 3600.0,
         }
-        self.care = CheckpointCare(plan_of(run_dir, **(usual | terms)), self.told)
+        self.maintenance = CheckpointMaintenance(plan_of(run_dir, **(usual | terms)), self.told)
         self.idle()
 
     def commit(self, step: int) -> None:
         save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-        self.care.committed(step, IN_RUN)
+        self.maintenance.committed(step, IN_RUN)
         self.idle()
 
     def idle(self) -> None:
         """Wait until everything that was asked for is done."""
-        self.care._thread.submit(lambda: None).result()
+        self.maintenance._thread.submit(lambda: None).result()
 
     def scrub(self) -> None:
         """Wait for the reader, and for what follows from its reading."""
-        reader: Any = self.care._reader
+        reader: Any = self.maintenance._reader
         reader.join()
         self.idle()
 
@@ -105,7 +105,7 @@ def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> N
     damage(caring.store, 20)
     save(caring.store, {"a": np.full(1000, 30)}, header=Header("run", 1, 30))
     damage(caring.store, 30)
-    caring.care.committed(30, IN_RUN)
+    caring.maintenance.committed(30, IN_RUN)
     caring.idle()
 
     assert caring.store.steps() == (30, 20, 10)
@@ -147,7 +147,7 @@ def test_old_step_is_read_once_an_hour(caring: CaringCommitter) -> None:
     caring.commit(10)
     caring.now += 3599
     caring.commit(20)
-    assert caring.care._reader is None
+    assert caring.maintenance._reader is None
 
     caring.now += 1
     caring.commit(20)
@@ -203,7 +203,7 @@ def test_interval_is_the_jobs(
     caring.now += 30
     caring.commit(20)
 
-    assert (caring.care._reader is not None) == is_read
+    assert (caring.maintenance._reader is not None) == is_read
     if is_read:
         caring.scrub()
 
@@ -237,7 +237,7 @@ def test_steps_that_wait_for_the_care_are_pruned_at_once(
     monkeypatch.setattr(Pruner, "prune", prune)
     for step in (10, 20, 30, 40):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.care.committed(step, IN_RUN)
+        caring.maintenance.committed(step, IN_RUN)
     goes_on.set()
     caring.idle()
 
@@ -250,13 +250,13 @@ def test_care_that_hangs_is_waited_for_no_longer_than_told(
 ) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(Pruner, "prune", lambda pruner, now: goes_on.wait(BOUND_S) and ())
-    caring.care.committed(10, IN_RUN)
+    caring.maintenance.committed(10, IN_RUN)
 
-    caring.care.close(0.01)
+    caring.maintenance.close(0.01)
 
     assert not goes_on.is_set()
     goes_on.set()
-    for thread in caring.care._thread._threads:
+    for thread in caring.maintenance._thread._threads:
         thread.join(BOUND_S)
 
 
@@ -265,9 +265,9 @@ def test_care_ends_what_was_asked_for_before_it_closes(
 ) -> None:
     for step in (10, 20, 30):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.care.committed(step, IN_RUN)
+        caring.maintenance.committed(step, IN_RUN)
 
-    caring.care.close(BOUND_S)
+    caring.maintenance.close(BOUND_S)
 
     assert caring.store.steps() == (30, 20)
 
@@ -277,10 +277,10 @@ def test_step_that_is_being_read_back_is_read_no_further_and_nothing_goes(
 ) -> None:
     """At this rate a step would take minutes."""
     slow = functools.partial(PacedFileSystem, bytes_per_s=100.0)
-    monkeypatch.setattr(checkpoint_care, "PacedFileSystem", slow)
+    monkeypatch.setattr(maintenance, "PacedFileSystem", slow)
     workers = Workers(plan_of(tmp_path, retention=Retention(2)))
     before = set(threading.enumerate())
-    committer = Committer(workers.plan, Told())
+    committer = Committer(workers.plan, StrikeResult())
     for step in (1, 2, 3, 4):
         committer.commit(workers.held(step))
 
@@ -311,7 +311,7 @@ def test_care_that_was_given_up_takes_nothing_that_is_staged_after_it(
     monkeypatch.setattr(LocalFileSystem, "unlink", unlink)
     workers = Workers(plan_of(tmp_path))
     before = set(threading.enumerate())
-    committer = Committer(workers.plan, Told())
+    committer = Committer(workers.plan, StrikeResult())
     assert is_removing.wait(BOUND_S)
 
     committer.close(0.0)
