@@ -300,7 +300,7 @@ def _key(message: Message) -> _Key:
 
 def _unsaved(save: Message, reason: str) -> Message:
     """Return the answer to a save that no writer has answered, with the fields of its parts."""
-    is_of_run = save.get("goes_through", False)
+    is_of_run = save.get("needs_run_directory", False)
     return {**save, "kind": "unsaved", "reason": reason, "is_of_run": is_of_run}
 
 

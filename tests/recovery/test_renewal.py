@@ -81,7 +81,7 @@ def stops(machine: JobMachine) -> tuple[Command, ...]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "spares", "left", "is_worn"),
+    ("workers", "spares", "left", "is_degraded"),
     [
         (4, 0, 2, False),
         (4, 0, 1, True),
@@ -116,12 +116,12 @@ def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:
     assert not machine.view.is_renewing
 
 
-@pytest.mark.parametrize("is_worn_before", [False, True])
-def test_launch_is_not_renewed_just_before_the_end_of_the_time(*, is_worn_before: bool) -> None:
+@pytest.mark.parametrize("is_degraded_before", [False, True])
+def test_launch_is_not_renewed_just_before_the_end_of_the_time(*, is_degraded_before: bool) -> None:
     machine = running()
     saves(machine, 3)
 
-    if is_worn_before:
+    if is_degraded_before:
         assert shrinks(machine, 1) == (AskToSave(),)
         machine.handle(TimeIsShort())
     else:

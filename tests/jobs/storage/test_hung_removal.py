@@ -25,12 +25,12 @@ BOUND_S = 300.0
 PROGRAM = """
 import itertools, runpy, sys, threading
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.runtime.saving.maintenance import CheckpointCare
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 
 example = runpy.run_path(sys.argv[0])
 replica = example["SoftmaxRegression"]
-plain_unlink, plain_close = LocalFileSystem.unlink, CheckpointCare.close
-plain_committed, plain_apply = CheckpointCare.committed, replica.apply
+plain_unlink, plain_close = LocalFileSystem.unlink, CheckpointMaintenance.close
+plain_committed, plain_apply = CheckpointMaintenance.committed, replica.apply
 hangs, saved, steps = threading.Event(), threading.Semaphore(0), itertools.count(1)
 
 def unlink(files, path):
@@ -52,8 +52,8 @@ def apply(self, total, samples):
         saved.acquire()
     plain_apply(self, total, samples)
 
-LocalFileSystem.unlink, CheckpointCare.close = unlink, close
-CheckpointCare.committed, replica.apply = committed, apply
+LocalFileSystem.unlink, CheckpointMaintenance.close = unlink, close
+CheckpointMaintenance.committed, replica.apply = committed, apply
 example["main"]()
 """
 

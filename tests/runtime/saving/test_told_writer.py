@@ -447,7 +447,7 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
     assert [answer["kind"] for answer in agent.answers] == ["unsaved"]
 
 
-@pytest.mark.parametrize("goes_through", [False, True])
+@pytest.mark.parametrize("needs_run_directory", [False, True])
 def test_answer_for_a_hanging_writer_tells_if_the_run_directory_had_to_take_the_save(
     agent: AgentOfFakes, *, needs_run_directory: bool
 ) -> None:

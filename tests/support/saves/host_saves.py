@@ -43,7 +43,7 @@ def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
     maintenance |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
     whole: dict[str, Any] = {
         "layout": ShardLayout(specs_of(state_of(0)), shards),
-        "care": MaintenanceTerms(**maintenance),
+        "maintenance": MaintenanceTerms(**maintenance),
         "fields": {"stage": 0},
         "numerics": {"threads": 1},
         **changes,
