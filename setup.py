@@ -2,7 +2,7 @@
 
 The folders stand at the top level so that the layers are the first thing a reader sees.
 They are imported as ``holdfast.*`` so that nothing clashes with a user's own
-``checkpoint.py``.  Each room, a folder with an ``__init__.py``, is a
+``checkpoint.py``.  Each folder with an ``__init__.py`` is a
 package of its own.  Everything else is declared in pyproject.toml.
 """
 
