@@ -41,11 +41,11 @@ os.dup2(writer, 1)
 os.dup2(writer, 2)
 """
 FAILS_AT_A_DEATH = """
-from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_log import JobConsole
 def fail(self, message):
     if message["kind"] == "worker_exited":
         raise ZeroDivisionError("a mistake")
-Narration.heard = fail
+JobConsole.heard = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
 from holdfast.runtime.supervisor.job_setup import JobSetup
