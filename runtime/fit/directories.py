@@ -34,7 +34,7 @@ import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,9 +108,8 @@ class TemporaryDirectories:
         """Return whether a path is this worker's own, so that its files are real."""
         if self._is_first():
             return False
-        return self._holder(path) in self._apart or any(
-            path == own or path.startswith(f"{own}/") for own in self._of_libraries
-        )
+        is_of_library = _holder(path, self._of_libraries) is not None
+        return is_of_library or self._holder(path) in self._apart
 
     def link(self, path: str) -> None:
         """Let a file that a hook writes be found on this worker too."""
@@ -172,9 +171,13 @@ class TemporaryDirectories:
                 _plain_rmtree(path, ignore_errors=True)
 
     def _holder(self, path: str) -> str | None:
-        """Return the directory that a path is, or lies in."""
-        found = (own for own in self._names if path == own or path.startswith(f"{own}/"))
-        return next(found, None)
+        """Return the directory of the script that a path is, or lies in."""
+        return _holder(path, self._names)
+
+
+def _holder(path: str, directories: Iterable[str]) -> str | None:
+    found = (one for one in directories if path == one or path.startswith(f"{one}/"))
+    return next(found, None)
 
 
 def _make_parents(path: str) -> None:
