@@ -1,6 +1,9 @@
-"""Messages between the processes of a host: JSON objects over Unix stream sockets.
+"""Messages between processes: JSON objects over Unix sockets, or over any pair of descriptors.
 
-One message is one line: a JSON object followed by a newline.  File descriptors
+One message is one line: a JSON object followed by a newline.  A ``LineChannel`` needs no more
+than a descriptor to read and one to write, such as the pipes of a remote shell.
+
+The processes of a host have a ``Channel``, over a Unix stream socket.  There file descriptors
 travel beside a message (``SCM_RIGHTS``): on the wire its field ``"@fds"`` holds
 their number, and the receiver finds the descriptors themselves there.  Linux
 hands descriptors over no later than the first byte that they were sent with,
@@ -23,6 +26,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -53,19 +57,22 @@ class ChannelError(Exception):
     """The peer of a channel broke the protocol: the line is too long or is no JSON object."""
 
 
-class Channel:
+class LineChannel:
     """One end of a connection: whole messages in, whole messages out.
 
+    It owns a descriptor to read and one to write, and both are set to never block.
     ``send`` and ``receive`` wait; ``post``, ``flush`` and ``drain`` never do
     and are meant for a selector.  After the peer's end was seen ``is_closed``
     is true and stays so; ``is_broken`` tells that the peer broke the protocol.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, reads: int, writes: int) -> None:
+        for fd in (reads, writes):
+            os.set_blocking(fd, False)
+        self._reads = reads
+        self._writes = writes
         self._inbox = bytearray()
         self._messages: deque[Message] = deque()
-        self._fds: deque[int] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._outbox_bytes = 0
         self._is_deaf = False
@@ -73,45 +80,28 @@ class Channel:
         self.is_closed = False
         self.is_broken = False
 
-    @staticmethod
-    def adopt(fd: int) -> Channel:
-        """Return the channel over an inherited socket, which it owns from now on."""
-        return Channel(socket.socket(fileno=fd))
-
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self._socket.fileno()
+        """Return the descriptor that is read, for a selector; -1 once it is closed."""
+        return self._reads
 
     @property
-    def peer_pid(self) -> int:
-        """The process that connected, as the kernel knows it (``SO_PEERCRED``)."""
-        return _credentials(self._socket)[0]
+    def write_fd(self) -> int:
+        """The descriptor that is written, which may be the one that is read."""
+        return self._writes
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message) -> None:
         """Write one message, waiting until all of it has been taken; several threads may.
 
         Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the peer is gone.
         """
-        line = _encode(message, fds)
-        with self._sending:
-            sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
-            if sent < len(line):
-                self._socket.sendall(line[sent:])
+        self._send_line(_line_of(message), ())
 
-    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def post(self, message: Message) -> None:
         """Queue one message and write what can be written at once.
 
-        ``fds`` must stay open until the message has left (``wants_write`` is
-        false).  A peer that is gone, or that lets 64 MiB pile up, is not written to again.
+        A peer that is gone, or that lets 64 MiB pile up, is not written to again.
         """
-        if self._is_deaf or self.is_closed:
-            return
-        line = _encode(message, fds)
-        self._outbox.append((line, tuple(fds)))
-        self._outbox_bytes += len(line)
-        if self._outbox_bytes > _MAX_OUTBOX_BYTES:
-            self._give_up()
-        self.flush()
+        self._post_line(_line_of(message), ())
 
     @property
     def wants_write(self) -> bool:
@@ -122,6 +112,14 @@ class Channel:
     def is_deaf(self) -> bool:
         """Whether posted bytes were dropped, because the peer is gone or takes nothing."""
         return self._is_deaf
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``drain`` has something to tell, although the descriptor may not be readable.
+
+        One read may bring several messages, of which ``receive`` returns the first.
+        """
+        return bool(self._messages) or (self._is_deaf and not self.is_closed)
 
     def flush(self) -> None:
         """Write as many posted bytes as the peer takes now."""
@@ -143,48 +141,63 @@ class Channel:
     def receive(self) -> Message | None:
         """Return the next message, waiting for it; ``None`` when the peer has closed."""
         while not self._messages and not self.is_closed:
-            self._read_once(flags=0)
+            _wait_for(self._reads, select.POLLIN)
+            with contextlib.suppress(BlockingIOError):
+                self._read_once()
         return self._messages.popleft() if self._messages else None
 
     def drain(self) -> list[Message]:
         """Return all messages that have arrived, without waiting."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             while not self.is_closed:
-                self._read_once(flags=socket.MSG_DONTWAIT)
+                self._read_once()
+        except BlockingIOError:
+            self.is_closed = self._is_deaf  # who is not written to any more is not waited for
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
-    def detach(self) -> int:
-        """Give the descriptor back, still open; the channel must not be used any more."""
-        return self._socket.detach()
-
     def close(self) -> None:
-        """Close the socket and the descriptors that no message has claimed."""
+        """Close the descriptors; closing twice is harmless."""
         self.is_closed = True
         self._outbox.clear()
-        while self._fds:
-            os.close(self._fds.popleft())
-        self._socket.close()
+        self._close_descriptors()
+        self._reads = self._writes = -1
+
+    def _close_descriptors(self) -> None:
+        for fd in {self._reads, self._writes} - {-1}:
+            os.close(fd)
+
+    def _send_line(self, line: bytes, fds: tuple[int, ...]) -> None:
+        with self._sending:
+            while line:
+                try:
+                    line, fds = line[self._write_some(line, fds) :], ()
+                except BlockingIOError:
+                    _wait_for(self._writes, select.POLLOUT)
+
+    def _post_line(self, line: bytes, fds: tuple[int, ...]) -> None:
+        if self._is_deaf or self.is_closed:
+            return
+        self._outbox.append((line, fds))
+        self._outbox_bytes += len(line)
+        if self._outbox_bytes > _MAX_OUTBOX_BYTES:
+            self._give_up()
+        self.flush()
 
     def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
-        if fds:
-            # socket.send_fds of Python 3.12 and older drops the flag, and waits
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-            return self._socket.sendmsg([line], [rights], socket.MSG_DONTWAIT)
-        return self._socket.send(line, socket.MSG_DONTWAIT)
+        """Write what the peer takes now; raise ``BlockingIOError`` if that is nothing."""
+        return os.write(self._writes, line)
 
     def _give_up(self) -> None:
         """Write no more; earlier messages of the peer can still be read, then comes its end."""
         self._outbox.clear()
         self._outbox_bytes = 0
         self._is_deaf = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read_once(self, *, flags: int) -> None:
+    def _read_once(self) -> None:
         try:
-            data = self._read_chunk(flags)
+            data = self._read_chunk()
         except ConnectionResetError:
             data = b""
         if not data:
@@ -198,17 +211,8 @@ class Channel:
         if len(self._inbox) > _MAX_LINE_BYTES:
             raise ChannelError(f"a message is longer than {_MAX_LINE_BYTES} bytes")
 
-    def _read_chunk(self, flags: int) -> bytes:
-        fds = array.array("i")
-        space = socket.CMSG_SPACE(_MAX_FDS * fds.itemsize)
-        data, ancillary, _, _ = self._socket.recvmsg(
-            _CHUNK_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC
-        )
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        self._fds.extend(fds)
-        return data
+    def _read_chunk(self) -> bytes:
+        return os.read(self._reads, _CHUNK_BYTES)
 
     def _decode(self, line: bytearray) -> Message:
         try:
@@ -217,6 +221,73 @@ class Channel:
             raise ChannelError(f"a message is no JSON: {bytes(line[:80])!r}") from error
         if not isinstance(message, dict):
             raise ChannelError(f"a message is no JSON object: {bytes(line[:80])!r}")
+        return message
+
+
+class Channel(LineChannel):
+    """A connection to a process of this host, over a Unix socket: descriptors travel as well."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection.fileno(), connection.fileno())
+        self._socket = connection
+        self._fds: deque[int] = deque()
+
+    @staticmethod
+    def adopt(fd: int) -> Channel:
+        """Return the channel over an inherited socket, which it owns from now on."""
+        return Channel(socket.socket(fileno=fd))
+
+    @property
+    def peer_pid(self) -> int:
+        """The process that connected, as the kernel knows it (``SO_PEERCRED``)."""
+        return _credentials(self._socket)[0]
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Write one message, waiting until all of it has been taken; several threads may.
+
+        Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the peer is gone.
+        """
+        self._send_line(_line_of(_with(fds, message)), tuple(fds))
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Queue one message and write what can be written at once.
+
+        ``fds`` must stay open until the message has left (``wants_write`` is
+        false).  A peer that is gone, or that lets 64 MiB pile up, is not written to again.
+        """
+        self._post_line(_line_of(_with(fds, message)), tuple(fds))
+
+    def detach(self) -> int:
+        """Give the descriptor back, still open; the channel must not be used any more."""
+        self._reads = self._writes = -1
+        return self._socket.detach()
+
+    def _close_descriptors(self) -> None:
+        """Close the socket and the descriptors that no message has claimed."""
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._socket.close()
+
+    def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
+        return socket.send_fds(self._socket, [line], fds) if fds else self._socket.send(line)
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read_chunk(self) -> bytes:
+        fds = array.array("i")
+        space = socket.CMSG_SPACE(_MAX_FDS * fds.itemsize)
+        data, ancillary, _, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        self._fds.extend(fds)
+        return data
+
+    def _decode(self, line: bytearray) -> Message:
+        message = super()._decode(line)
         if FDS in message:
             count = message[FDS]
             if not isinstance(count, int) or not 0 <= count <= len(self._fds):
@@ -319,9 +390,18 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
 
 
-def _encode(message: Message, fds: Sequence[int]) -> bytes:
-    wire = {**message, FDS: len(fds)} if fds else message
-    return json.dumps(wire, separators=(",", ":")).encode() + b"\n"
+def _line_of(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _with(fds: Sequence[int], message: Message) -> Message:
+    return {**message, FDS: len(fds)} if fds else message
+
+
+def _wait_for(fd: int, events: int) -> None:
+    poll = select.poll()
+    poll.register(fd, events)
+    poll.poll()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 
 
 class HasFileno(Protocol):
@@ -37,7 +37,7 @@ class Reactor:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, LineChannel] = {}
 
     def watch(
         self, source: int | HasFileno, handler: Callable[[], None], *, order: int = 1
@@ -47,7 +47,7 @@ class Reactor:
 
     def watch_channel(
         self,
-        channel: Channel,
+        channel: LineChannel,
         on_message: Callable[[Message], None],
         on_end: Callable[[], None],
         *,
@@ -56,7 +56,7 @@ class Reactor:
         """Call ``on_message`` for each message of ``channel``, and ``on_end`` once at its end.
 
         A peer that breaks the protocol counts as ended too.  The channel is forgotten, not
-        closed, before ``on_end`` is called.
+        closed, before ``on_end`` is called.  It may hold messages already.
         """
 
         def handle() -> None:
@@ -79,9 +79,10 @@ class Reactor:
     def forget(self, source: int | HasFileno) -> None:
         """Watch ``source``, which must still be open, no more; forgetting twice is harmless."""
         fd = source if isinstance(source, int) else source.fileno()
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
-        self._channels.pop(fd, None)
+        self._unregister(fd)
+        channel = self._channels.pop(fd, None)
+        if channel is not None:
+            self._unregister(channel.write_fd)
 
     def prefer(self, source: int | HasFileno) -> None:
         """Handle ``source`` before all others that are ready with it."""
@@ -91,8 +92,10 @@ class Reactor:
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until a descriptor is ready, at most ``timeout_s``, and handle all ready ones."""
         self._ask_for_writes()
-        ready = [key for key, _ in self._selector.select(timeout_s)]
-        for key in sorted(ready, key=lambda key: key.data.order):
+        told = [fd for fd, channel in self._channels.items() if channel.has_news]
+        ready = {key.fd: key for key, _ in self._selector.select(0.0 if told else timeout_s)}
+        ready |= {fd: self._selector.get_key(fd) for fd in told}
+        for key in sorted(ready.values(), key=lambda key: key.data.order):
             if self._selector.get_map().get(key.fd) is key:
                 key.data.handler()
 
@@ -103,9 +106,25 @@ class Reactor:
 
     def _ask_for_writes(self) -> None:
         for fd, channel in self._channels.items():
+            if channel.write_fd != fd:
+                self._ask_for_write_fd(channel)
+                continue
             key = self._selector.get_key(fd)
             events = selectors.EVENT_READ
             if channel.wants_write:
                 events |= selectors.EVENT_WRITE
             if key.events != events:
                 self._selector.modify(key.fileobj, events, key.data)
+
+    def _ask_for_write_fd(self, channel: LineChannel) -> None:
+        """Watch the descriptor that is written only as long as there is something to write."""
+        is_watched = channel.write_fd in self._selector.get_map()
+        if channel.wants_write and not is_watched:
+            flush = _Watch(channel.flush, order=1)
+            self._selector.register(channel.write_fd, selectors.EVENT_WRITE, flush)
+        elif is_watched and not channel.wants_write:
+            self._selector.unregister(channel.write_fd)
+
+    def _unregister(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)

@@ -14,6 +14,7 @@ from holdfast.runtime.system.channel import (
     FDS,
     Channel,
     ChannelError,
+    LineChannel,
     Listener,
     Message,
     connect,
@@ -30,11 +31,22 @@ def raw() -> Iterator[tuple[socket.socket, Channel]]:
     channel.close()
 
 
+@pytest.fixture(params=[Channel, LineChannel])
+def raw_lines(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, LineChannel]]:
+    """The same for lines alone, which may come over a socket as well."""
+    left, right = socket.socketpair()
+    is_plain = request.param is LineChannel
+    channel = LineChannel(fd := right.detach(), fd) if is_plain else Channel(right)
+    yield left, channel
+    left.close()
+    channel.close()
+
+
 def _same_file(left: int, right: int) -> bool:
     return os.path.sameopenfile(left, right)
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
+def test_messages_arrive_whole_and_in_order(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     messages: list[Message] = [
         {"kind": "a", "text": "line\nbreak ü \u2028"},
@@ -47,7 +59,7 @@ def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> No
     assert [right.receive(), right.receive()] == messages
 
 
-def test_drain_returns_what_is_there_without_waiting(ends: tuple[Channel, Channel]) -> None:
+def test_drain_returns_what_is_there_without_waiting(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     assert right.drain() == []
 
@@ -59,7 +71,7 @@ def test_drain_returns_what_is_there_without_waiting(ends: tuple[Channel, Channe
     assert not right.is_closed
 
 
-def test_end_comes_after_the_last_message(ends: tuple[Channel, Channel]) -> None:
+def test_end_comes_after_the_last_message(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     left.send({"n": 1})
     left.close()
@@ -70,8 +82,8 @@ def test_end_comes_after_the_last_message(ends: tuple[Channel, Channel]) -> None
     assert right.drain() == []
 
 
-def test_half_a_message_at_the_end_is_dropped(raw: tuple[socket.socket, Channel]) -> None:
-    peer, channel = raw
+def test_half_a_message_at_the_end_is_dropped(raw_lines: tuple[socket.socket, LineChannel]) -> None:
+    peer, channel = raw_lines
     peer.sendall(b'{"n":1}\n{"n":')
     peer.close()
 
@@ -79,8 +91,8 @@ def test_half_a_message_at_the_end_is_dropped(raw: tuple[socket.socket, Channel]
     assert channel.is_closed
 
 
-def test_message_may_arrive_byte_by_byte(raw: tuple[socket.socket, Channel]) -> None:
-    peer, channel = raw
+def test_message_may_arrive_byte_by_byte(raw_lines: tuple[socket.socket, LineChannel]) -> None:
+    peer, channel = raw_lines
     received = []
 
     for byte in b'{"n":1}\n{"n":2}\n':
@@ -90,8 +102,8 @@ def test_message_may_arrive_byte_by_byte(raw: tuple[socket.socket, Channel]) -> 
     assert received == [{"n": 1}, {"n": 2}]
 
 
-def test_descriptors_stay_with_their_messages(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
+def test_descriptors_stay_with_their_messages(unix_ends: tuple[Channel, Channel]) -> None:
+    left, right = unix_ends
     files = [os.memfd_create(f"file-{n}") for n in range(3)]
     left.send({"n": 0})
     left.send({"n": 1}, files[:1])
@@ -128,7 +140,9 @@ def test_descriptors_that_nobody_claims_are_closed_with_the_channel(
     os.close(read_end)
 
 
-def test_post_waits_for_a_slow_peer_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
+def test_post_waits_for_a_slow_peer_and_loses_nothing(
+    ends: tuple[LineChannel, LineChannel],
+) -> None:
     left, right = ends
     text = "x" * 100_000
     for n in range(20):
@@ -145,10 +159,9 @@ def test_post_waits_for_a_slow_peer_and_loses_nothing(ends: tuple[Channel, Chann
 
 
 def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(
-    ends: tuple[Channel, Channel],
+    unix_ends: tuple[Channel, Channel],
 ) -> None:
-    """Before Python 3.13 ``socket.send_fds`` drops the flag that says so."""
-    left, right = ends
+    left, right = unix_ends
     text = "x" * 100_000
 
     def post() -> None:
@@ -172,7 +185,7 @@ def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(
 
 
 def test_peer_that_never_reads_is_given_up(
-    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[LineChannel, LineChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.runtime.system.channel._MAX_OUTBOX_BYTES", 1_000_000)
     left, _ = ends
@@ -185,7 +198,7 @@ def test_peer_that_never_reads_is_given_up(
     assert left.is_closed
 
 
-def test_what_a_dead_peer_has_said_can_still_be_read(ends: tuple[Channel, Channel]) -> None:
+def test_what_a_dead_peer_has_said_can_still_be_read(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     right.send({"kind": "leaving"})
     right.close()
@@ -197,7 +210,7 @@ def test_what_a_dead_peer_has_said_can_still_be_read(ends: tuple[Channel, Channe
     assert left.is_closed
 
 
-def test_send_to_a_closed_peer_raises(ends: tuple[Channel, Channel]) -> None:
+def test_send_to_a_closed_peer_raises(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     right.close()
 
@@ -220,18 +233,18 @@ def test_line_that_is_no_message_is_refused(
 
 
 def test_line_without_end_is_refused(
-    raw: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+    raw_lines: tuple[socket.socket, LineChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.runtime.system.channel._MAX_LINE_BYTES", 1000)
-    peer, channel = raw
+    peer, channel = raw_lines
     peer.sendall(b"x" * 2000)
 
     with pytest.raises(ChannelError, match="longer than 1000 bytes"):
         channel.drain()
 
 
-def test_channel_can_be_handed_on_by_its_descriptor(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
+def test_channel_can_be_handed_on_by_its_descriptor(unix_ends: tuple[Channel, Channel]) -> None:
+    left, right = unix_ends
 
     heir = Channel.adopt(left.detach())
     heir.send({"n": 1})

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.reactor import Reactor
 
 
@@ -69,7 +69,7 @@ def test_forgotten_source_is_not_called_even_if_it_was_ready(
 
 
 def test_messages_come_one_by_one_and_the_end_once(
-    reactor: Reactor, ends: tuple[Channel, Channel]
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel]
 ) -> None:
     left, right = ends
     heard: list[Message | str] = []
@@ -85,12 +85,12 @@ def test_messages_come_one_by_one_and_the_end_once(
 
 
 def test_peer_that_breaks_the_protocol_is_at_its_end(
-    reactor: Reactor, ends: tuple[Channel, Channel]
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel]
 ) -> None:
     left, right = ends
     heard: list[Message | str] = []
     reactor.watch_channel(right, heard.append, lambda: heard.append("end"))
-    os.write(left.fileno(), b"nonsense\n")
+    os.write(left.write_fd, b"nonsense\n")
 
     reactor.run_once(0.0)
 
@@ -98,7 +98,7 @@ def test_peer_that_breaks_the_protocol_is_at_its_end(
 
 
 def test_channel_that_was_forgotten_by_its_own_message_has_no_end(
-    reactor: Reactor, ends: tuple[Channel, Channel]
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel]
 ) -> None:
     left, right = ends
     heard: list[Message | str] = []
@@ -117,7 +117,7 @@ def test_channel_that_was_forgotten_by_its_own_message_has_no_end(
 
 
 def test_what_was_posted_leaves_while_the_loop_runs(
-    reactor: Reactor, ends: tuple[Channel, Channel]
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel]
 ) -> None:
     left, right = ends
     heard: list[int] = []
@@ -131,3 +131,35 @@ def test_what_was_posted_leaves_while_the_loop_runs(
 
     assert heard == list(range(10))
     assert not left.wants_write
+
+
+def test_message_that_was_read_with_an_earlier_one_is_not_lost(
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel]
+) -> None:
+    """The socket has nothing left to read, so a selector alone would wait for ever."""
+    left, right = ends
+    left.send({"n": 1})
+    left.send({"n": 2})
+    assert right.receive() == {"n": 1}
+
+    heard: list[Message] = []
+    reactor.watch_channel(right, heard.append, lambda: None)
+    reactor.run_once(None)
+
+    assert heard == [{"n": 2}]
+
+
+def test_peer_that_takes_nothing_is_at_its_end(
+    reactor: Reactor, ends: tuple[LineChannel, LineChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.system.channel._MAX_OUTBOX_BYTES", 1_000_000)
+    left, right = ends
+    heard: list[Message | str] = []
+    reactor.watch_channel(left, heard.append, lambda: heard.append("end"))
+    right.send({"n": 1})
+
+    for _ in range(20):
+        left.post({"text": "x" * 100_000})
+    reactor.run_once(None)
+
+    assert heard == [{"n": 1}, "end"]
