@@ -18,6 +18,7 @@ from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.processes import (
     HeldProcess,
@@ -98,7 +99,9 @@ class HostedLaunch:
 
         Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is incomplete.
         """
-        return HostedLaunch(WorkerConfig.from_json(message["config"]), dict(message.get("env", {})))
+        return HostedLaunch(
+            from_plain(WorkerConfig, message["config"]), dict(message.get("env", {}))
+        )
 
     @property
     def generation(self) -> int:

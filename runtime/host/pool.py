@@ -288,10 +288,11 @@ def _take_place(birth: _Birth, agent_pid: int) -> None:
 
 def _enter(birth: _Birth) -> None:
     from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
+    from holdfast.runtime.system.codec import decode
 
     module, _, function = birth.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
-    config = WorkerConfig.decode(birth.config)
+    config = decode(WorkerConfig, birth.config)
     allow_files(birth.files + _FILES_PER_PEER * len(config.workers))
     control = Channel.adopt(birth.control_fd)
     if (begin := control.receive()) is None:

@@ -29,6 +29,7 @@ from holdfast.runtime.run.progress import describe, short_report
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import QUESTIONS, FailedSaves, WriterLink
 from holdfast.runtime.system.channel import ChannelError, Message
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
@@ -139,7 +140,7 @@ class WorkerHost:
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
-            config = launch.config_of(worker).encode()
+            config = encode(launch.config_of(worker)).decode()
             self.pool.request(ForkRequest(worker, launch.generation, config, hosted.their_fds))
 
     def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:

@@ -416,36 +416,11 @@ class JobOptions:
             if found.flags and getattr(self, name) != getattr(asked, name)
         )
 
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as a JSON object."""
-        return {name: _plain(getattr(self, name)) for name in OPTIONS}
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> JobOptions:
-        """Return the options that ``to_json`` wrote.
-
-        Raises:
-            UsageError: a value makes no sense.
-            TypeError: a field is missing or unknown, or ``fields`` are none.
-            ValueError: a value is of another type.
-        """
-        if not isinstance(fields, Mapping):
-            raise TypeError(f"options are {fields!r}")
-        values = dict(fields)
-        for name in OPTIONS.keys() & fields.keys():
-            if fields[name] is not None:
-                values[name] = OPTIONS[name].read(fields[name])
-            elif name not in _MAY_BE_OPEN:
-                raise ValueError(f"{name} is not set")
-        return JobOptions(**values)
-
 
 OPTIONS: Mapping[str, Option] = {
     field.name: field.metadata["option"] for field in dataclasses.fields(JobOptions)
 }
 """The option behind each field."""
-
-_MAY_BE_OPEN = {field.name for field in dataclasses.fields(JobOptions) if field.default is None}
 
 
 def _in_words(value: object) -> str:
@@ -455,12 +430,6 @@ def _in_words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.screen import Paint, ProgressLog, Screen
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import reap_strays
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import block
@@ -252,7 +253,7 @@ class Supervisor:
             self._agent = self._start_agent()
         launch = {
             "kind": "launch",
-            "config": self._setup.worker_config(command).to_json(),
+            "config": to_plain(self._setup.worker_config(command)),
             "mpi": {
                 "mpiexec": str(self._setup.mpiexec),
                 "library": self._setup.mpi_library,

@@ -22,6 +22,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -160,7 +161,7 @@ def _ask(channel: Channel, asked: JobOptions | None) -> Message:
 
 def _taken(channel: Channel, agent: HeldProcess, answer: dict[str, Any]) -> Takeover:
     message = answer["launch"]
-    config = WorkerConfig.from_json(message["config"])
+    config = from_plain(WorkerConfig, message["config"])
     workers = tuple(WorkerId(worker) for worker in config.workers)
     launch = Launch(config.generation, workers, message["relaunch"], "taken over", message["spent"])
     return Takeover(

@@ -56,6 +56,7 @@ from holdfast.runtime.run.journal import HistoryReader, next_generation
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.codec import encode, from_plain
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.witnessed_time import Bound, Stillness
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
@@ -143,16 +144,16 @@ def _agreed_config(communicator: Communicator) -> WorkerConfig:
         said = json.loads(communicator.allgather_bytes(b"")[0])
         if "refused" in said:
             raise getattr(errors, said["kind"], ProgramError)(said["refused"])
-        config = WorkerConfig.from_json(said["config"])
+        config = from_plain(WorkerConfig, said["config"])
         _hold(RunDirectory(config.run_dir).join_lease(config.lease_token))
         return dataclasses.replace(config, worker=WorkerId(communicator.rank))
     try:
         config = _first_config(communicator.size)
     except Exception as error:
         refused = {"refused": str(error), "kind": type(error).__name__}
-        communicator.allgather_bytes(json.dumps(refused).encode())
+        communicator.allgather_bytes(encode(refused))
         raise
-    communicator.allgather_bytes(json.dumps({"config": config.to_json()}).encode())
+    communicator.allgather_bytes(encode({"config": config}))
     return config
 
 

@@ -19,6 +19,7 @@ from holdfast.runtime.host import guard as guard_module
 from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
@@ -88,7 +89,7 @@ class AgentHarness:
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             argv=argv,
         )
-        self.send("launch", config=config.to_json(), **fields)
+        self.send("launch", config=to_plain(config), **fields)
 
     def guard(
         self,

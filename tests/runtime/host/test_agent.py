@@ -18,6 +18,7 @@ from configs import worker_config
 from extended import shortened
 
 from holdfast.runtime.system.channel import Message, connect
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
@@ -327,7 +328,7 @@ def test_stranger_is_turned_away(harness: AgentHarness, message: dict[str, objec
     [
         {"kind": "launch"},
         {"kind": "launch", "config": {"nonsense": 1}},
-        {"kind": "launch", "config": worker_config(seed=1).to_json() | {"options": {"seed": -1}}},
+        {"kind": "launch", "config": to_plain(worker_config(seed=1)) | {"options": {"seed": -1}}},
         {"kind": "request", "what": "dance"},
         {"kind": "unknown"},
     ],

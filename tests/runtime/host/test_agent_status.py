@@ -21,6 +21,7 @@ from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.lease import Lease, owner_in
 from holdfast.runtime.run.progress import WorkerReport
 from holdfast.runtime.system.channel import FDS, Message, connect, pair
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.heartbeat import RequestFlag
 
 
@@ -80,7 +81,7 @@ def test_sign_of_life_tells_the_progress_in_short(harness: AgentHarness) -> None
 
 CONFIG = worker_config(7, (7, 8), generation=3)
 MPI = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True}
-LAUNCH = {"kind": "launch", "config": CONFIG.to_json(), "mpi": MPI, "relaunch": 0, "spent": 0}
+LAUNCH = {"kind": "launch", "config": to_plain(CONFIG), "mpi": MPI, "relaunch": 0, "spent": 0}
 
 
 class Agent:
@@ -140,9 +141,12 @@ def test_launch_is_remembered_before_its_workers_are_made_and_mpiexec_is_started
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"config": None}, "TypeError"),
-        ({"config": CONFIG.to_json() | {"generation": -1}}, "ValueError: generation is -1"),
-        ({"config": CONFIG.to_json() | {"options": {"workers": 0}}}, "TypeError"),
+        ({"config": None}, "WrongValue: WorkerConfig is None, not an object"),
+        ({"config": to_plain(CONFIG) | {"generation": -1}}, "ValueError: generation is -1"),
+        (
+            {"config": to_plain(CONFIG) | {"options": {"workers": 0}}},
+            "WrongValue: WorkerConfig.options has",
+        ),
         ({"mpi": {"mpiexec": "/m", "ulfm": True}}, "KeyError: 'library'"),
     ],
     ids=["no config", "no generation", "no options", "no library"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -137,33 +136,6 @@ def test_command_line_has_the_flags_of_the_options() -> None:
         assert wanted <= found
 
 
-def test_options_come_back_from_json_as_they_were(options: JobOptions) -> None:
-    full = dataclasses.replace(
-        options,
-        argv=("-n", "9"),
-        microbatches=12,
-        save_every="10min",
-        keep_space="1.5 TiB",
-        scrub_every_s=0.0,
-        repair_from=Path("/mirror"),
-        key_file=Path("/key"),
-        faults=("kill worker=2 step=30 site=reduce", "stop worker=1 step=9"),
-        shrink=False,
-        trains=False,
-    )
-
-    assert JobOptions.from_json(json.loads(json.dumps(full.to_json()))) == full
-    assert JobOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"script": "t.py"}, {"script": "t.py", "run_dir": "r", "walks": True}]
-)
-def test_json_of_another_version_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
-        JobOptions.from_json(fields)
-
-
 @pytest.mark.parametrize("seed", [2**53 + 1, str(2**63 + 1)])
 def test_whole_number_beyond_what_a_float_holds_is_read_as_it_is(seed: int | str) -> None:
     assert OPTIONS["seed"].read(seed) == int(seed)
@@ -178,12 +150,6 @@ def test_what_is_no_whole_number_is_refused(text: object) -> None:
 def test_time_that_no_float_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a number of seconds"):
         OPTIONS["heartbeat_timeout_s"].read(10**400)
-
-
-@pytest.mark.parametrize("name", ["script", "workers", "heartbeat_timeout_s", "faults"])
-def test_option_with_a_default_may_not_be_open_in_a_message(options: JobOptions, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is not set"):
-        JobOptions.from_json(options.to_json() | {name: None})
 
 
 def test_differences_are_named_with_both_values() -> None:

@@ -22,6 +22,7 @@ from holdfast.runtime.supervisor import takeover
 from holdfast.runtime.supervisor.job_run import attach
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, another_job, find_takeover
 from holdfast.runtime.system.channel import FDS, pair
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import HeldProcess
 
 SCRIPT = Path("/a/slow.py")
@@ -88,7 +89,7 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
 
 def test_job_that_lives_is_taken_over_as_it_stands(orphan: Orphan) -> None:
     config = worker_config(7, (7, 8), run_dir=orphan.directory.path, generation=4)
-    launch = {"config": config.to_json(), "relaunch": 1, "spent": 2}
+    launch = {"config": to_plain(config), "relaunch": 1, "spent": 2}
     launch["mpi"] = {"mpiexec": "/opt/mpiexec", "library": "MPICH"}
     told = [{"kind": "worker_started", "worker": 7}]
     places = {"directory": "/dev/shm/holdfast-1", "cwd": "/work", "environment": {"A": "1"}}
