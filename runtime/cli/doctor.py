@@ -13,12 +13,12 @@ import click
 
 from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.mpi.campaign import Finding, run_trial
 from holdfast.runtime.mpi.fitness import examine
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial_table import FIRST_DEATH, PLAIN_START, Level, Trust
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,12 +24,9 @@ from holdfast.runtime.cli.option_flags import (
     given_flags,
     stray_flag,
 )
+from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
-from holdfast.runtime.supervisor.screen import say
-
-if TYPE_CHECKING:
-    from holdfast.runtime.supervisor.screen import Paint
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -56,31 +53,22 @@ def run(
         click.echo("\n".join(built.lines()))
         return
     if allocation is None:
-        from holdfast.runtime.supervisor.job_run import run_job
+        from holdfast.runtime.head.client import run_job
 
-        sys.exit(run_job(built.options, paint=painter()))
-    from holdfast.runtime.supervisor.job_run import run_batch_job
+        sys.exit(run_job(built.options))
+    from holdfast.runtime.head.client import run_batch_job
 
     refuse_copies(allocation)
-    sys.exit(run_batch_job(built.options, allocation, painter()))
+    sys.exit(run_batch_job(built.options, allocation))
 
 
 @click.command(context_settings=SETTINGS)
 @click.argument("run_dir", type=PATH)
 def attach(run_dir: Path) -> None:
-    """Go on with the job in RUN_DIR whose supervisor is gone: its output, relaunches, exit code."""
-    from holdfast.runtime.supervisor.job_run import attach as take_over
+    """Show the job in RUN_DIR whose client is gone: its output, its live line, its exit code."""
+    from holdfast.runtime.head.client import attach as show
 
-    sys.exit(take_over(run_dir.absolute(), paint=painter()))
-
-
-def painter() -> Paint | None:
-    """Return what colours the live line, None where nobody would see it: rich takes 50 ms."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    from holdfast.runtime.cli.terminal import paint
-
-    return paint
+    sys.exit(show(run_dir.absolute()))
 
 
 def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.cli.terminal import grid, output
+from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.tools.save_request import order_save
 from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket

@@ -1,4 +1,4 @@
-"""The agent's entry: ``python -m holdfast.runtime.host``.
+"""The entry of an agent that another process tells what to do: ``python -m holdfast.runtime.host``.
 
 The pool's imports are most of a job's start, so it is started before the agent's own imports.
 """
@@ -9,8 +9,9 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.system.own_process import (
@@ -22,13 +23,24 @@ from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.signals import block
 from holdfast.runtime.system.witnessed_time import Bound
 
+if TYPE_CHECKING:
+    from holdfast.runtime.host.agent import Agent
+    from holdfast.runtime.host.superior import Superior
+
 DEFAULT_ENTRY = "holdfast.runtime.fit.script_setup:main"
 
 _REMOVED_WITHIN_S = 5.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent with command line arguments; return its exit code."""
+def main(
+    argv: Sequence[str] | None = None,
+    superior: Callable[[], Callable[[Agent], Superior]] | None = None,
+) -> int:
+    """Run an agent with command line arguments; return its exit code.
+
+    ``superior`` imports and returns what makes the one who decides; None for one at another
+    end of a connection.
+    """
     name_process("holdfast-agent")
     adopt_orphans()
     # 9 descriptors for each worker; workers get the limit that the user has set.
@@ -38,25 +50,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     from holdfast.runtime.host.agent import Agent, AgentSettings  # while the pool imports
 
     hold(options.directory)
-    agent = Agent(
-        AgentSettings(
-            directory=options.directory,
-            heartbeat_timeout_s=options.heartbeat_timeout,
-            pool=pool,
-            parent=options.parent,
-            lease=options.lease_fd,
-            verbose=options.verbose,
-            ready_fd=options.ready_fd,
-        )
+    settings = AgentSettings(
+        directory=options.directory,
+        heartbeat_timeout_s=options.heartbeat_timeout,
+        pool=pool,
+        parent=options.parent,
+        lease=options.lease_fd,
+        verbose=options.verbose,
+        ready_fd=options.ready_fd,
     )
+    agent = Agent(settings, None if superior is None else superior())
     agent.take_signals()
     try:
         return agent.run()
     finally:
-        is_last = options.private and not agent.has_supervisor
         agent.close()
         block()
-        if is_last:
+        if options.private:
             _remove(options.directory)
 
 
@@ -82,11 +92,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--preload", default="", metavar="MODULE,...")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--private", action="store_true", help="the directory goes with the job")
+    parser.add_argument("--private", action="store_true", help="the directory goes with the agent")
     parser.add_argument(
         "--parent", type=int, default=os.getppid(), help="process that starts this agent"
     )
-    parser.add_argument("--lease-fd", type=int, help="goes to a supervisor that takes over")
+    parser.add_argument("--lease-fd", type=int, help="the lease of the run directory, for a head")
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     return parser.parse_args(argv)
 

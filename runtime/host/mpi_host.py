@@ -210,6 +210,13 @@ class MpiHost:
             self._reactor.forget(launch.end_fd)
             launch.clear()
 
+    def abandon(self) -> None:
+        """Kill mpiexec, and let go of it although it may hang in the kernel; tell nothing."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            launch.kill()
+            self._reactor.forget(launch.end_fd)
+
     def _wake(self) -> None:
         """Let the loop run once; it looks at the launch each time."""
         if self._launch is not None:

@@ -1,9 +1,8 @@
-"""What a supervisor may order: a launch, its end, a save or a stop of its workers, a lease."""
+"""What a superior may order: a launch, its end, a save or a stop of its workers."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
@@ -11,31 +10,26 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.limits import HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
-from holdfast.runtime.host.supervisor_link import SupervisorLink
 from holdfast.runtime.host.worker_host import WorkerHost
-from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.heartbeat import RequestFlag
 
 
 class Orders:
-    """Carries out the supervisor's messages, and refuses those that make no sense.
-
-    It keeps the lease of the run directory, which the next supervisor gets.
-    """
+    """Carries out a superior's messages, and refuses those that make no sense."""
 
     def __init__(
         self,
         host: WorkerHost,
         mpi: MpiHost,
-        supervisor: SupervisorLink,
+        tell: Callable[[Message], None],
         watch: HostWatch,
         socket: Path,
     ) -> None:
-        self.lease: Lease | None = None
         self._host = host
         self._mpi = mpi
-        self._supervisor = supervisor
+        self._tell = tell
+        self._launch: HostedLaunch | None = None
         self._watch = watch
         self._socket = socket
 
@@ -43,33 +37,19 @@ class Orders:
         """Carry out one order."""
         kind = message.get("kind")
         if kind == "ping":
-            self._host.share_terminal(with_live_line=bool(message.get("draws")))
-            self._supervisor.tell({"kind": "pong", **self._host.progress})
-        elif kind == "lease":
-            self._take_lease(message.get(FDS, ()))
+            self._tell({"kind": "pong", **self._host.progress})
         elif kind == "launch":
             self._begin(message)
         elif kind == "kill":
             is_urgent = bool(message.get("is_urgent"))
             self._host.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
             self._mpi.kill()
+        elif kind == "abandon":
+            self._abandon(str(message.get("reason")))
         elif kind == "request":
             self._ask(str(message.get("what")))
         else:
             self._refuse(f"there is no order {kind!r}")
-
-    def _take_lease(self, fds: Sequence[int]) -> None:
-        """Hold the lease of a run directory that was made again, in place of the old one."""
-        for fd in fds:
-            if self.lease is not None:
-                self.lease.release()
-            self.hold_lease(fd)
-
-    def hold_lease(self, fd: int) -> None:
-        """Hold the lease with this descriptor, and renew it where it must be."""
-        self.lease = Lease(fd)
-        with contextlib.suppress(OSError):  # nothing to spare: a supervisor renews it, too
-            self.lease.keep()
 
     def _begin(self, message: Message) -> None:
         try:
@@ -78,7 +58,7 @@ class Orders:
         except (JobError, KeyError, TypeError, ValueError) as error:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
-        self._supervisor.log.begin(message)
+        self._launch = launch
         self._watch.begin(len(launch.workers))
         try:
             self._host.begin(launch)
@@ -98,7 +78,7 @@ class Orders:
 
     def _give_up(self, launch: HostedLaunch, words: str) -> None:
         ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
-        self._supervisor.tell(ended)
+        self._tell(ended)
 
     def _ask(self, what: str) -> None:
         if what == "renew":
@@ -111,11 +91,17 @@ class Orders:
             self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
 
     def _renew(self) -> None:
-        """Ask all to stop, and remember why: a supervisor that takes over launches again."""
-        launch = self._supervisor.log.launch
-        if launch is not None:
-            self._supervisor.tell({"kind": "renewing", "worker": launch["config"]["workers"][0]})
+        """Ask all to stop, to make room for another launch; an order to stop would end the job."""
+        if self._launch is not None:
+            self._tell({"kind": "renewing", "worker": self._launch.workers[0]})
             self._host.ask_all(RequestFlag.STOP)
 
+    def _abandon(self, reason: str) -> None:
+        """Give a launch up whose processes do not even end when they are killed."""
+        self._host.abandon(reason)
+        self._mpi.abandon()
+        if self._launch is not None:
+            self._give_up(self._launch, "")
+
     def _refuse(self, why: str) -> None:
-        self._supervisor.tell({"kind": "refused", "message": why})
+        self._tell({"kind": "refused", "message": why})

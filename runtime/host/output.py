@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.runtime.evidence.stacks import LastLines
-from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _LINE = re.compile(
@@ -62,8 +62,6 @@ _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
 _PIPE_HOLDS_CHUNKS = 2
 """A pipe holds 64 KiB; one that is written meanwhile is not read for ever."""
-_SINKS_END_WITHIN_S = 2.0
-"""A terminal that takes nothing may not keep a job from ending."""
 
 
 @dataclass(slots=True)
@@ -133,42 +131,21 @@ class Forwarded:
 class OutputForwarder:
     """The thread that forwards output; hides Open MPI's own noise unless ``verbose``."""
 
-    def __init__(self, *, verbose: bool) -> None:
+    def __init__(self, streams: Streams, *, verbose: bool) -> None:
+        self._streams = streams
         self._verbose = verbose
         self.speaker: int | None = None
         """The worker whose lines are shown; unless verbose, those of others are not."""
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Stream] = deque()
-        self._sinks: dict[int, LineSink] = {}
-        self._left: list[LineSink] = []
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._bound: Bound | None = None
         """That of what is left to be read, once it is known that nothing will follow."""
-        self._erases = False
         self._lock = threading.Lock()
         """Held while a pipe is read: by the thread, or for its last lines."""
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
         self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """The number of lines that no sink has taken."""
-        return sum(sink.dropped for sink in [*self._sinks.values(), *self._left])
-
-    def erase_live_line(self, *, is_there: bool) -> None:
-        """Take note whether the supervisor draws a live line, for sinks that are its terminal."""
-        self._erases = is_there
-        for sink in self._sinks.values():
-            sink.erases = is_there and os.isatty(sink.fd)
-
-    def redirect(self) -> None:
-        """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
-        self._left += self._sinks.values()
-        for sink in self._sinks.values():
-            sink.close(0.0)
-        self._sinks = {fd: LineSink(fd) for fd in self._sinks}
-        self.erase_live_line(is_there=self._erases)
 
     def forward(self, fd: int, prefix: str, sink_fd: int, worker: int | None = None) -> Forwarded:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``.
@@ -177,9 +154,6 @@ class OutputForwarder:
         """
         os.set_blocking(fd, False)
         noise = None if self._verbose else NoiseFilter()
-        if sink_fd not in self._sinks:
-            self._sinks[sink_fd] = LineSink(sink_fd)
-            self.erase_live_line(is_there=self._erases)
         is_bare = worker is not None and not self._verbose
         stream = _Stream(fd, b"" if is_bare else prefix.encode(), worker, sink_fd, noise)
         self._new.append(stream)
@@ -187,19 +161,13 @@ class OutputForwarder:
         return Forwarded(stream, self._read_all)
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding.
-
-        The sinks have two seconds for what they hold.
-        """
+        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding."""
         # The thread may end before it is woken: the pipe stays open until it has ended.
         self._bound = Bound(timeout_s)
         os.write(self._wake_write, b"w")
         if has_ended(self._thread, Bound(timeout_s + 1.0)):
             os.close(self._wake_read)
             os.close(self._wake_write)
-        bound = Bound(_SINKS_END_WITHIN_S)
-        for sink in self._sinks.values():
-            sink.close(bound.left_s())
 
     def _run(self) -> None:
         while not self._is_over():
@@ -248,7 +216,7 @@ class OutputForwarder:
 
     def _put(self, stream: _Stream, lines: bytes) -> None:
         if self._verbose or stream.worker in (None, self.speaker):
-            self._sinks[stream.sink_fd].put(lines)
+            self._streams[stream.sink_fd].put(lines)
 
     def _finish(self, stream: _Stream) -> None:
         stream.is_finished = True

@@ -28,7 +28,7 @@ from holdfast.runtime.host.pool_process import ForkRequest, PoolStart, WarmPool
 from holdfast.runtime.run.progress import describe, short_report
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import QUESTIONS, FailedSaves, WriterLink
-from holdfast.runtime.system.channel import ChannelError, Message
+from holdfast.runtime.system.channel import Channel, ChannelError, Message
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
@@ -48,7 +48,9 @@ class WorkerHost:
         *,
         heartbeat_timeout_s: float,
         pool: PoolStart,
+        on_files: Callable[[Channel], None] | None = None,
     ) -> None:
+        """Start pool and writer; ``on_files`` gets each writer's channel for the run directory."""
         self._fencing = Fencing(tell, heartbeat_timeout_s)
         self._halting = Halting(self._tell_report)
         self._reactor = reactor
@@ -59,7 +61,7 @@ class WorkerHost:
         self._has_lost = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self.pool = WarmPool(reactor, pool, self)
-        self.writer = WriterLink(reactor, self)
+        self.writer = WriterLink(reactor, self, on_files=on_files)
         self.writer.start()
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
         self._failed_saves = FailedSaves()
@@ -105,10 +107,6 @@ class WorkerHost:
             for hosted in self.workers
         ]
         return {**self.progress, "workers": workers}
-
-    def share_terminal(self, *, with_live_line: bool) -> None:
-        """Let the workers' lines erase the supervisor's live line, if there is one."""
-        self._output.erase_live_line(is_there=with_live_line)
 
     @property
     def is_helpless(self) -> bool:
@@ -179,6 +177,17 @@ class WorkerHost:
         self._is_urgent |= is_urgent
         for hosted in list(self._workers.values()):
             hosted.kill(why)
+
+    def abandon(self, why: str) -> None:
+        """Report the deaths of all workers, which may still hang in the kernel, and begin anew."""
+        self.kill_all(why, is_urgent=True)
+        for hosted in self.workers:
+            if hosted.pid is None:
+                self.on_fork_failed(hosted.generation, hosted.worker, why)
+            else:
+                self._bury(hosted, hosted.write_off())
+        self.pool.replace(why)
+        self.writer.replace(why)
 
     def poll(self, now: float, mpiexec: int | None = None) -> None:
         """Fence workers that stand still, and look at writer and memory.
@@ -271,6 +280,10 @@ class WorkerHost:
         """Show a sentence of the writer to the user."""
         self._notify(notice["text"])
 
+    def on_writer_records(self, message: Message) -> None:
+        """Pass records of the writer on, for the journal."""
+        self._tell({**message, "source": "snapshot writer"})
+
     def _notify(self, text: str) -> None:
         worker = self._launch.workers[0] if self._launch is not None else WorkerId(0)
         self._tell_report(worker, {"kind": "notice", "text": text})
@@ -308,6 +321,9 @@ class WorkerHost:
         kind = report.get("kind")
         if kind in self._of_saves:
             self._of_saves[kind](hosted, report)
+            return
+        if kind == "records":
+            self._tell({**report, "source": f"worker {hosted.worker}"})
             return
         if kind in QUESTIONS:
             self.writer.ask(report, hosted.answer)

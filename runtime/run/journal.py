@@ -1,9 +1,10 @@
 """The journal: every event of a job, one JSON object a line, append only.
 
-Several processes write the same file at once.  The kernel keeps their lines whole: a file
-opened with ``O_APPEND`` takes each ``write`` as one piece at its end (POSIX.1-2017,
-``write``).  So each line is exactly one ``write``.  Six things can still go wrong, and
-each has one answer:
+One process writes the journal of a job: its writer, by the word of the head, which stamps the
+records of all processes.  Two others may write lines as well: a client before there is a head,
+and scripts that run without one.  The kernel keeps their lines whole: a file opened with
+``O_APPEND`` takes each ``write`` as one piece at its end (POSIX.1-2017, ``write``).  So each
+line is exactly one ``write``.  Six things can still go wrong, and each has one answer:
 
 * a process dies, or the machine loses power, within a line: the line is *torn*.
   A journal that is opened begins a new line after a torn one, and readers skip
@@ -41,9 +42,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, step_name, step_of
 from holdfast.recovery.schedule import FailureHistory
@@ -95,8 +96,175 @@ _TELLING = (
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
 
+_NO_HISTORY = FailureHistory()
+
+
+class Recorder(Protocol):
+    """Takes the events of one process for the journal of its job."""
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Take one event with its fields."""
+
+    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
+        """Take several events."""
+
+    def close(self) -> None:
+        """Take no more."""
+
+
+def stamped(event: str, fields: Record, age_s: float, common: Record) -> Record:
+    """Return an event as a record: with its moment, ``age_s`` ago by both clocks."""
+    stamp = {"event": event, "now": time.monotonic() - age_s, "time": time.time() - age_s}
+    return stamp | common | fields
+
+
+def line_of(record: Record) -> str:
+    """Return a record as the journal's line, without its end."""
+    return _ENCODER.encode(record)
+
+
+def records_message(events: Iterable[tuple[str, Record]]) -> Record:
+    """Return the message by which a process sends records to the head, which stamps them.
+
+    Each goes with its age in seconds, as another host has another clock.
+    """
+    now = time.monotonic()
+    found = []
+    for event, fields in events:
+        plain = {name: value for name, value in fields.items() if name not in ("now", "time")}
+        found.append([event, json.loads(line_of(plain)), max(0.0, now - fields.get("now", now))])
+    return {"kind": "records", "records": found}
+
+
+class SentRecords:
+    """Sends the events of one process through its agent to the head, which has the journal."""
+
+    def __init__(self, send: Callable[[Record], None]) -> None:
+        self._send = send
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Send one event with its fields."""
+        self.record_all([(event, fields)])
+
+    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
+        """Send several events in one message."""
+        self._send(records_message(events))
+
+    def close(self) -> None:
+        """Do nothing: what was sent is on its way, even if this process dies now."""
+
+
+class JournalFile:
+    """The file of a journal, which may be full, fail, or be removed at any moment.
+
+    Its methods may hang with their disk, and raise nothing but for ``open``.
+    """
+
+    def __init__(self, path: Path, run_id: str, warn: Callable[[str], None] | None = None) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._warn = warn or (lambda text: _LOG.warning("holdfast: %s", text))
+        self._fd = _CLOSED
+        self.lost = 0
+        """The lines that no file has taken, and that the journal does not count yet."""
+
+    def open(self) -> None:
+        """Open the file for appending.
+
+        Raises:
+            OSError: it cannot be created or opened, or belongs to another run.
+        """
+        intruder = RunDirectory(self._path.parent).intruder(self._run_id)
+        if intruder is not None:
+            raise OSError(f"its directory belongs to run {intruder} now")
+        fd = open_to_write(self._path, os.O_APPEND)
+        try:
+            self._is_empty = os.fstat(fd).st_size == 0
+        except OSError:
+            close(fd)
+            raise
+        self._fd = fd
+
+    def open_or_warn(self) -> None:
+        """Open the file; warn if it cannot be opened: the next line tries again."""
+        try:
+            self.open()
+        except OSError as error:
+            self._warn_once(str(error))
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Append lines; those that cannot be written are counted as lost."""
+        for line in lines:
+            if not self._is_there():
+                self.lost += 1
+                continue
+            gap = self.lost
+            if gap and self._append(self._own("journal_gap", {"lines": gap})):
+                self.lost -= gap
+            if self.lost or not self._append(line):
+                self.lost += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd != _CLOSED:
+            close(self._fd)
+            self._fd = _CLOSED
+
+    def _is_there(self) -> bool:
+        """Return whether a file can be written; begin it again if it was removed or moved.
+
+        A file that was moved goes on if there cannot be another one in its place, as when its
+        directory is another run's now.
+        """
+        before = self._fd
+        if before != _CLOSED and _has_name(before, self._path):
+            return True
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self.open()
+        except OSError as error:
+            if before != _CLOSED and _has_name(before):
+                return True
+            self._warn_once(str(error))
+            return False
+        if before != _CLOSED:
+            close(before)
+            if self._is_empty:
+                self._append(self._own("journal_removed", {}))
+        return True
+
+    def _own(self, event: str, fields: Record) -> str:
+        return line_of(stamped(event, fields, 0.0, {"run_id": self._run_id, "source": "journal"}))
+
+    def _append(self, line: str) -> bool:
+        """Write one line as one piece; return whether all of it was taken."""
+        whole = line.encode() + b"\n"
+        try:
+            # Another process may have torn its line on a full disk.  One that is being written
+            # looks like that, too: then an empty line comes between them, and readers skip it.
+            piece = whole if _ends_with_newline(self._fd) else b"\n" + whole
+            written = os.write(self._fd, piece)
+        except OSError as error:
+            self._warn_once(str(error))
+            return False
+        is_whole = written == len(piece)
+        if not is_whole:
+            self._warn_once(
+                f"the file system took {written} of {len(piece)} bytes, as a full one does"
+            )
+        return is_whole
+
+    def _warn_once(self, reason: str) -> None:
+        if not self.lost:
+            # Few of the processes that write here have set up logging: so the name stands here.
+            self._warn(
+                f"journal {self._path} loses events ({reason}); the job goes on, but status and "
+                "report will not know of them"
+            )
+
+
 class Journal:
-    """Appends the events of one process to the journal of its job.
+    """Appends the events of one process that has no head, and waits for no disk for long.
 
     Belongs to the process that made it: a forked child makes its own.
     """
@@ -110,14 +278,13 @@ class Journal:
             OSError: the file is required, and cannot be created or opened.
         """
         self._path = path
-        self._common = {"run_id": run_id, "source": source}
+        self._common: Record = {"run_id": run_id, "source": source}
         self._calls = BoundedCalls("holdfast-journal")
-        self._lost = 0
-        self._fd = _CLOSED
+        self._file = JournalFile(path, run_id)
         if is_required:
-            self._open()
+            self._file.open()
         else:
-            self._calls.run(self._open_or_warn)
+            self._calls.run(self._file.open_or_warn)
 
     def record(self, event: str, /, **fields: object) -> None:
         """Append one event with its fields, stamped with monotonic and wall-clock seconds.
@@ -129,10 +296,10 @@ class Journal:
 
     def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
         """Append several events as ``record`` does, and wait for all of them together."""
-        lines = [self._line(event, fields) for event, fields in events]
+        lines = [line_of(stamped(event, fields, 0.0, self._common)) for event, fields in events]
         was_behind = self._calls.is_behind
-        if not self._calls.run(lambda: self._write_all(lines)):
-            self._lost += len(lines)
+        if not self._calls.run(lambda: self._file.write(lines)):
+            self._file.lost += len(lines)
         if self._calls.is_behind and not was_behind:
             _LOG.warning("journal %s: its file system hangs; events wait", self._path)
 
@@ -141,98 +308,8 @@ class Journal:
 
         A process that ends without it loses the events that wait.  A closed journal takes no more.
         """
-        self._calls.run(self._close)
+        self._calls.run(self._file.close)
         self._calls.close(_ENDS_WITHIN_S)
-
-    def _write_all(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            self._write(line)
-
-    def _write(self, line: bytes) -> None:
-        if not self._is_there():
-            self._lost += 1
-            return
-        gap = self._lost
-        if gap and self._append(self._line("journal_gap", {"lines": gap})):
-            self._lost -= gap
-        if self._lost or not self._append(line):
-            self._lost += 1
-
-    def _close(self) -> None:
-        if self._fd != _CLOSED:
-            close(self._fd)
-
-    def _open_or_warn(self) -> None:
-        try:
-            self._open()
-        except OSError as error:
-            self._warn_once(str(error))
-
-    def _open(self) -> None:
-        intruder = RunDirectory(self._path.parent).intruder(self._common["run_id"])
-        if intruder is not None:
-            raise OSError(f"its directory belongs to run {intruder} now")
-        fd = open_to_write(self._path, os.O_APPEND)
-        try:
-            self._is_empty = os.fstat(fd).st_size == 0
-        except OSError:
-            close(fd)
-            raise
-        self._fd = fd
-
-    def _is_there(self) -> bool:
-        """Return whether a file can be written; begin it again if it was removed or moved.
-
-        A file that was moved goes on if there cannot be another one in its place, as when its
-        directory is another run's now.
-        """
-        before = self._fd
-        if before != _CLOSED and _has_name(before, self._path):
-            return True
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            self._open()
-        except OSError as error:
-            if before != _CLOSED and _has_name(before):
-                return True
-            self._warn_once(str(error))
-            return False
-        if before != _CLOSED:
-            close(before)
-            if self._is_empty:
-                self._append(self._line("journal_removed", {}))
-        return True
-
-    def _line(self, event: str, fields: Record) -> bytes:
-        stamp = {"event": event, "now": time.monotonic(), "time": time.time()}
-        return _ENCODER.encode(stamp | self._common | fields).encode() + b"\n"
-
-    def _append(self, line: bytes) -> bool:
-        """Write one line as one piece; return whether all of it was taken."""
-        try:
-            # Another process may have torn its line on a full disk.  One that is being written
-            # looks like that, too: then an empty line comes between them, and readers skip it.
-            piece = line if _ends_with_newline(self._fd) else b"\n" + line
-            written = os.write(self._fd, piece)
-        except OSError as error:
-            self._warn_once(str(error))
-            return False
-        is_whole = written == len(piece)
-        if not is_whole:
-            self._warn_once(
-                f"the file system took {written} of {len(piece)} bytes, as a full one does"
-            )
-        return is_whole
-
-    def _warn_once(self, reason: str) -> None:
-        if not self._lost:
-            # Few of the processes that write here have set up logging: so the name stands here.
-            _LOG.warning(
-                "holdfast: journal %s loses events (%s); the job goes on, but status and report "
-                "will not know of them",
-                self._path,
-                reason,
-            )
 
 
 def _has_name(fd: int, path: Path | None = None) -> bool:
@@ -409,67 +486,57 @@ def _generation_of(directory: RunDirectory, step: int) -> int:
     return 0
 
 
-class HistoryReader:
-    """Reads a run's history, and later only what its journal has got since.
+class RunHistory:
+    """The history of a run's failures, counted record by record."""
 
-    A disk that hangs costs the newest part of it, and holds up no relaunch.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._calls = BoundedCalls("holdfast-history", _HISTORY_WITHIN_S)
-        self._reader = JournalReader(path)
-        self._seconds = 0.0
-        self._failures = 0
-        self._saved_step: int | None = None
-        self._local_dir: str | None = None
-        self._rejected: set[int] = set()
-        self._began: float | None = None  # of a job that has not ended yet
-        self._before = b""
-
-    def read(self) -> FailureHistory:
-        """Return the training time and the failures so far; a journal that fails adds none."""
-        self._calls.run(self._read)
-        rejected = tuple(sorted(self._rejected))
-        return FailureHistory(self._seconds + self._open_seconds(), self._failures, rejected)
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest checkpoint that the journal knew of at the last reading."""
-        return self._saved_step
-
-    @property
-    def local_dir(self) -> str | None:
+    def __init__(self, before: FailureHistory = _NO_HISTORY, began: float | None = None) -> None:
+        """Go on from a history; ``began`` is the second in which the present job has begun."""
+        self._seconds = before.seconds
+        self._failures = before.failures
+        self._rejected = set(before.rejected)
+        self._began = began
+        self._last = began
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint that a record has told of."""
+        self.local_dir: str | None = None
         """The ``--local-dir`` of the last job, None if it had none."""
-        return self._local_dir
 
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            for line in self._reader.lines():
-                record = _telling(line)
-                if record is not None:
-                    self._hear(record)
-                    self._hear_step(record)
-                self._before = line
+    def saw(self, record: Record) -> None:
+        """Count a record, which may be of any event."""
+        now = _time_of(record)
+        if record["event"] in _TELLING and now is not None:
+            self._count(record, now)
+            self._note_step(record)
+        self._last = now
 
-    def _hear(self, record: Record) -> None:
-        event, now = record["event"], float(record["now"])
+    def passed(self, now: float | None) -> None:
+        """Take note of the second of a record that counts for nothing else; None without one."""
+        self._last = now
+
+    def at(self, now: float | None = None) -> FailureHistory:
+        """Return the training time and the failures, up to ``now`` or the last record."""
+        open_s = self._open_seconds(self._last if now is None else now)
+        return FailureHistory(self._seconds + open_s, self._failures, tuple(sorted(self._rejected)))
+
+    def _count(self, record: Record, now: float) -> None:
+        event = record["event"]
         if event == "checkpoint":
-            self._saved_step = record.get("step")
+            self.saved_step = record.get("step")
         self._failures += event == "relaunch" and record.get("is_renewal") is not True
         if event == "job_started":
             local = record.get("local_dir")
-            self._local_dir = local if isinstance(local, str) else None
+            self.local_dir = local if isinstance(local, str) else None
             self._failures += self._began is not None
-            self._seconds += self._open_seconds()
+            self._seconds += self._open_seconds(self._last)
             self._began = now
         elif event == "journal_removed":  # its job goes on, and writes down its begin once more
-            self._seconds += self._open_seconds()
+            self._seconds += self._open_seconds(self._last)
             self._began = None
         elif event == "job_ended" and self._began is not None:
             self._seconds += max(0.0, now - self._began)
             self._began = None
 
-    def _hear_step(self, record: Record) -> None:
+    def _note_step(self, record: Record) -> None:
         event, step = record["event"], record.get("step")
         is_local = "place" in record  # the run directory may have a sound one
         if event == "rejected" and isinstance(step, int) and not is_local:
@@ -477,15 +544,41 @@ class HistoryReader:
         elif event in ("checkpoint", "drained", "mended") and not is_local:
             self._rejected.discard(step)
 
-    def _open_seconds(self) -> float:
-        """Return the time of a job without an end, up to its last line.
+    def _open_seconds(self, last: float | None) -> float:
+        """Return the time of a job without an end, up to ``last``.
 
         Monotonic times are compared only within one job, which lived within one boot.
         """
-        last = _time_of(parse_line(self._before))  # None if the line is torn
         if self._began is None or last is None:
             return 0.0
         return max(0.0, last - self._began)
+
+
+class HistoryReader:
+    """Reads a run's history, and later only what its journal has got since.
+
+    A disk that hangs costs the newest part of it, and holds up no launch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._calls = BoundedCalls("holdfast-history", _HISTORY_WITHIN_S)
+        self._reader = JournalReader(path)
+        self.history = RunHistory()
+        self._before = b""
+
+    def read(self) -> FailureHistory:
+        """Return the training time and the failures so far; a journal that fails adds none."""
+        self._calls.run(self._read)
+        return self.history.at(_time_of(parse_line(self._before)))
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            for line in self._reader.lines():
+                record = _telling(line)
+                if record is not None:
+                    self.history.passed(_time_of(parse_line(self._before)))
+                    self.history.saw(record)
+                self._before = line
 
 
 def _telling(line: bytes) -> Record | None:

@@ -12,7 +12,7 @@ between leaves a free directory behind.
 
 Where there are no locks the content begins with the word ``renewed``.  Each process that
 holds the lease writes another value there again and again.  It has a fixed place and width, so
-processes that renew and a supervisor that writes names do not undo each other's work.
+processes that renew and one that writes names do not undo each other's work.
 
 The token in it is a secret that each owner writes when it takes the lease.  A job that finds
 another token than its own has been replaced.
@@ -128,18 +128,15 @@ class Lease:
         self._write(owner if takes_orders else {**owner, "takes_orders": False})
         self._token = token
 
-    def name_owner(self) -> None:
-        """Write down that this process owns the directory, and takes orders; all else stays.
+    def name_head(self, pid: int, socket: Path, client: int | None = None) -> None:
+        """Write down which process decides for the job, where it listens, and which shows it.
 
-        Raises ``OSError`` if the file cannot be written.
+        All else stays.  Raises ``OSError`` if the file cannot be written.
         """
-        owner = {**self._owner(), "host": os.uname().nodename, "pid": os.getpid()}
-        owner.pop("takes_orders", None)
-        self._write(owner)
-
-    def name_agent(self, socket: Path) -> None:
-        """Write down where the job's agent listens, for a supervisor that takes the job over."""
-        self._write({**self._owner(), "agent": str(socket)})
+        named: dict[str, object] = {"pid": pid, "agent": str(socket)}
+        if client is not None:
+            named["client"] = client
+        self._write({**self._owner(), **named})
 
     def keep(self) -> None:
         """Renew the lease from now on, if it must be; a disk that hangs holds up a thread only.

@@ -3,7 +3,7 @@
 Training goes on without a run directory, and the next checkpoint makes the directory
 again.  Without ``RUN.json`` no job could resume from it.  Without the lease two jobs might
 own it.  A journal is made again by the process that writes next.  Such a journal lacks the
-begin of the job, which the supervisor writes down once more.
+begin of the job, which the head writes down once more.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ is lost, and no worker has to be asked.
 
 Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
 stays incomplete is answered when a later one begins, or another world.  What else there is to tell
-goes into the journal of the run, and to the agent (`WriterReport`).
+goes to the agent (`WriterReport`).  On the host of the head a thread of this process also writes
+the journal and looks after the run directory (`run_files`).
 
 The images of the newest complete save are kept.  If the disk has lost that step or could not
 take it, it is mended from them, or a relaunched job reads them.
@@ -27,16 +28,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
-from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, KeptImages, Parts
 from holdfast.runtime.saving.mending import Mender, SecondHolder, mirrors
 from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTicket
+from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 
@@ -44,6 +44,8 @@ _TOLD_EVERY_S = 1.0
 """A read says no more than that the disk answers, and there are thousands of them."""
 
 _NICE = 10
+
+_FILES_END_WITHIN_S = 3.0
 
 _CARE_ENDS_WITHIN_S = 3.0
 """Less than the agent waits for the end of its writer."""
@@ -56,12 +58,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--parent", type=int, required=True, help="the agent, which holds the lease"
     )
+    parser.add_argument("--files-fd", type=int, help="the head's channel for the run directory")
     options = parser.parse_args(argv)
     name_process("holdfast-writer")
     os.nice(_NICE)
     allow_many_files()
     die_with_parent(options.parent)
+    files = None if options.files_fd is None else RunFiles(Channel.adopt(options.files_fd))
     HostWriter(Channel.adopt(options.control_fd)).run()
+    if files is not None:
+        files.close(_FILES_END_WITHIN_S)
 
 
 class HostWriter:
@@ -98,7 +104,6 @@ class HostWriter:
                 verbs[message["kind"]](message)
             if self._committer is not None:
                 self._committer.close(_CARE_ENDS_WITHIN_S)
-            self._report.close()
         finally:
             for key in list(self._memories):
                 self._forget_memory(key)
@@ -132,7 +137,6 @@ class HostWriter:
         if self._committer is not None:
             self._committer.close(0.0)
         self._plan, self._committer = plan, None
-        self._report.begin(plan.run_dir, plan.run_id)
         with contextlib.suppress(CheckpointError, OSError):  # each save tries again
             self._ready()
 
@@ -261,7 +265,6 @@ class HostWriter:
         """Mend a step on the disk from its kept images, or from a copy of the run directory."""
         order = MendOrder.of(message)
         answer: Message = {"kind": "mended", "step": order.step, "reason": None, "result": None}
-        self._report.begin(order.run_dir, order.run_id)
         # The care of the launch before would take what a mend has staged for a dead save's.
         if self._committer is not None:
             self._committer.close(_CARE_ENDS_WITHIN_S)
@@ -330,29 +333,18 @@ def _contents(fd: int) -> bytes:
 
 
 class WriterReport:
-    """Writes into the journal of the run that it works for; shows sentences through the agent."""
+    """Sends records for the journal, and sentences for the user, through the agent."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._run: tuple[Path, str] | None = None
-        self._journal: Journal | None = None
         self._moving = threading.Lock()
         self._being_written = 0
         self._told = -math.inf
 
-    def begin(self, run_dir: Path, run_id: str) -> None:
-        """Write into the journal of this run from now on."""
-        if (run_dir, run_id) == self._run:
-            return
-        self.close()
-        self._run = run_dir, run_id
-        path = RunDirectory(run_dir).journal_path
-        self._journal = Journal(path, run_id=run_id, source="snapshot writer", is_required=False)
-
     def record(self, event: str, /, **fields: object) -> None:
-        """Write an event into the journal."""
-        if self._journal is not None:
-            self._journal.record(event, **fields)
+        """Send an event for the journal."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(records_message([(event, fields)]))
 
     def notify(self, text: str) -> None:
         """Let the agent show one line to the user."""
@@ -369,11 +361,6 @@ class WriterReport:
             self._told = now
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._channel.send({"kind": "progress", "bytes": self._being_written})
-
-    def close(self) -> None:
-        """Write what waits, and close the journal."""
-        if self._journal is not None:
-            self._journal.close()
 
 
 if __name__ == "__main__":

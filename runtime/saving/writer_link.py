@@ -70,6 +70,9 @@ class WriterOwner(Protocol):
     def on_writer_notice(self, notice: Message) -> None:
         """Show a sentence of the writer to the user."""
 
+    def on_writer_records(self, message: Message) -> None:
+        """Pass records of the writer on, for the journal."""
+
 
 class WriterLink:
     """Hands parts of saves over and passes the answers on."""
@@ -79,9 +82,12 @@ class WriterLink:
         reactor: Reactor,
         owner: WriterOwner,
         clock: Callable[[], float] = witnessed_s,
+        on_files: Callable[[Channel], None] | None = None,
     ) -> None:
+        """Make the link; ``on_files`` gets each writer's channel for the run directory."""
         self._reactor = reactor
         self._owner = owner
+        self._on_files = on_files
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._lost: list[subprocess.Popen[bytes]] = []
@@ -210,23 +216,38 @@ class WriterLink:
         Raises ``OSError`` if it cannot be started just now.
         """
         if self._channel is None:
-            ours, theirs = pair()
-            command = [*module_command("holdfast.runtime.saving.writer")]
-            command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
-            try:
-                with blocked():
-                    self._process = subprocess.Popen(
-                        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-                    )
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
+            ours = self._started()
             self._reactor.watch_channel(ours, self._on_message, lambda: self._give_up("has died"))
             self._channel = ours
             self._told.repeat(ours)
         return self._channel
+
+    def _started(self) -> Channel:
+        """Start a writer, and return the channel to it."""
+        (ours, theirs), (files, their_files) = pair(), pair()
+        command = [*module_command("holdfast.runtime.saving.writer"), "--parent", str(os.getpid())]
+        command += ["--control-fd", str(theirs.fileno())]
+        if self._on_files is not None:
+            command += ["--files-fd", str(their_files.fileno())]
+        try:
+            with blocked():
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno(), their_files.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+        except OSError:
+            ours.close()
+            files.close()
+            raise
+        finally:
+            theirs.close()
+            their_files.close()
+        if self._on_files is None:
+            files.close()
+        else:
+            self._on_files(files)
+        return ours
 
     def _channel_or_reason(self) -> tuple[Channel | None, str]:
         """Return the channel to the writer, or why there is none."""
@@ -249,6 +270,8 @@ class WriterLink:
             return
         if message["kind"] == "notice":
             self._owner.on_writer_notice(message)
+        elif message["kind"] == "records":
+            self._owner.on_writer_records(message)
         elif message["kind"] in _ANSWERS.values():
             _, then = self._asked.popleft()
             then(message)

@@ -17,10 +17,10 @@ from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
+from holdfast.runtime.head.job_setup import check_files
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
-from holdfast.runtime.supervisor.job_setup import check_files
 from holdfast.runtime.training.weights_source import WeightsSource, is_weight
 
 _FIRST_STEP = 0
@@ -46,7 +46,7 @@ def run_import(options: JobOptions) -> ExitCode:
         JobError: the request is not valid, or another job owns the directory; nothing
             has changed there.
     """
-    from holdfast.runtime.supervisor.job_run import run_job
+    from holdfast.runtime.head.client import run_job
 
     check_files(options)
     _check(options)

@@ -18,7 +18,7 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fa
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.find_run import key_in
-from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.journal import Journal, Recorder
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -32,7 +32,7 @@ class WorkerContext:
 
     config: WorkerConfig
     communicator: Communicator
-    journal: Journal
+    journal: Recorder
     page: HeartbeatPage
     injector: FaultInjector
     tell_agent: Callable[[dict[str, object]], None]
@@ -171,7 +171,7 @@ def journal_of(config: WorkerConfig) -> Journal:
     return Journal(path, run_id=config.run_id, source=source, is_required=False)
 
 
-def injector_of(config: WorkerConfig, journal: Journal) -> FaultInjector:
+def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:
     """Return the worker's fault injector; it signs the journal before it strikes."""
     faults: tuple[Fault, ...] = tuple(parse_fault(text) for text in config.options.faults)
 

@@ -46,6 +46,7 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.evidence.stacks import Frame, listen, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
 from holdfast.runtime.worker.context import (
@@ -54,7 +55,6 @@ from holdfast.runtime.worker.context import (
     injector_of,
     install,
     is_of_training,
-    journal_of,
     planned_steps,
 )
 from holdfast.runtime.worker.halt import HaltWatch
@@ -113,7 +113,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     page.generation = config.generation
     communicator = join_world(shrinkable=config.options.shrink)
     agent.send({"kind": "joined"})
-    journal = journal_of(config)
+    journal = SentRecords(agent.send)
     injector = injector_of(config, journal)
 
     asking = threading.Lock()

@@ -26,7 +26,7 @@ from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import LASTS_S, Lease
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
-from holdfast.runtime.supervisor.job_setup import open_journal
+from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.system.witnessed_time import Stillness
 
 OLD, NEW, NEXT = 10, 20, 30

@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
+from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.job_setup import JobSetup
-from holdfast.runtime.supervisor.preconditions import ScriptSource
 
 
-def beginning(setup: JobSetup) -> str:
+class Beginning:
+    """Tells the user how a job begins, and writes it down, before the job has a head."""
+
+    def __init__(self, setup: JobSetup, say: Callable[[str], None]) -> None:
+        self._setup = setup
+        self._say = say
+
+    def tell(self, batch: str) -> None:
+        """Say what begins and what to think of; ``batch`` says which batch job it is in, if any."""
+        setup = self._setup
+        if setup.warning:
+            self._say(f"warning: {setup.warning}")
+        self._inform(_first_line(setup))
+        for text in _advice(setup):
+            self._inform(text)
+        for module in setup.missing_modules:
+            reason = "there is no such module; correct --preload or install it"
+            self._say(f"{module} is not preloaded: {reason}")
+            setup.journal.record("preload_failed", module=module, message=reason)
+        if setup.lost_step is not None:
+            self.warn(_lost(setup.lost_step, setup))
+        setup.journal.record("job_started", **setup.started)
+        if batch:
+            self._say(batch)
+            setup.journal.record("incarnation", text=batch)
+
+    def warn(self, text: str) -> None:
+        """Say a warning about the run, which goes on."""
+        self._say(text)
+        self._setup.journal.record("warning", text=text)
+
+    def _inform(self, text: str) -> None:
+        """Say something that nobody has to act on."""
+        if not self._setup.options.quiet:
+            self._say(text)
+
+
+def _first_line(setup: JobSetup) -> str:
     """Return what begins, where, with which workers and seed."""
     options, record = setup.options, setup.record
     verb = "resuming" if _is_resuming(setup) else "starting"
@@ -28,7 +65,7 @@ def beginning(setup: JobSetup) -> str:
     )
 
 
-def advice(setup: JobSetup) -> Iterator[str]:
+def _advice(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that the user may not have meant so."""
     options, parts = setup.options, setup.record.microbatches
     begun_with = setup.record.script_sha256
@@ -83,15 +120,7 @@ def _arguments(argv: Sequence[str] | None) -> str:
     return f"the arguments {shlex.join(argv)!r}" if argv else "no arguments"
 
 
-def was_complete(step: int) -> str:
-    """Return what there is to do about a run that has nothing left to train."""
-    return (
-        f"this run was complete already (step {step}), and nothing was trained: to train on, ask "
-        "for more epochs in the script; to begin a new run, give --fresh"
-    )
-
-
-def lost(step: int, setup: JobSetup) -> str:
+def _lost(step: int, setup: JobSetup) -> str:
     """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
     options, newest = setup.options, setup.saved_step
     places = str(RunDirectory(options.run_dir).checkpoints_path)

@@ -1,4 +1,4 @@
-"""What the supervisor says to a job's user and writes into its journal.
+"""What the head says to a job's user and writes into its journal.
 
 Each change is one line on stderr; the journal has the details.  A stderr that takes
 nothing (its disk is full, its terminal is held, its pager is gone) never ends or delays a
@@ -11,19 +11,16 @@ has all of the evidence: limit, last lines, stacks, samples in hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.evidence.repeats import repeated_places, repeated_samples, repeated_step
 from holdfast.runtime.evidence.stacks import users_trace
-from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.run.progress import count
-from holdfast.runtime.supervisor.beginning import advice, beginning, lost, was_complete
-from holdfast.runtime.supervisor.job_setup import JobSetup
-from holdfast.runtime.supervisor.screen import ProgressLog
-from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import usable_cores
 
@@ -36,31 +33,37 @@ _COPIED = (
 )
 
 
+class Journal(Protocol):
+    """Takes the events that the user is told of."""
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Take one event with its fields."""
+
+
 class JobConsole:
-    """Writes the supervisor's lines."""
+    """Writes the head's lines."""
 
     def __init__(
         self,
+        job: Job,
         journal: Journal,
-        *,
-        is_verbose: bool,
         write: Callable[[bytes], None],
         progress: ProgressLog | None = None,
-        is_quiet: bool = False,
     ) -> None:
+        options = job.config.options
         self._journal = journal
         self._write = write
         self._progress = progress
-        self._is_verbose = is_verbose
-        self._is_quiet = is_quiet
+        self._is_verbose = options.verbose
+        self._is_quiet = options.quiet
         self._errors: dict[int, Message] = {}
         self._unsaid: list[str] = []
         self._notices: set[str] = set()
-        self._named_modules: tuple[str, ...] = ()
-        self._failed_modules: set[str] = set()
+        self._named_modules = options.named_modules
+        self._failed_modules = set(job.missing_modules)
         self._keepers: set[str] = set()
         self._completed_step = -1
-        self._begun_step: int | None = None
+        self._begun_step = job.saved_step
         self._world_step: int | None = None
         """From where the newest world trains on."""
         self._lost_lines = 0
@@ -69,66 +72,25 @@ class JobConsole:
         self._deaths = DeathLog()
 
     @property
-    def draws(self) -> bool:
-        """Whether a live line stands on the terminal, or may soon."""
-        return self._progress is not None and self._progress.draws
-
-    @property
     def is_after_training(self) -> bool:
         """Whether all trainings so far are complete, and only the script goes on."""
         return self._progress is not None and self._progress.is_after_training
 
-    def began(self, setup: JobSetup) -> None:
-        """Say that the job begins, with its script, workers and seed."""
-        options = setup.options
-        self._begun_step = setup.saved_step
-        if setup.warning:
-            self._say(f"warning: {setup.warning}")
-        self._inform(beginning(setup))
-        for text in advice(setup):
-            self._inform(text)
-        self._named_modules = options.named_modules
-        for module in setup.missing_modules:
-            self._not_preloaded(module, "there is no such module; correct --preload or install it")
-        if setup.lost_step is not None:
-            self.warned(lost(setup.lost_step, setup))
-        self.record_start(setup)
+    def attached(self, workers: int) -> None:
+        """Say that another client shows the job from here on."""
+        self._journal.record("taken_over", workers=workers)
 
-    def record_start(self, setup: JobSetup) -> None:
-        """Write down how the job began, once more in a journal that was begun again."""
-        options, record = setup.options, setup.record
-        self._journal.record(
-            "job_started",
-            workers=options.workers,
-            spares=options.spares,
-            microbatches=record.microbatches,
-            seed=record.seed,
-            threads=record.threads,
-            script=str(options.script),
-            argv=list(options.argv),
-            local_dir=None if options.local_dir is None else str(options.local_dir),
-        )
-
-    def took_over(self, setup: JobSetup, takeover: Takeover) -> None:
-        """Say that this supervisor goes on with a job that another one has begun."""
-        if setup.warning:
-            self._say(f"warning: {setup.warning}")
-        options = setup.options
-        self._named_modules = options.named_modules
-        self._inform(
-            f"taking over the job in {options.run_dir}, which lost its supervisor: "
-            f"{options.script.name} on {count(len(takeover.launch.workers), 'worker')}"
-        )
-        self._show_launch(takeover.launch)
-        self._journal.record(
-            "taken_over",
-            agent=takeover.agent.pid,
-            generation=takeover.launch.generation,
-            workers=list(takeover.launch.workers),
-        )
+    def lost_head(self, launch: Launch, reason: str) -> None:
+        """Say that the head before this one is gone, and its workers with it."""
+        self._show_launch(launch)
+        if reason:
+            self._say(f"killed the agent of this host and its workers: {reason}")
+            self._journal.record("agent_killed", reason=reason)
+        else:
+            self._say("the agent of this host died, and its workers with it")
 
     def recall(self, message: Message) -> None:
-        """Remember an agent's message that the last supervisor has told about."""
+        """Remember a message that the head before this one has told about."""
         if message.get("kind") == "worker_report":
             report = message["report"]
             if report.get("kind") == "error":
@@ -217,9 +179,9 @@ class JobConsole:
         self._say(text)
         self._journal.record("warning", text=text)
 
-    def killing_agent(self, reason: str) -> None:
-        """Say that the agent is killed, and its workers with it."""
-        self._say(f"killing the agent of this host and its workers: {reason}")
+    def abandoning(self, reason: str) -> None:
+        """Say that a launch is given up although some of its processes do not end."""
+        self._say(f"giving the launch up: {reason}")
         self._journal.record("agent_killed", reason=reason)
 
     def hung_up(self) -> None:
@@ -228,21 +190,12 @@ class JobConsole:
         self._journal.record("hung_up")
 
     def lost_output(self) -> None:
-        """Say, once at the end, how many lines of the workers were lost."""
+        """Say, once at the end, how many lines were lost."""
         if self._lost_lines:
             self._say(
-                f"{count(self._lost_lines, 'line')} of the workers' output were lost, because "
+                f"{count(self._lost_lines, 'line')} of the job's output were lost, because "
                 "stdout or stderr took nothing; send the output to a place that takes it"
             )
-
-    def dropped(self, lines: int) -> None:
-        """Record how many lines of the supervisor itself stderr has not taken."""
-        if lines:
-            self._journal.record("output_dropped", of="supervisor", lines=lines)
-
-    def lost_agent(self) -> None:
-        """Say that the agent has died."""
-        self._say("the agent of this host died, and its workers with it")
 
     def signalled(self, name: str, *, is_second: bool) -> None:
         """Say that a signal asks the job to stop."""
@@ -268,7 +221,11 @@ class JobConsole:
         tell = self._say if is_bad else self._inform
         tell(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.DONE and self._has_trained_nothing:
-            self._inform(was_complete(self._completed_step))
+            self._inform(
+                f"this run was complete already (step {self._completed_step}), and nothing was "
+                "trained: to train on, ask for more epochs in the script; to begin a new run, "
+                "give --fresh"
+            )
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
             for sentence in self._deaths.in_common():
                 self.warned(sentence)
@@ -281,13 +238,12 @@ class JobConsole:
         return began_at == {self._completed_step}
 
     def failed(self, error: Exception) -> None:
-        """Say that the supervisor itself failed, and that the workers go on."""
-        self._say(
-            f"error: the supervisor failed ({type(error).__name__}: {error}); the workers go on, "
-            "but are not relaunched if all die; `holdfast attach` with the run directory "
-            "watches over them again"
-        )
+        """Say that the head itself failed, and that the workers go on."""
         reason = f"{type(error).__name__}: {error}"
+        self._say(
+            f"error: the head failed ({reason}); the workers go on, but are not relaunched if all "
+            "die; report this with the lines above"
+        )
         self._journal.record("supervisor_failed", reason=reason)
 
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:

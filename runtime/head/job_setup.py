@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -9,8 +10,19 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from holdfast.checkpoint.signature import KeyFile
-from holdfast.recovery.event import Launch
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.head.head_process import HeadTerms
+from holdfast.runtime.head.job import Job, fault_address, started
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.preconditions import (
+    TENSORFLOW,
+    ScriptSource,
+    Wishes,
+    refuse_faults,
+    surroundings,
+)
+from holdfast.runtime.head.screen import say
 from holdfast.runtime.host.launchers import job_environment
 from holdfast.runtime.mpi.fitness import Verdict, assess, require, warning_of
 from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
@@ -21,19 +33,9 @@ from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.find_run import another_home, find_key, moved_to, other_home
-from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation
+from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.supervisor.agent_process import AgentTerms
-from holdfast.runtime.supervisor.preconditions import (
-    TENSORFLOW,
-    ScriptSource,
-    Wishes,
-    refuse_faults,
-    surroundings,
-)
-from holdfast.runtime.supervisor.screen import say
-from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.witnessed_time import Stillness
 
 _ALWAYS = (
@@ -98,24 +100,31 @@ class JobSetup:
             return ""
         return "from the beginning" if self.saved_step is None else f"from step {self.saved_step}"
 
-    def agent_terms(self, base: Path, lease: Lease) -> AgentTerms:
-        """Return the terms of an agent that keeps ``lease`` and works in ``base``."""
-        return AgentTerms(
-            directory=base,
+    def head_terms(self, directory: Path) -> HeadTerms:
+        """Return the terms of a head that works in ``directory``."""
+        return HeadTerms(
+            directory=directory,
             cwd=self.cwd,
+            environment=self.environment,
             heartbeat_timeout_s=self.options.heartbeat_timeout_s,
             preload=self.preload,
-            lease=lease.fileno(),
+            lease=self.lease.fileno(),
             verbose=self.options.verbose,
         )
 
-    def worker_config(self, command: Launch) -> WorkerConfig:
-        """Return what the workers of a launch are told; all but the worker is the same for all."""
-        return WorkerConfig(
-            options=self.options,
-            worker=command.workers[0],
-            generation=command.generation,
-            workers=command.workers,
+    @property
+    def started(self) -> dict[str, object]:
+        """The fields of ``job_started`` in the journal."""
+        return started(self.options, self.record)
+
+    def job(self, limits: TimeLimits) -> Job:
+        """Return what the head is told, once the journal knows of the job's begin."""
+        options = self.options
+        config = WorkerConfig(
+            options=options,
+            worker=WorkerId(0),
+            generation=self.first_generation,
+            workers=tuple(map(WorkerId, range(options.workers + options.spares))),
             run_id=self.record.run_id,
             microbatches=self.record.microbatches,
             seed=self.record.seed,
@@ -125,6 +134,27 @@ class JobSetup:
             lease_token=self.lease.token,
             draw_seed=self.record.draw_seed or "",
         )
+        return Job(
+            config=config,
+            record=self.record,
+            mpiexec=self.mpiexec,
+            mpi_library=self.mpi_library,
+            preload=self.preload,
+            missing_modules=self.missing_modules,
+            saved_step=self.saved_step,
+            struck=self._struck(),
+            limits=limits,
+        )
+
+    def _struck(self) -> tuple[tuple[object, ...], ...]:
+        """Return the faults that have struck in this run, if the job has any to tell of."""
+        if not self.options.faults:
+            return ()
+        path = RunDirectory(self.options.run_dir).journal_path
+        with contextlib.suppress(OSError):  # nobody knows what has struck
+            records = [record for record in read_journal(path) if record["event"] == "fault"]
+            return tuple(fault_address(record) for record in records)
+        return ()
 
 
 def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
@@ -198,45 +228,6 @@ def _setup_in(
     )
 
 
-def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
-    """Return the setup of a job that lives already; it keeps its own options.
-
-    Raises:
-        UsageError: its record or journal cannot be read.
-    """
-    config = takeover.config
-    options = config.options
-    directory = RunDirectory(options.run_dir)
-    record = directory.load_record()
-    if record is None:
-        raise UsageError(
-            f"run directory {directory.path} has lost its RUN.json while its job lives; "
-            f"stop the job (pid {takeover.agent.pid}), then run again"
-        )
-    kept = () if asked is None else options.differences(asked)
-    return JobSetup(
-        options=options,
-        record=record,
-        mpiexec=takeover.mpiexec,
-        mpi_library=takeover.mpi_library,
-        journal=open_journal(directory, record.run_id),
-        lease=takeover.lease,
-        first_generation=config.generation,
-        preload=useful_preload(options.preload, options.script),
-        environment=takeover.environment,
-        is_resumed=True,
-        warning=_kept(kept) if kept else None,
-        key_file=config.key_file,
-        history=HistoryReader(directory.journal_path),
-        cwd=takeover.cwd,
-        saved_step=directory.newest_step,
-    )
-
-
-def _kept(differences: tuple[str, ...]) -> str:
-    return f"the job keeps the options that it was started with: {'; '.join(differences)}"
-
-
 def _with_local_steps(setup: JobSetup) -> JobSetup:
     """Return the setup with the steps of the local directory, which may hang by itself.
 
@@ -254,7 +245,9 @@ def _with_local_steps(setup: JobSetup) -> JobSetup:
         setup.journal.close()
         setup.lease.end(is_refused=not options.fresh)
         raise
-    return replace(setup, saved_step=saved, lost_step=lost, lost_local_dir=setup.history.local_dir)
+    return replace(
+        setup, saved_step=saved, lost_step=lost, lost_local_dir=setup.history.history.local_dir
+    )
 
 
 def _local_step(local: Path, run_dir: Path, run_id: str) -> int | None:
@@ -270,7 +263,7 @@ def _local_step(local: Path, run_dir: Path, run_id: str) -> int | None:
 
 def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:
     history.read()
-    known = history.saved_step
+    known = history.history.saved_step
     is_there = saved_step is not None and (known is None or known <= saved_step)
     return None if is_there else known
 
@@ -306,7 +299,7 @@ def _check_initial(options: JobOptions) -> None:
 
 
 def open_journal(directory: RunDirectory, run_id: str) -> Journal:
-    """Open the supervisor's journal.
+    """Open the journal, for the lines before there is a head.
 
     Raises:
         UsageError: it cannot be written, or is not the run's own file.
@@ -314,7 +307,7 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
     """
     path = directory.journal_path
     try:
-        return Journal(path, run_id=run_id, source="supervisor")
+        return Journal(path, run_id=run_id, source="client")
     except ForeignFile as error:
         raise UsageError(str(error)) from error
     except OSError as error:

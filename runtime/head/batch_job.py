@@ -1,0 +1,179 @@
+"""The batch job around a job: when its time ends, and how it comes back.
+
+A batch system starts the same command again and again.  Its *chain* must come to an end by
+itself: when the run is complete, and when it does not get on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from holdfast.recovery.event import ExitCode
+from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation, identity_of
+from holdfast.runtime.batch.sbatch import SlurmRefused, requeue, time_left_s
+from holdfast.runtime.batch.schedulers import (
+    CHAIN,
+    Allocation,
+    Deadline,
+    Scheduler,
+    earliest,
+    limit_s,
+)
+from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import RunDirectory
+
+_UNKNOWN = "time limit not known: give --deadline"
+
+Say = Callable[[str], None]
+
+
+class BatchJob:
+    """The batch job around a client, if there is one, and the limits that come from it."""
+
+    def __init__(
+        self,
+        allocation: Allocation | None = None,
+        limits: TimeLimits | None = None,
+        *,
+        is_requeued: bool = False,
+        unknown: str = "",
+    ) -> None:
+        self.allocation = allocation
+        self.incarnation = "" if allocation is None else allocation.label
+        """The batch job, and which start of the run this is, in words."""
+        self.limits = limits or TimeLimits(is_batch=allocation is not None)
+        self._unknown = unknown
+        self._is_requeued = is_requeued
+
+    @staticmethod
+    def of(
+        options: JobOptions,
+        allocation: Allocation | None,
+        environ: Mapping[str, str],
+        age_s: float = 0.0,
+    ) -> BatchJob:
+        """Return the job of these options that began ``age_s`` ago."""
+        now = time.time()
+        asked = options.deadline_s
+        theirs = None if allocation is None else _limit_of(allocation, environ, now)
+        is_slurms = allocation is not None and allocation.scheduler is Scheduler.SLURM
+        unknown = _UNKNOWN if is_slurms and theirs is None and asked is None else ""
+        if theirs is not None and math.isinf(theirs.ends_at):
+            theirs = None
+        source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
+        own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
+        limits = TimeLimits(earliest(theirs, own), is_batch=allocation is not None)
+        return BatchJob(allocation, limits, is_requeued=options.requeue, unknown=unknown)
+
+    @property
+    def introduction(self) -> str:
+        """Which batch job this is, and when its time ends; "" if neither is known."""
+        words = [self.incarnation, self._unknown, self.limits.words]
+        hosts = () if self.allocation is None else self.allocation.hosts
+        if len(hosts) > 1:
+            words.append(f"{len(hosts) - 1} of its {len(hosts)} hosts stay idle: a job has one")
+        return ", ".join(word for word in words if word)
+
+    @property
+    def wants_requeue(self) -> bool:
+        """Whether the job should be started again by its batch system."""
+        is_batch = self.allocation is not None and self.allocation.is_batch
+        return self._is_requeued and is_batch and self.limits.hit_limit
+
+    def end(self, code: int, say: Say) -> int:
+        """Have an unfinished job requeued; return the exit code for the batch system.
+
+        ``limits`` are by now those that the head has sent at the end.
+        """
+        for number in {signal.SIGTERM, signal.SIGINT} & signal.sigpending():
+            # Blocked since the job's end.
+            self.limits.repeats(number, is_stopping=True, now=time.time())
+        allocation = self.allocation
+        if code != ExitCode.STOPPED_EARLY or not self.wants_requeue or allocation is None:
+            return code
+        if allocation.scheduler is not Scheduler.SLURM:
+            return code if allocation.requeue_code is None else allocation.requeue_code
+        # Said before: Slurm ends this process as soon as it has requeued the job.
+        say(
+            f"asking Slurm to requeue {allocation.label}: "
+            "it then goes on from its newest checkpoint"
+        )
+        try:
+            requeue(allocation.job_id)
+        except SlurmRefused as error:
+            say(
+                f"{allocation.label} is not requeued ({error}); submit it again: "
+                "it goes on from its newest checkpoint"
+            )
+        return code
+
+
+def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> Deadline | None:
+    """Return the end of the allocation, from its environment or from Slurm's controller."""
+    # A time that is over is an older job's: its variables live on in a tmux, and in `sbatch`.
+    if allocation.ends_at is not None and allocation.ends_at > now:
+        return Deadline(now, allocation.ends_at, "SLURM_JOB_END_TIME")
+    if allocation.scheduler is Scheduler.SLURM:
+        left_s, source = time_left_s(allocation.job_id), "squeue"
+    else:
+        left_s, source = limit_s(allocation, environ), "the time limit of the job"
+    return None if left_s is None else Deadline(now, now + left_s, source)
+
+
+class ChainLink:
+    """This start of a run, among those of its chain."""
+
+    def __init__(self, options: JobOptions, allocation: Allocation) -> None:
+        self._allocation = allocation
+        self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
+        self._program = identity_of(options.script, options.argv)
+        self._before = self._file.read()
+        self._begins_afresh = options.fresh and self._before is None
+        self._chain: Chain | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether an earlier link has come to the end of the same program."""
+        return self._before is not None and self._before.complete == self._program != ""
+
+    def asked(self, options: JobOptions) -> JobOptions:
+        """Return the options of this link: only the first one begins a fresh run."""
+        if options.fresh and self._before is not None:
+            return dataclasses.replace(options, fresh=False)
+        return options
+
+    def begin(self, run_id: str) -> str:
+        """Remember this start, and return it in words; the caller holds the lease.
+
+        Raises:
+            RecoveryImpossible: the chain does not get on.
+            RunUnreadable: whether it does cannot be told just now.
+            UsageError: the next job would not know that this one began a fresh run.
+        """
+        step = self._file.newest_step()
+        chain = self._before or Chain(self._allocation.chain, run_id)
+        objection = chain.objection(step, CHAIN if os.environ.get(CHAIN) else None)
+        if objection is not None:
+            raise RecoveryImpossible(objection)
+        number = max(len(chain.incarnations), self._allocation.restarts) + 1
+        label = f"{self._allocation.label}, incarnation {number}"
+        self._chain = chain.with_next(Incarnation(label, step))
+        failure = self._file.write(self._chain)
+        if failure is not None and self._begins_afresh:
+            raise UsageError(
+                f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
+                f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
+            )
+        return f"{label}, from step {step}"
+
+    def completed(self) -> None:
+        """Remember that the program has come to its end: later links have nothing to do."""
+        if self._chain is not None:
+            self._file.write(dataclasses.replace(self._chain, complete=self._program))

@@ -1,0 +1,420 @@
+"""One job from its request to its exit code, as the process sees it that a user has started.
+
+The client prepares the job, starts its head, and shows it: the head writes to the client's stdout
+and stderr.  It passes signals on, and starts another head if that one died.  The job needs no
+client: when this process is killed, the job goes on, with its relaunches, to its end.
+
+``holdfast run`` on the directory of a job that lives without a client shows that job, in place
+of starting another one.  ``holdfast attach`` does the same by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
+from holdfast.runtime.head.batch_job import BatchJob, ChainLink
+from holdfast.runtime.head.beginning import Beginning
+from holdfast.runtime.head.head_process import (
+    FoundHead,
+    HeadProcess,
+    HeadTerms,
+    StoppedHeadEnded,
+    begin_head,
+    connect_to_head,
+    find_head,
+)
+from holdfast.runtime.head.job import Job, LaunchLog
+from holdfast.runtime.head.job_setup import JobSetup, prepare_job
+from holdfast.runtime.head.orders import STOPS, TimeLimits
+from holdfast.runtime.head.screen import live_columns, say
+from holdfast.runtime.host.superior import SOCKET_NAME
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.find_run import moved_to, refuse_no_job
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.progress import count
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.own_process import reap_strays
+from holdfast.runtime.system.owned_directory import (
+    hold,
+    make_owned_directory,
+    remove_dead_directories,
+)
+from holdfast.runtime.system.processes import age_s
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import block
+from holdfast.runtime.system.witnessed_time import Bound, Stillness, witnessed_s
+
+_MEMORY = "/dev/shm"
+_SEGMENT_BYTES = 1 << 24
+"""What Open MPI maps for each rank (``btl_sm_segment_size``)."""
+
+_LEASE_POLL_S = 1.0
+_POLL_S = 0.5
+_PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""SIGUSR1 may ask for nothing; its default would end this process."""
+
+
+def run_job(
+    options: JobOptions, batch: BatchJob | None = None, link: ChainLink | None = None
+) -> ExitCode:
+    """Run the job of ``options`` to its end; return the exit code.
+
+    A job that lives in the run directory without a client is shown instead.
+
+    Args:
+        options: the job.
+        batch: the batch job around it, which minds its time.
+        link: the incarnation that this is for the batch system.
+
+    Raises:
+        JobError: the job cannot begin; nothing was started.
+    """
+    around = batch or BatchJob.of(options, None, os.environ)
+    setup = _prepare(options)
+    if isinstance(setup, FoundHead):
+        return _attached(setup, options, batch).run()
+    try:
+        if link is not None:
+            around.incarnation = link.begin(setup.record.run_id)
+        client = _begun(setup, around)
+    except BaseException:
+        setup.lease.end()
+        raise
+    return client.run()
+
+
+def _prepare(options: JobOptions) -> JobSetup | FoundHead:
+    """Return the job that may begin, or the one to show; wait for its directory if asked to.
+
+    Raises:
+        RunDirectoryBusy: another job still has it.
+    """
+    bound = Bound(options.wait_lease_s)
+    watch = Stillness()
+    has_said = False
+    while True:
+        try:
+            return prepare_job(options, watch)
+        except RunDirectoryBusy as error:
+            busy = error
+        try:
+            found = find_head(RunDirectory(options.run_dir), asked=options)
+            if found is not None:
+                return found
+        except RunDirectoryBusy as error:  # it knows more about the owner
+            busy = error
+        except StoppedHeadEnded as ended:
+            say(f"{ended}; going on from its newest checkpoint")
+            continue
+        if bound.has_passed:
+            raise busy
+        if not has_said:
+            say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")
+            has_said = True
+        time.sleep(_LEASE_POLL_S)
+
+
+def _begun(setup: JobSetup, batch: BatchJob) -> Client:
+    """Return the client of a job whose head is starting: its pool imports meanwhile."""
+    removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
+    directory = make_owned_directory(_memory_directory(setup.options))
+    terms = setup.head_terms(directory)
+    begun = None
+    with contextlib.suppress(OSError):  # nothing to spare: it is tried again
+        begun = begin_head(terms)
+    try:
+        beginning = Beginning(setup, say)
+        for path in removed:
+            beginning.warn(f"removed {path}, which a job that was killed has left in memory")
+        beginning.tell(batch.introduction)
+        job = setup.job(batch.limits)
+        setup.journal.close()
+        head = connect_to_head(terms, begun)
+    except BaseException:
+        if begun is not None:
+            begun.kill()
+            begun.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    client = Client(terms, job.to_json(), batch, setup.lease)
+    client.start(head)
+    return client
+
+
+def _memory_directory(options: JobOptions) -> str | None:
+    """Return where shared memory files belong, if the system has such a place with enough room.
+
+    Workers talk through these files alone: without room for them they would wait for ever.
+    """
+    needed = _SEGMENT_BYTES * (options.workers + options.spares)
+    if not os.access(_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_MEMORY).free < needed:
+        return None
+    return _MEMORY
+
+
+def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
+    """Run one incarnation of a run in a batch system; return the exit code.
+
+    Raises:
+        JobError: the job cannot begin, or its chain does not get on; nothing was started.
+    """
+    if not allocation.chain:
+        return run_job(options, BatchJob.of(options, allocation, os.environ))
+    with answering(options.run_dir, say):
+        link = ChainLink(options, allocation)
+    if link.is_complete:
+        say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
+        return ExitCode.DONE
+    asked = link.asked(options)
+    if asked != options:
+        say("--fresh began this run with the first incarnation; this one goes on with it")
+    batch = BatchJob.of(asked, allocation, os.environ)
+    try:
+        code = run_job(asked, batch, link)
+    except RunDirectoryBusy as error:
+        if CHAIN not in os.environ:
+            raise
+        say(f"{error}; {allocation.label} leaves it alone")
+        return error.exit_code
+    if code == ExitCode.DONE:
+        link.completed()
+    return batch.end(code, say)
+
+
+def attach(run_dir: Path) -> int:
+    """Show the job that lives in ``run_dir`` without a client; return its exit code.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    try:
+        with answering(run_dir, say):
+            refuse_no_job(run_dir)
+            is_copy = moved_to(RunDirectory(run_dir)) is not None
+            found = None if is_copy else find_head(RunDirectory(run_dir))
+    except StoppedHeadEnded as ended:
+        raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
+    if found is None:
+        raise UsageError(
+            f"no job lives in {run_dir} on this host without a client; {_next(run_dir)}"
+        )
+    client = _attached(found)
+    code = client.run()
+    return client.batch.end(code, say)
+
+
+def _next(run_dir: Path) -> str:
+    """Return what there is to do about a run without a job, in words."""
+    place = moved_to(RunDirectory(run_dir))
+    if place is not None:
+        return f"it was moved or copied from {place}, which holds its run as well"
+    reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
+    step = None
+    with contextlib.suppress(OSError):  # it may not be there
+        step = completed_step(reader.read())
+    if step is None:
+        return "start or resume it with `holdfast run`"
+    return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
+
+
+def _attached(
+    found: FoundHead, asked: JobOptions | None = None, batch: BatchJob | None = None
+) -> Client:
+    """Return the client of a head that was found; ``batch`` is None outside of its batch job."""
+    greeting = found.greeting
+    job = Job.from_json(greeting["job"])
+    options, environment = job.config.options, greeting["environment"]
+    around = batch or BatchJob.of(
+        options, find_allocation(environment), environment, age_s(found.process.pid)
+    )
+    kept = () if asked is None else options.differences(asked)
+    if kept:
+        say(f"warning: the job keeps the options that it was started with: {'; '.join(kept)}")
+    if not options.quiet:
+        workers = greeting["order"]["config"]["workers"]
+        say(
+            f"attached to the job in {options.run_dir}, which went on without a client: "
+            f"{options.script.name} on {count(len(workers), 'worker')}"
+        )
+    lease = Lease(found.lease)
+    terms = HeadTerms(
+        directory=Path(greeting["directory"]),
+        cwd=Path(greeting["cwd"]),
+        environment=environment,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        preload=job.preload,
+        lease=lease.fileno(),
+        verbose=options.verbose,
+    )
+    hold(terms.directory)
+    client = Client(terms, greeting["job"], around, lease)
+    head = HeadProcess(found.channel, found.process, options.heartbeat_timeout_s)
+    client.show(head, greeting)
+    return client
+
+
+class Client:
+    """Shows a job until its end, and starts another head if one dies.
+
+    Args:
+        terms: those of its head.
+        job: the job, as each head is told it.
+        batch: the batch job around it.
+        lease: that of the run directory; the one who holds it owns the directory.
+    """
+
+    def __init__(self, terms: HeadTerms, job: Message, batch: BatchJob, lease: Lease) -> None:
+        self.batch = batch
+        self._terms = terms
+        self._job = job
+        self._lease = lease
+        self._log = LaunchLog()
+        self._ended: Message | None = None
+        self._head: HeadProcess | None = None
+        self._polled_at = 0.0
+        self._reactor = Reactor()
+        self._signals = SignalPipe(self._reactor, self._pass_on)
+
+    def start(self, head: HeadProcess, after: Message | None = None) -> None:
+        """Let a head begin the job, or go on ``after`` what another one has come to."""
+        message = {"kind": "client", "job": self._job}
+        if after is not None:
+            message["after"] = after
+        head.channel.post(message, (1, 2))
+        self._watch(head)
+
+    def show(self, head: HeadProcess, greeting: Message) -> None:
+        """Show the job of a head that was found."""
+        self._note(greeting)
+        self._watch(head)
+
+    def run(self) -> ExitCode:
+        """Serve until the job is over; return its exit code.
+
+        Raises:
+            RecoveryImpossible: its head has died, and no other one can be started.
+        """
+        try:
+            while self._ended is None:
+                self._reactor.run_once(_POLL_S)
+                self._poll(witnessed_s())
+        finally:
+            block()  # this process ends next, with the job's exit code and no other
+            self._leave()
+        self.batch.limits = TimeLimits.from_json(self._ended["limits"])
+        return ExitCode(self._ended["exit_code"])
+
+    def _watch(self, head: HeadProcess) -> None:
+        self._head = head
+        with contextlib.suppress(OSError):  # a full disk: only nobody finds the head
+            socket = self._terms.directory / SOCKET_NAME
+            self._lease.name_head(head.pid, socket, client=os.getpid())
+        self._reactor.watch_channel(head.channel, self._on_message, self._on_end)
+        head.silence_s(witnessed_s(), live_columns())
+
+    def _on_message(self, message: Message) -> None:
+        assert self._head is not None
+        self._head.heard()
+        match message["kind"]:
+            case "attached":
+                for fd in message.get(FDS, ()):
+                    os.close(fd)  # this process has the lease
+                self._note(message)
+            case "launch":
+                self._log.begin(message["order"])
+            case "event":
+                self._log.note(message["event"])
+            case "lease":
+                self._lease.release()
+                self._lease = Lease(message[FDS][0])
+                self._terms = replace(self._terms, lease=self._lease.fileno())
+            case "ended":
+                self._ended = message
+
+    def _note(self, greeting: Message) -> None:
+        if greeting["order"] is not None:
+            self._log.begin(greeting["order"])
+            for event in greeting["told"]:
+                self._log.note(event)
+
+    def _on_end(self) -> None:
+        if self._ended is None:
+            self._replace("")
+
+    def _poll(self, now: float) -> None:
+        if now - self._polled_at < _POLL_S or self._ended is not None or self._head is None:
+            return
+        self._polled_at = now
+        reap_strays([self._head.child] if self._head.child else [])
+        silence_s = self._head.silence_s(now, live_columns())
+        if silence_s is not None:
+            self._reactor.forget(self._head.channel)
+            self._head.kill()
+            self._replace(f"the head has not answered for {silence_s:.1f} s")
+
+    def _replace(self, reason: str) -> None:
+        """Start another head in place of one that is gone, and its workers with it."""
+        assert self._head is not None
+        self._head.end()
+        self._terms.directory.mkdir(mode=0o700, exist_ok=True)  # the last one may have removed it
+        order = self._log.order
+        told = list(self._log.events)
+        after = None if order is None else {"order": order, "told": told, "reason": reason}
+        self.start(connect_to_head(self._terms), after)
+
+    def _pass_on(self, numbers: bytes) -> None:
+        if self._head is not None:
+            self._head.channel.post({"kind": "signals", "numbers": list(numbers)})
+
+    def _leave(self) -> None:
+        """Wait for the end of a head whose job is over; let any other one go on."""
+        if self._head is not None:
+            self._reactor.forget(self._head.channel)
+            if self._ended is not None:
+                self._head.end()
+                shutil.rmtree(self._terms.directory, ignore_errors=True)
+            else:
+                self._head.channel.close()
+        self._reactor.close()
+        self._signals.restore()
+
+
+class SignalPipe:
+    """The handlers of a client, which passes its signals on; from its making until ``restore``."""
+
+    def __init__(self, reactor: Reactor, take: Callable[[bytes], None]) -> None:
+        self._before = {number: signal.getsignal(number) for number in _PASSED_ON}
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write)
+        for number in _PASSED_ON:
+            # A job that was started with nohup keeps ignoring what nohup ignores.
+            if self._before[number] is not signal.SIG_IGN:
+                signal.signal(number, _wake)
+        reactor.watch(self._read, lambda: take(os.read(self._read, 64)))
+
+    def restore(self) -> None:
+        """Give the process its former handlers back."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def _wake(_number: int, _frame: object) -> None:
+    """Do nothing: the number is in the pipe by now."""

@@ -1,0 +1,274 @@
+"""What is done about each event of a job: the machine's decisions, carried out on the agent.
+
+The theory of launches, relaunches and the end is `recovery.job`.  This class passes every event
+to its machine, and every command to the agent as an order.  It minds what no event tells: the
+time of the job, and a launch that takes too long.
+
+An error in here must not cost the workers, which train without any decision.  So `Head` catches
+it, and goes on with `Decider.failed`: then nothing is decided any more, and the job ends with its
+launch.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+from holdfast.recovery.event import (
+    AskToSave,
+    AskToStop,
+    CheckpointCommitted,
+    Command,
+    End,
+    Event,
+    KillAgent,
+    KillLaunch,
+    Launch,
+    LaunchEnded,
+    Renew,
+    StopAsked,
+    TimeIsShort,
+    WorkerExited,
+)
+from holdfast.recovery.fault import parse_fault
+from holdfast.recovery.job import JobMachine, JobState
+from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
+from holdfast.runtime.batch.schedulers import Due
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.console import JobConsole
+from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault_address, launch_of
+from holdfast.runtime.head.orders import Order, SignalOrders
+from holdfast.runtime.head.run_link import RunLink
+from holdfast.runtime.run.journal import Record, RunHistory
+from holdfast.runtime.system.channel import Message
+
+_TIME_IS_UP = {
+    False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
+    True: "the time of the job is up: stopping at once",
+}
+
+_WARMTH: dict[str, Callable[[Message], bool]] = {
+    "warm": lambda _: True,
+    "pool_restarted": lambda _: False,
+}
+"""The messages that tell whether the pool has imported everything."""
+
+
+class Decider:
+    """Carries events to the job's machine and its commands to the agent.
+
+    Args:
+        job: the job.
+        run: where its records go.
+        console: says and records what happens.
+        obey: gives the agent an order.
+    """
+
+    def __init__(
+        self, job: Job, run: RunLink, console: JobConsole, obey: Callable[[Message], None]
+    ) -> None:
+        self._job = job
+        self._run = run
+        self._console = console
+        self._obey_agent = obey
+        self._machine = JobMachine(job.terms)
+        options = job.config.options
+        self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
+        self._history = RunHistory(job.config.history, time.monotonic())
+        self._struck = set(job.struck)
+        self._is_warm = False
+        self._has_failed = False
+        self._is_complete = False
+        """Whether a worker has told that all trainings are complete."""
+        self.limits = job.limits
+        self.log = LaunchLog()
+        self.end: End | None = None
+        self.signals = SignalOrders(self._on_order, self.limits.stops)
+
+    def begin(self) -> None:
+        """Begin the job with its first launch."""
+        self._carry_out(self._machine.start())
+
+    def go_on(self, order: Message, told: list[Message], reason: str) -> None:
+        """Go on after a head that has died with its workers.
+
+        ``order`` is that of its last launch, ``told`` what it had come to.
+        """
+        launch = launch_of(order)
+        self._console.lost_head(launch, reason)
+        self._machine.take_over(launch)
+        self.log.begin(order)
+        for message in told:
+            self._console.recall(message)
+            self._decide(message)
+        view = self._machine.view
+        for worker in sorted(set(view.workers) - set(view.exits)):
+            self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
+        self._handle(LaunchEnded())
+
+    def on_message(self, message: Message) -> None:
+        """Tell the user of an agent's message, and pass its event to the machine."""
+        kind = message["kind"]
+        self._is_complete |= kind == "worker_report" and message["report"]["kind"] == "complete"
+        if kind in _WARMTH:
+            self._is_warm = _WARMTH[kind](message)
+        if self._has_failed:
+            self._end_with_launch(kind)
+            return
+        self._console.heard(message)
+        self._decide(message)
+
+    def on_record(self, record: Record) -> None:
+        """Take note of a record of the journal, of any process."""
+        self._history.saw(record)
+        if record["event"] == "fault":
+            self._struck.add(fault_address(record))
+
+    def poll(self, now: float) -> None:
+        """Mind the time of the job and the bounds of its launch; call it twice a second."""
+        if self.end is not None or self._has_failed:
+            return
+        self._mind_time()
+        self._clock = self._clock.observe(self._machine.view.workers, self._situation, now)
+        overdue = self._clock.overdue
+        if overdue is not None:
+            self._handle(overdue)
+
+    def failed(self, error: Exception) -> None:
+        """Decide nothing any more: the workers go on, and the job ends with their launch."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._console.failed(error)
+
+    def _end_with_launch(self, kind: str) -> None:
+        if kind != "launch_ended":
+            return
+        if self._is_complete:
+            self.end = End(ExitCode.DONE, "the workers have completed the job", is_failure=True)
+        else:
+            reason = "the launch has ended, and the head that failed decides nothing; run again"
+            self.end = End(ExitCode.RECOVERY_IMPOSSIBLE, reason)
+
+    def _on_order(self, order: Order, number: signal.Signals) -> None:
+        if order is Order.SAVE:
+            self.save()
+        elif order is Order.GO_ON:
+            self._console.hung_up()
+        elif self._has_failed:
+            self._stop_without_machine()
+        elif self.limits.repeats(number, is_stopping=self.is_stopping, now=time.time()):
+            self._console.noted(f"{number.name}: the job is stopping already", "signal_repeated")
+        else:
+            self._console.signalled(number.name, is_second=self.is_stopping)
+            self._handle(StopAsked(self.limits.stops[number]))
+
+    def save(self) -> None:
+        """Ask the workers for a checkpoint."""
+        self._obey_agent({"kind": "request", "what": "save"})
+
+    def stop(self) -> None:
+        """Stop the job with a checkpoint, as SIGTERM does; a second time at once."""
+        self._on_order(Order.STOP, signal.SIGTERM)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the job was told to stop."""
+        return self._machine.is_stopping
+
+    def _stop_without_machine(self) -> None:
+        what = "kill" if self._has_stopped else "request"
+        self._has_stopped = True
+        self._obey_agent({"kind": what, "what": "stop"})
+
+    _has_stopped = False
+
+    def _mind_time(self) -> None:
+        """Stop before the time of the job is up, and cut short what would not end by then."""
+        due = self.limits.poll(time.time())
+        if due is Due.NOTHING or self.end is not None:
+            return
+        if due is Due.HURRY:
+            self._handle(TimeIsShort())
+            return
+        is_late = due is Due.END
+        if is_late or not self._console.is_after_training:  # nothing is left to be saved
+            self._console.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
+        if not self.is_stopping:
+            self._handle(StopAsked(ExitCode.STOPPED_EARLY))
+        if is_late and self._machine.state is not JobState.ENDING:
+            self._handle(StopAsked(ExitCode.STOPPED_EARLY))  # the second request means "now"
+
+    def _decide(self, message: Message) -> None:
+        event = event_of(message)
+        if isinstance(event, CheckpointCommitted):
+            self._run.check()
+            self.limits.saved(message["report"])
+        if event is not None:
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        if self.end is None:
+            self._carry_out(self._machine.handle(event))
+
+    def _carry_out(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            match command:
+                case Launch():
+                    self._launch(command)
+                case KillLaunch(reason, is_urgent):
+                    self._console.killing(reason)
+                    self._obey_agent({"kind": "kill", "is_urgent": is_urgent})
+                case KillAgent(reason):
+                    self._console.abandoning(reason)
+                    self._obey_agent({"kind": "abandon", "reason": reason})
+                case AskToSave():
+                    self.save()
+                case AskToStop():
+                    self._obey_agent({"kind": "request", "what": "stop"})
+                case Renew(reason):
+                    self._console.renewing(reason)
+                    self._obey_agent({"kind": "request", "what": "renew"})
+                case End():
+                    self._finish(command)
+
+    def _launch(self, launch: Launch) -> None:
+        self._console.launching(launch)
+        config = config_of(self._job.config, launch, history=self._history.at(time.monotonic()))
+        order = self._job.order_of(launch, config)
+        self.log.begin(order)
+        self._obey_agent(order)
+
+    def _finish(self, end: End) -> None:
+        self.end = end
+        self._run.check()
+        if end.exit_code == ExitCode.DONE:
+            for sentence in self._missed_faults():
+                self._console.warned(sentence)
+        self._console.ended(end)
+
+    def _missed_faults(self) -> Iterator[str]:
+        """Yield a sentence for each fault that has not struck in this run.
+
+        Workers of a relaunch have larger ids, so a fault may wait for one that never comes.
+        """
+        options = self._job.config.options
+        last = options.workers + options.spares - 1
+        for fault in map(parse_fault, options.faults):
+            if (fault.worker, fault.step, fault.site.value, fault.attempt) not in self._struck:
+                yield (
+                    f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
+                    f"The workers of a first launch are 0 to {last}"
+                )
+
+    @property
+    def _situation(self) -> Situation:
+        """Return what the launch is waiting for."""
+        match self._machine.state:
+            case JobState.LAUNCHING:
+                return Situation.JOINING if self._is_warm else Situation.WARMING
+            case JobState.ENDING:
+                return Situation.ENDING
+        if self.is_stopping:
+            return Situation.STOPPING
+        return Situation.LEAVING if self._machine.view.was_renewed else Situation.RUNNING

@@ -1,0 +1,356 @@
+"""The head: the agent of a job's first host, which decides for the job.
+
+It is told its job by the client that starts it (`client`), and needs no client from then on.
+Training, relaunches and the end of the job do not wait for one.  Lines and output go to the
+stdout and stderr of the newest client.  Anybody of the same user may ask for the status or for
+a checkpoint, or stop the job, over the one socket of the agent.
+
+Events of the agent are kept in order and handled when the agent's own handlers have returned.
+So a decision never meets a host in the middle of a change.  An error in a decision is told and
+recorded, and the head hosts on without deciding (`Decider.failed`).
+
+Invariant: the head touches no disk.  `RunLink` hands everything for the run directory to the
+writer's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.console import JobConsole
+from holdfast.runtime.head.decider import Decider
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.run_link import RunLink
+from holdfast.runtime.head.save_requests import SaveRequests
+from holdfast.runtime.head.screen import ProgressLog, Screen
+from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.host.superior import PeerSilence, Visitor, kill_peer, kill_standing_parent
+from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.witnessed_time import witnessed_s
+
+_POLL_S = 0.5
+_CLIENT_WITHIN_S = 60.0
+"""A client that has started a head tells it the job at once, unless it has died."""
+
+
+class Head:
+    """Decides for the agent that is made with it; a `holdfast.runtime.host.superior.Superior`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._reactor = agent.reactor
+        self._screen = Screen(agent.streams)
+        self._parent = agent.settings.parent
+        self._events: deque[Message] = deque()
+        self._writers: Channel | None = None
+        self._lease = None if agent.settings.lease is None else Lease(agent.settings.lease)
+        self._client: _Client | None = None
+        self._job: _RunningJob | None = None
+        self._job_fields: Message = {}
+        self._polled_at = 0.0
+        self._waits_until = witnessed_s() + _CLIENT_WITHIN_S
+
+    @property
+    def is_present(self) -> bool:
+        """Whether a job is decided about, or may still be told."""
+        return True
+
+    def on_files(self, channel: Channel) -> None:
+        """Take a writer's channel for the run directory."""
+        if self._job is None:
+            self._writers = channel
+        else:
+            self._job.run.connect(channel)
+
+    def describe(self) -> Message:
+        """Return the launch, whose client shows it, and where its run is."""
+        job = self._job
+        return {
+            "pid": os.getpid(),
+            "client": None if self._client is None else self._client.pid,
+            "run_dir": None if job is None else str(job.job.config.run_dir),
+            "launch": None if job is None else job.decider.log.summary,
+        }
+
+    def tell(self, event: Message) -> None:
+        """Take an event of the agent, to be handled when its handlers have returned."""
+        self._events.append({**event, "now": time.monotonic()})
+
+    def poll(self, now: float, *, is_idle: bool) -> ExitCode | None:
+        """Handle the events that have come; return the exit code once the job is over."""
+        job = self._job
+        if job is None:
+            return self._poll_without_job(now)
+        while self._events:
+            self._handle(job, self._events.popleft())
+        if now - self._polled_at >= _POLL_S:
+            self._polled_at = now
+            self._poll_client(now)
+            with job.errors_told():
+                job.decider.poll(now)
+            job.progress.show(self._agent.host.progress)
+            if not job.run.is_connected:
+                self._agent.host.writer.start()
+        end = job.decider.end
+        return None if end is None else end.exit_code
+
+    def _poll_without_job(self, now: float) -> ExitCode | None:
+        if now < self._waits_until and os.getppid() == self._parent:
+            return None
+        kill_standing_parent(self._parent)
+        return ExitCode.DONE
+
+    def introduce(self, visitor: Visitor, message: Message) -> None:
+        """Serve a client, or a request for a checkpoint or for the end."""
+        kind = message.get("kind")
+        if kind == "client":
+            self._take_client(visitor, message)
+        elif kind == "save" and self._job is not None:
+            self._take_save(self._job, visitor, is_waiting=bool(message.get("is_waiting")))
+        elif kind == "stop" and self._job is not None:
+            visitor.channel.post({"kind": "stopping"})
+            with self._job.errors_told():
+                self._job.decider.stop()
+        else:
+            self._dismiss(visitor.channel)
+
+    def take_signals(self, numbers: Iterable[int]) -> None:
+        """Act on signals of this process or of the client, which may be of the same request."""
+        if self._job is not None:
+            with self._job.errors_told():
+                self._job.decider.signals.take(numbers)
+
+    def close(self) -> None:
+        """Let client and lease go; the agent's workers are gone."""
+        job, client = self._job, self._client
+        if client is not None:
+            if job is not None and job.decider.end is not None:
+                code = int(job.decider.end.exit_code)
+                limits = job.decider.limits.to_json()
+                client.channel.post({"kind": "ended", "exit_code": code, "limits": limits})
+            client.channel.close()
+
+    def finish(self) -> None:
+        """Write down what is left of the job, while there is still a writer for it."""
+        job = self._job
+        if job is None:
+            return
+        while self._events:
+            self._handle(job, self._events.popleft())
+        job.progress.end()
+        job.console.lost_output()
+        job.run.close(is_over=job.decider.end is not None)
+
+    def _take_client(self, visitor: Visitor, message: Message) -> None:
+        """Serve a client from now on, unless it would replace one that is well."""
+        channel, fds = visitor.channel, message.get(FDS, ())
+        refusal = self._refusal(message)
+        if refusal is not None:
+            for fd in fds:
+                os.close(fd)
+            channel.post(refusal)
+            self._dismiss(channel)
+            return
+        if self._client is not None:
+            self._reactor.forget(self._client.channel)
+            kill_peer(self._client.channel, unless=channel.peer_pid)
+            self._client.channel.close()
+        client = self._client = _Client(channel, self._agent.settings.heartbeat_timeout_s)
+        visitor.on_message = lambda found: self._on_client(client, found)
+        visitor.on_end = lambda: self._lose_client(client)
+        self._speak_to(fds)
+        if "job" in message:
+            self._begin(message)
+        assert self._job is not None
+        self._greet(client, self._job)
+
+    def _refusal(self, message: Message) -> Message | None:
+        """Return why a client may not show this job, None if it may."""
+        if "job" in message:
+            return None if self._job is None else {"kind": "busy"}
+        if self._job is None:
+            return {"kind": "starting"}
+        if self._client is not None and not self._client.is_silent:
+            return {"kind": "attached_already", "pid": self._client.pid}
+        asked: list[Any] | None = message.get("asked")
+        if asked is None or not self._job.job.differs_from(asked):
+            return None
+        options = self._job.job.config.options
+        return {"kind": "another_job", "job": [False, str(options.script), *options.argv]}
+
+    def _begin(self, message: Message) -> None:
+        """Begin the job, or go on with it after another head."""
+        self._job_fields = message["job"]
+        job = Job.from_json(message["job"])
+        lease = -1 if self._lease is None else self._lease.fileno()
+        run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
+        progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
+        console = JobConsole(job, run, self._screen.say, progress)
+        decider = Decider(job, run, console, self._agent.obey)
+        saves = SaveRequests(decider.save)
+        self._job = _RunningJob(job, run, progress, console, decider, saves, self)
+        run.serve(self._job)
+        if self._writers is not None:
+            run.connect(self._writers)
+            self._writers = None
+        after = message.get("after")
+        with self._job.errors_told():
+            if after is None:
+                decider.begin()
+            else:
+                decider.go_on(after["order"], after["told"], after["reason"])
+
+    def _greet(self, client: _Client, job: _RunningJob) -> None:
+        """Tell a client all that it needs to start another head, should this one die."""
+        fds = () if self._lease is None else (self._lease.fileno(),)
+        greeting = {
+            "kind": "attached",
+            "job": self._job_fields,
+            "order": job.decider.log.order,
+            "told": list(job.decider.log.events),
+            "directory": str(self._agent.settings.directory),
+            "cwd": os.getcwd(),
+            "environment": dict(os.environ),
+        }
+        client.channel.post(greeting, fds)
+        client.order = job.decider.log.order
+
+    def _speak_to(self, fds: Sequence[int]) -> None:
+        """Let lines and output go to the stdout and stderr of a new client."""
+        for number, fd in enumerate(fds, start=1):
+            if number <= 2:
+                os.dup2(fd, number)
+            os.close(fd)
+        if fds:
+            self._agent.streams.redirect()
+
+    def _on_client(self, client: _Client, message: Message) -> None:
+        client.silence.heard()
+        kind = message.get("kind")
+        if kind == "ping":
+            self._screen.columns = int(message.get("columns", 0))
+            client.channel.post({"kind": "pong"})
+        elif kind == "signals":
+            self.take_signals(message["numbers"])
+
+    def _poll_client(self, now: float) -> None:
+        if self._client is not None:
+            self._client.poll(now)
+            if self._client.is_silent:
+                self._screen.columns = 0
+
+    def _lose_client(self, client: _Client) -> None:
+        if self._client is client:
+            self._client = None
+            self._screen.columns = 0
+        client.channel.close()
+
+    def _take_save(self, job: _RunningJob, visitor: Visitor, *, is_waiting: bool) -> None:
+        number = job.saves.add(visitor.channel.post, is_waiting=is_waiting)
+
+        def leave() -> None:
+            job.saves.forget(number)
+            visitor.channel.close()
+
+        visitor.on_message, visitor.on_end = (lambda _: None), leave
+
+    def _handle(self, job: _RunningJob, event: Message) -> None:
+        """Handle one event of the agent; the client gets what another head would need."""
+        if event["kind"] == "records":
+            with job.errors_told():
+                job.run.take(event)
+            return
+        log = job.decider.log
+        is_kept = log.note(event)
+        with job.errors_told():
+            job.decider.on_message(event)
+        client = self._client
+        if client is not None:
+            if is_kept:
+                client.channel.post({"kind": "event", "event": event})
+            if client.order is not log.order:
+                client.order = log.order
+                client.channel.post({"kind": "launch", "order": log.order})
+
+    def take_lease(self, fd: int) -> None:
+        """Hold the lease of a run directory that was made again, in place of the old one."""
+        if self._lease is not None:
+            self._lease.release()
+        self._lease = Lease(fd)
+        if self._client is not None:
+            self._client.channel.post({"kind": "lease"}, (fd,))
+
+    def _dismiss(self, channel: Channel) -> None:
+        self._reactor.forget(channel)
+        channel.close()
+
+
+class _Client:
+    """The connection of the process that shows the job, if there is one."""
+
+    def __init__(self, channel: Channel, heartbeat_timeout_s: float) -> None:
+        self.channel = channel
+        self.pid = channel.peer_pid
+        self.silence = PeerSilence(heartbeat_timeout_s)
+        self.is_silent = False
+        self.order: Message | None = None
+        """The order of the launch that it was told last."""
+
+    def poll(self, now: float) -> None:
+        """Find out whether it stands still."""
+        self.is_silent = self.silence.poll(now) is not None
+
+
+class _RunningJob:
+    """A job and everything that works for it; hears of the run directory."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: RunLink,
+        progress: ProgressLog,
+        console: JobConsole,
+        decider: Decider,
+        saves: SaveRequests,
+        head: Head,
+    ) -> None:
+        self.job = job
+        self.run = run
+        self.progress = progress
+        self.console = console
+        self.decider = decider
+        self.saves = saves
+        self._head = head
+
+    @contextlib.contextmanager
+    def errors_told(self) -> Iterator[None]:
+        """Run the body; an error in it ends the deciding, and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self.decider.failed(error)
+
+    def on_record(self, record: Record) -> None:
+        """Take note of a record of any process."""
+        self.decider.on_record(record)
+        self.saves.saw(record)
+
+    def on_run_warning(self, text: str) -> None:
+        """Show a sentence about the run directory."""
+        self.console.warned(text)
+
+    def on_journal_begun_again(self) -> None:
+        """Write down once more how the job began."""
+        self.run.record("job_started", **self.job.started)
+
+    def on_lease(self, fd: int) -> None:
+        """Hold the lease of a directory that was made again."""
+        self._head.take_lease(fd)

@@ -1,0 +1,297 @@
+"""A head as its client sees it: a process that was started or found, and a channel to talk over.
+
+A client starts the head of its job, or finds that of a client that is gone: the lease of the
+run directory names the head's socket.  Either way it asks every now and then whether the head still
+answers.  A head that stands still is killed, and its workers with it: nobody else could tell
+deaths from silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
+from holdfast.runtime.host.superior import (
+    SHORTEST_SILENCE_S,
+    SOCKET_NAME,
+    PeerSilence,
+    StoppedProcesses,
+)
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import FDS, Channel, Message, connect
+from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
+from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
+
+_CONNECT_WITHIN_S = 60.0
+"""A cold virtual environment on a network file system takes that long."""
+_RETRY_S = 0.005
+_STARTS = 3
+"""A head that is killed or stopped before it listens is started again, as it is later."""
+_END_WITHIN_S = 30.0
+"""The last save may still be written; a head that hangs is killed."""
+_STOPPED_ENDS_WITHIN_S = 10.0
+ANSWERS_WITHIN_S = 15.0
+"""A busy machine may need that long."""
+
+_REFUSALS = {
+    "attached_already": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
+    "`holdfast status` shows how it goes",
+    "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
+    "end it (kill -KILL {pid}), then run again",
+    "starting": "a job that is just starting; run again in a minute",
+}
+
+
+class StoppedHeadEnded(Exception):
+    """A job had neither a client nor a head that runs, so it was ended; the message says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTerms:
+    """The terms of a head's start; ``lease`` is a descriptor that it keeps open."""
+
+    directory: Path
+    """Its private directory in memory, which it removes at its end."""
+    cwd: Path
+    environment: Mapping[str, str]
+    heartbeat_timeout_s: float
+    preload: tuple[str, ...]
+    lease: int
+    verbose: bool
+
+    def command(self) -> list[str]:
+        """Return the head's command line."""
+        return [
+            *module_command("holdfast.runtime.head"),
+            *("--directory", str(self.directory), "--private"),
+            # The head may begin after this process has died, and cannot ask for its old parent.
+            *("--parent", str(os.getpid())),
+            *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
+            *("--preload", ",".join(self.preload)),
+            *("--lease-fd", str(self.lease)),
+            *(["--verbose"] if self.verbose else []),
+        ]
+
+
+class HeadProcess:
+    """A running head; ``child`` if this process has started it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        process: HeldProcess,
+        heartbeat_timeout_s: float,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.channel = channel
+        self._process = process
+        self._child = child
+        self._silence = PeerSilence(heartbeat_timeout_s)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the head."""
+        return self._process.pid
+
+    @property
+    def child(self) -> int | None:
+        """The process id of a head that this process has started."""
+        return None if self._child is None else self._child.pid
+
+    def heard(self) -> None:
+        """Take note that the head has sent something."""
+        self._silence.heard()
+
+    def silence_s(self, now: float, columns: int) -> float | None:
+        """Ask for a sign of life; return for how long there was none, if that is too long.
+
+        The head hears with it how many ``columns`` a live line may have on this terminal.
+        """
+        self.channel.post({"kind": "ping", "columns": columns})
+        return self._silence.poll(now)
+
+    def kill(self) -> None:
+        """SIGKILL the head; the kernel does the same to its workers, pool, writer and mpiexec."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Wait for the end of a head whose job is over; kill one that does not end."""
+        self.channel.close()
+        if not self._process.has_ended(_END_WITHIN_S):
+            self.kill()
+            self._process.has_ended(_STOPPED_ENDS_WITHIN_S)
+        self._process.close()
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(1.0)
+
+
+def begin_head(terms: HeadTerms) -> subprocess.Popen[bytes]:
+    """Start a head, in a session of its own, and do not wait for it.
+
+    Raises:
+        OSError: the system has no process or descriptor to spare.
+    """
+    with blocked():  # until it has handlers of its own
+        return subprocess.Popen(
+            terms.command(),
+            # Scripts make vocabularies from sets of words, in the order of their hashes.
+            env={"PYTHONHASHSEED": "0", **terms.environment},
+            cwd=terms.cwd,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(terms.lease,),
+            start_new_session=True,
+        )
+
+
+def connect_to_head(terms: HeadTerms, begun: subprocess.Popen[bytes] | None = None) -> HeadProcess:
+    """Return a head that listens, started now unless one was ``begun`` with these terms.
+
+    Raises:
+        RecoveryImpossible: it ended or did not answer.
+    """
+    for number in range(_STARTS):
+        child = begun or begin_head(terms)
+        channel = _connected(child, terms)
+        if channel is not None:
+            process = HeldProcess.of_peer(channel)
+            if process is not None:
+                return HeadProcess(channel, process, terms.heartbeat_timeout_s, child)
+        begun, is_struck = None, (child.poll() or 0) < 0
+        child.kill()
+        code = child.wait()
+        if not is_struck or number == _STARTS - 1:
+            break
+    raise RecoveryImpossible(
+        f"the agent of this host did not start (exit code {code}); "
+        "its messages are above; run `holdfast doctor`"
+    )
+
+
+def _connected(child: subprocess.Popen[bytes], terms: HeadTerms) -> Channel | None:
+    """Return a channel as soon as the head listens; None if it has ended or does not."""
+    path = terms.directory / SOCKET_NAME
+    bound = Bound(_CONNECT_WITHIN_S)
+    stopped = StoppedProcesses(max(terms.heartbeat_timeout_s, SHORTEST_SILENCE_S))
+    while child.poll() is None and not bound.has_passed:
+        try:
+            return connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(_RETRY_S)
+        if stopped.poll([child.pid], witnessed_s()):
+            child.kill()
+            child.wait()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A living head, and what it has answered."""
+
+    channel: Channel
+    process: HeldProcess
+    greeting: Message
+
+    @property
+    def lease(self) -> int:
+        """The descriptor of the lease, that this process holds as well from now on."""
+        return int(self.greeting[FDS][0])
+
+
+def find_head(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHead | None:
+    """Return the head of the job in ``run_dir``, if it lives on this host without a client.
+
+    A request of another script, or for a fresh run, attaches to no job.
+
+    Raises:
+        RunDirectoryBusy: it has its client, it does not answer, or it is another
+            job than was asked for; the message names the process, and what to do.
+        StoppedHeadEnded: it had no client, and was stopped; it is gone now.
+    """
+    path = run_dir.agent_socket()
+    if path is None:
+        return None
+    try:
+        channel = connect(path)
+    except OSError:
+        return None
+    process = HeldProcess.of_peer(channel)
+    if process is None:
+        channel.close()
+        return None
+    answer = _ask(channel, asked)
+    if answer["kind"] == "attached":
+        return FoundHead(channel, process, answer)
+    is_ended = answer["kind"] == "silent" and _end_if_stopped(process, run_dir)
+    process.close()
+    channel.close()
+    if is_ended:
+        raise StoppedHeadEnded(
+            f"ended the job in {run_dir.path}: it had no client, and its head, pid "
+            f"{process.pid}, was stopped"
+        )
+    if answer["kind"] == "gone":
+        return None
+    if answer["kind"] == "another_job" and asked is not None:
+        raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
+    why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", process.pid))
+    raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
+
+
+def another_job(run_dir: RunDirectory, its: list[Any], asked: JobOptions) -> str:
+    """Return in words how the request differs from the job that lives; ``its`` as `_ask` asks."""
+    _, script, *argv = its
+    if asked.fresh:
+        difference = "which --fresh would set aside"
+    elif script != str(asked.script):
+        difference = f"which runs another script, {script}"
+    else:
+        wanted, had = (shlex.join(words) or "none" for words in (asked.argv, argv))
+        difference = f"which has other arguments of the script (its: {had}; asked for: {wanted})"
+    return (
+        f"run directory {run_dir.path} belongs to a job that lives without a client, and "
+        f"{difference}; "
+        f"look at it with `holdfast attach {shlex.quote(str(run_dir.path))}`, or choose "
+        "another --run-dir"
+    )
+
+
+def _end_if_stopped(head: HeldProcess, run_dir: RunDirectory) -> bool:
+    """Kill a head that is stopped and that no client watches; its workers die with it.
+
+    A batch system that suspends a job stops the client as well, which then still lives.
+    """
+    try:
+        client = int(run_dir.lease_owner()["client"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if is_alive(client) or not is_stopped(head.pid):
+        return False
+    head.kill()
+    return head.has_ended(_STOPPED_ENDS_WITHIN_S)
+
+
+def _ask(channel: Channel, asked: JobOptions | None) -> Message:
+    """Return the head's answer; its kind is ``silent`` or ``gone`` if there is none."""
+    job = None if asked is None else [asked.fresh, str(asked.script), *asked.argv]
+    with contextlib.suppress(OSError):  # it may have answered and closed already
+        channel.send({"kind": "client", "asked": job}, (1, 2))
+    bound = Bound(ANSWERS_WITHIN_S)
+    if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
+        return {"kind": "silent"}
+    try:
+        return channel.receive() or {"kind": "gone"}
+    except OSError:
+        return {"kind": "gone"}

@@ -1,0 +1,278 @@
+"""What a head is told of its job, and what it tells its client, so that another head can go on.
+
+A `Job` is settled before the head starts (`job_setup`).  A client keeps the newest launch and
+what it has come to (`LaunchLog`): if the head dies, the next one decides from that as the last
+one would have done.
+
+Of the events of a launch a log keeps as few as that needs.  The job's machine looks at the newest
+world and checkpoint only, and at one report of each kind from each worker.  So older ones are
+forgotten, and the log of a launch that runs for months stays as small as that of its first minute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    ExitCode,
+    Launch,
+    LaunchEnded,
+    LaunchRenewing,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
+from holdfast.recovery.job import JobTerms
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import RunRecord
+from holdfast.runtime.system.channel import Message
+
+_DEATHS = frozenset({"InjectedFault", "WorldLost"})
+"""Errors of a worker that are no mistake of its script: a relaunch may cure them."""
+
+_OF_A_WORKER = frozenset({"worker_started", "worker_exited"})
+_KEPT_REPORTS = frozenset({"joined", "world", "checkpoint", "error", "complete", "stopped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that may begin.
+
+    Attributes:
+        config: what the workers of its first launch are told; later ones have other ids.
+        record: the content of ``RUN.json``.
+        mpiexec, mpi_library: what starts the workers, and the name of the library it belongs to.
+        preload: what its pools import.
+        missing_modules: modules to preload that are not there; the user was told.
+        saved_step: the newest step of run directory and local directory, None without any.
+        struck: the faults of ``--inject`` that have struck in an earlier job of the run.
+        limits: its time.
+    """
+
+    config: WorkerConfig
+    record: RunRecord
+    mpiexec: Path
+    mpi_library: str
+    preload: tuple[str, ...]
+    missing_modules: tuple[str, ...]
+    saved_step: int | None
+    struck: tuple[tuple[object, ...], ...]
+    limits: TimeLimits
+
+    def to_json(self) -> Message:
+        """Return the job as a JSON object."""
+        return {
+            "config": self.config.to_json(),
+            "record": self.record.encode().decode(),
+            "mpiexec": str(self.mpiexec),
+            "mpi_library": self.mpi_library,
+            "preload": list(self.preload),
+            "missing_modules": list(self.missing_modules),
+            "saved_step": self.saved_step,
+            "struck": [list(address) for address in self.struck],
+            "limits": self.limits.to_json(),
+        }
+
+    @staticmethod
+    def from_json(fields: Message) -> Job:
+        """Return the job that ``to_json`` wrote."""
+        return Job(
+            config=WorkerConfig.from_json(fields["config"]),
+            record=RunRecord.decode(fields["record"].encode()),
+            mpiexec=Path(fields["mpiexec"]),
+            mpi_library=fields["mpi_library"],
+            preload=tuple(fields["preload"]),
+            missing_modules=tuple(fields["missing_modules"]),
+            saved_step=fields["saved_step"],
+            struck=tuple(tuple(address) for address in fields["struck"]),
+            limits=TimeLimits.from_json(fields["limits"]),
+        )
+
+    @property
+    def terms(self) -> JobTerms:
+        """The terms of the job's machine."""
+        options = self.config.options
+        workers = options.workers + options.spares
+        return JobTerms(
+            workers=workers,
+            max_restarts=options.max_restarts,
+            # The death of a single worker leaves no survivor that would wait for ever.
+            can_shrink=options.shrink or workers == 1,
+            first_generation=self.config.generation,
+            has_checkpoint=self.saved_step is not None or options.repair_from is not None,
+            spares=options.spares,
+        )
+
+    @property
+    def started(self) -> dict[str, object]:
+        """The fields of ``job_started`` in the journal."""
+        return started(self.config.options, self.record)
+
+    def order_of(self, launch: Launch, config: WorkerConfig) -> Message:
+        """Return the agent's order for a launch whose workers are told ``config``."""
+        return {
+            "kind": "launch",
+            "config": config.to_json(),
+            "mpi": {
+                "mpiexec": str(self.mpiexec),
+                "library": self.mpi_library,
+                "ulfm": self.config.options.shrink,
+            },
+            "relaunch": launch.relaunch,
+            "spent": launch.spent,
+        }
+
+    def differs_from(self, asked: list[Any]) -> bool:
+        """Return whether a request is for another job: is it fresh, its script, its arguments."""
+        options = self.config.options
+        return asked != [False, str(options.script), *options.argv]
+
+
+def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
+    """Return the fields of ``job_started`` in the journal."""
+    return {
+        "workers": options.workers,
+        "spares": options.spares,
+        "microbatches": record.microbatches,
+        "seed": record.seed,
+        "threads": record.threads,
+        "script": str(options.script),
+        "argv": list(options.argv),
+        "local_dir": None if options.local_dir is None else str(options.local_dir),
+    }
+
+
+def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return which fault of ``--inject`` a ``fault`` of the journal was."""
+    return tuple(record.get(name) for name in ("worker", "step", "site", "attempt"))
+
+
+def launch_of(order: Message) -> Launch:
+    """Return the launch of an agent's order, for a head that takes it over."""
+    config = WorkerConfig.from_json(order["config"])
+    return Launch(
+        config.generation, config.workers, order["relaunch"], "taken over", order["spent"]
+    )
+
+
+class LaunchLog:
+    """The order of the newest launch, and what it has come to so far."""
+
+    def __init__(self) -> None:
+        self.order: Message | None = None
+        self._events: dict[tuple[object, ...], Message] = {}
+
+    def begin(self, order: Message) -> None:
+        """Forget the last launch; ``order`` is the agent's order for this one."""
+        self.order = order
+        self._events.clear()
+
+    def note(self, event: Message) -> bool:
+        """Keep ``event`` if a machine decides by it, in place of an older one of its kind."""
+        key = _key_of(event)
+        if key is not None:
+            self._events.pop(key, None)
+            self._events[key] = event
+        return key is not None
+
+    @property
+    def summary(self) -> Message | None:
+        """The launch as people know it, None before the first one."""
+        if self.order is None:
+            return None
+        config = self.order["config"]
+        return {
+            "script": config["options"]["script"],
+            "generation": config["generation"],
+            "workers": list(config["workers"]),
+            "relaunch": self.order["relaunch"],
+        }
+
+    @property
+    def events(self) -> tuple[Message, ...]:
+        """The kept events, the newest last."""
+        return tuple(self._events.values())
+
+
+def _key_of(event: Message) -> tuple[object, ...] | None:
+    kind = event["kind"]
+    if kind in _OF_A_WORKER:
+        return (kind, event["worker"])
+    if kind in ("launch_ended", "renewing"):
+        return (kind,)
+    if kind != "worker_report" or event["report"].get("kind") not in _KEPT_REPORTS:
+        return None
+    report = event["report"]["kind"]
+    return (report,) if report == "checkpoint" else (report, event["worker"])
+
+
+def event_of(message: Message) -> Event | None:
+    """Return the job's event for an agent's message, None if the message changes nothing."""
+    kind = message.get("kind")
+    if kind == "worker_exited":
+        worker = WorkerId(message["worker"])
+        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind == "renewing":
+        return LaunchRenewing(WorkerId(message["worker"]))
+    if kind == "launch_ended":
+        words = str(message["words"])
+        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
+    if kind != "worker_report":
+        return None
+    report = message["report"]
+    translate = _REPORTS.get(report.get("kind"))
+    return None if translate is None else translate(WorkerId(message["worker"]), report)
+
+
+def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
+    return WorkerFailed(
+        worker,
+        kind=report["type"],
+        message=report["message"],
+        traceback=report["traceback"],
+        exit_code=ExitCode(int(report["exit_code"])),
+        is_death=report["type"] in _DEATHS,
+        is_in_training=bool(report.get("is_in_training")),
+    )
+
+
+def _formed(worker: WorkerId, report: Message) -> WorldFormed:
+    workers = tuple(WorkerId(member) for member in report["workers"])
+    return WorldFormed(report["generation"], workers, report["step"])
+
+
+_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
+    "joined": lambda worker, report: WorkerJoined(worker),
+    "world": _formed,
+    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
+    "error": _failed,
+    "complete": lambda worker, report: WorkerCompleted(
+        worker, report["step"], report["sha256"], bool(report["is_first"])
+    ),
+    "stopped": lambda worker, report: WorkerStopped(
+        worker, report["step"], str(report.get("words", ""))
+    ),
+}
+
+
+def config_of(config: WorkerConfig, launch: Launch, **changed: Any) -> WorkerConfig:
+    """Return what the workers of a launch are told; all but the worker is the same for all."""
+    return dataclasses.replace(
+        config,
+        worker=launch.workers[0],
+        generation=launch.generation,
+        workers=launch.workers,
+        **changed,
+    )

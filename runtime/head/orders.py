@@ -1,0 +1,166 @@
+"""What stops a job or asks it for a checkpoint: its time, and signals.
+
+Under a batch system a stop has two kinds.  A *limit* stops the job although it should go on:
+the deadline, SIGUSR1 and SIGUSR2.  So the job is requeued.  An *order* (SIGTERM, SIGINT) is
+a person's wish, or a preemption: who sends it sees to what follows.  Batch systems warn before
+they kill.  So the first SIGTERM after a limit is no second order, which would cut the last
+save short.
+
+A batch system may send one *signal* several times: to the process, to its group and to its
+session, so to the client and to the head.  So the same signal again within a second is the same
+order.  Another signal, or a later one, is a second order, and that means "now".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from holdfast.recovery.event import ExitCode
+from holdfast.runtime.batch.schedulers import Deadline, Due
+from holdfast.runtime.system.channel import Message
+
+STOPS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGXCPU: ExitCode.TERMINATED,
+}
+LIMITS = (signal.SIGUSR1, signal.SIGUSR2)
+
+_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0}
+"""People press Ctrl-C twice faster than that only by mistake.
+
+Any other signal asks for the same as before whenever it comes: SIGXCPU comes every second.
+"""
+
+OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
+"""It ends this run alone: a requeue would end everything else in the batch job, too."""
+
+
+class TimeLimits:
+    """The end of a job's time, and what signals mean for it, as its head minds them.
+
+    Args:
+        deadline: the end, None without one.
+        is_batch: whether the job runs in a batch system, where more signals stop it.
+    """
+
+    def __init__(self, deadline: Deadline | None = None, *, is_batch: bool = False) -> None:
+        self._deadline = deadline
+        self._is_batch = is_batch
+        self._orders = 0
+        self.hit_limit = False
+        """Whether the job was stopped by a limit although it should go on."""
+
+    def to_json(self) -> Message:
+        """Return the limits as a JSON object."""
+        deadline = None if self._deadline is None else dataclasses.asdict(self._deadline)
+        counted = {"orders": self._orders, "hit_limit": self.hit_limit}
+        return {"deadline": deadline, "is_batch": self._is_batch, **counted}
+
+    @staticmethod
+    def from_json(fields: Message) -> TimeLimits:
+        """Return the limits that ``to_json`` wrote."""
+        found = fields["deadline"]
+        deadline = None
+        if found is not None:
+            saves = tuple((save_s, step_s) for save_s, step_s in found["saves"])
+            deadline = Deadline(**{**found, "saves": saves, "due": Due(found["due"])})
+        limits = TimeLimits(deadline, is_batch=fields["is_batch"])
+        limits._orders, limits.hit_limit = fields["orders"], fields["hit_limit"]
+        return limits
+
+    @property
+    def stops(self) -> Mapping[signal.Signals, ExitCode]:
+        """The signals that stop the job, each with the exit code of a job without checkpoint."""
+        if not self._is_batch:
+            return STOPS
+        return MappingProxyType(STOPS | dict.fromkeys(LIMITS, ExitCode.STOPPED_EARLY))
+
+    @property
+    def words(self) -> str:
+        """When the time ends, "" if nobody says."""
+        if self._deadline is None:
+            return ""
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._deadline.ends_at))
+        return f"time until {at} ({self._deadline.source})"
+
+    def saved(self, report: Message) -> None:
+        """Take note of how long a save and the steps around it took."""
+        if self._deadline is not None and "seconds" in report:
+            self._deadline = self._deadline.saved(report["seconds"], report["step_seconds"])
+
+    def poll(self, now: float) -> Due:
+        """Return what has become due since the last poll, at ``now`` in seconds since 1970."""
+        if self._deadline is None:
+            return Due.NOTHING
+        before, self._deadline = self._deadline.due, self._deadline.poll(now)
+        if self._deadline.due is before:
+            return Due.NOTHING
+        if self._deadline.due >= Due.SAVE and not self._is_own_limit:
+            self.hit_limit = self.hit_limit or not self._orders
+        return self._deadline.due
+
+    @property
+    def _is_own_limit(self) -> bool:
+        """Whether the limit is the user's, and earlier than the end that Slurm tells."""
+        return self._deadline is not None and self._deadline.source == OWN_BEFORE_SLURMS
+
+    def repeats(self, number: signal.Signals, *, is_stopping: bool, now: float) -> bool:
+        """Take note of a signal to stop; return whether it only repeats a limit that was hit."""
+        if not self._is_batch:
+            return False
+        if number in LIMITS:
+            self.hit_limit = self.hit_limit or not self._orders
+            return is_stopping
+        self._orders += 1
+        is_first_after_limit = self.hit_limit and self._orders == 1
+        if self._deadline is None or now < self._deadline.ends_at:
+            self.hit_limit = False  # cancelled, or preempted: not ours to bring back
+        return is_first_after_limit and is_stopping and number != signal.SIGINT
+
+
+class Order(Enum):
+    """What a signal asks for."""
+
+    STOP = "stop"
+    SAVE = "save"
+    GO_ON = "go on without a terminal"
+
+
+class SignalOrders:
+    """What signals ask for, of whichever process of the job has got them."""
+
+    def __init__(
+        self,
+        obey: Callable[[Order, signal.Signals], None],
+        stops: Collection[signal.Signals],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._obey = obey
+        self._stops = stops
+        self._clock = clock
+        self._heard_at: dict[signal.Signals, float] = {}
+
+    def take(self, numbers: Iterable[int]) -> None:
+        """Turn signals into orders, in the order of their numbers; each one once."""
+        now = self._clock()
+        for number in sorted(set(numbers)):
+            received = signal.Signals(number)
+            if received in self._stops:
+                if not self._is_the_same(received, now):
+                    self._obey(Order.STOP, received)
+            elif received == signal.SIGUSR2:
+                self._obey(Order.SAVE, received)
+            elif received == signal.SIGHUP:
+                self._obey(Order.GO_ON, received)
+
+    def _is_the_same(self, received: signal.Signals, now: float) -> bool:
+        before = self._heard_at.get(received)
+        self._heard_at.setdefault(received, now)
+        return before is not None and now - before < _SAME_ORDER_WITHIN_S.get(received, math.inf)

@@ -1,0 +1,171 @@
+"""The head's way to the run directory: the process that writes saves writes the journal as well.
+
+The head touches no disk, so none can hold it up.  It stamps the records of all processes of the
+job: so their moments compare, whatever host they come from.  Records wait here until the writer
+has counted them.  While there is no writer, or its disk hangs, the newest 10,000 wait; of older
+ones the journal tells the number.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.run.journal import Record, line_of, stamped
+from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import Bound
+
+_MOST_WAITING = 10_000
+_ENDS_WITHIN_S = 5.0
+SOURCE = "head"
+
+
+class RunOwner(Protocol):
+    """Hears of the run directory and its records."""
+
+    def on_record(self, record: Record) -> None:
+        """Take note of a record of any process, in the order of the journal."""
+
+    def on_run_warning(self, text: str) -> None:
+        """Show a sentence about the run directory to the user."""
+
+    def on_journal_begun_again(self) -> None:
+        """Write down once more how the job began: the journal was removed."""
+
+    def on_lease(self, fd: int) -> None:
+        """Hold the lease of a directory that was made again."""
+
+
+class RunLink:
+    """Sends records and questions to the writer, and passes its answers on."""
+
+    def __init__(self, reactor: Reactor, job: Job, lease: int, socket: Path, pid: int) -> None:
+        self._reactor = reactor
+        self._owner: RunOwner | None = None
+        self._common: Record = {"run_id": job.record.run_id}
+        self._opening: Message = {
+            "kind": "open",
+            "run_dir": str(job.config.run_dir),
+            "record": job.record.encode().decode(),
+            "socket": str(socket),
+            "pid": pid,
+        }
+        self._lease = lease
+        self._channel: Channel | None = None
+        self._waiting: deque[str] = deque()
+        self._sent = 0
+        """How many of those that wait the present writer was sent."""
+        self._lost = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a writer is there."""
+        return self._channel is not None
+
+    def serve(self, owner: RunOwner) -> None:
+        """Tell ``owner`` what comes."""
+        self._owner = owner
+
+    def connect(self, channel: Channel) -> None:
+        """Talk to a new writer, and send it what the last one has not counted."""
+        self._leave()
+        self._channel = channel
+        self._reactor.watch_channel(channel, self._on_message, self._leave)
+        channel.post(self._opening, (self._lease,))
+        self._send(list(self._waiting), is_again=True)
+
+    def hold(self, lease: int) -> None:
+        """Give the next writer this lease."""
+        self._lease = lease
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event of the head itself into the journal."""
+        self._take([stamped(event, fields, 0.0, self._common | {"source": SOURCE})])
+
+    def take(self, message: Message) -> None:
+        """Write the records of another process into the journal, with the head's own moments."""
+        common = self._common | {"source": message["source"]}
+        self._take(
+            stamped(event, fields, age_s, common) for event, fields, age_s in message["records"]
+        )
+
+    def check(self) -> None:
+        """Let the writer make again what was removed of the run directory."""
+        if self._channel is not None:
+            self._channel.post({"kind": "check"})
+
+    def close(self, *, is_over: bool) -> None:
+        """Wait until all is written, but not for long; then let go of the writer.
+
+        ``is_over`` is whether the lease shall say that the job has ended.
+        """
+        channel, bound = self._channel, Bound(_ENDS_WITHIN_S)
+        if channel is None:
+            return
+        if is_over:
+            channel.post({"kind": "over"})
+        while (self._waiting or channel.wants_write) and not channel.is_closed:
+            channel.flush()
+            if not bound.wait(lambda left_s: _is_ready(channel, left_s)):
+                break
+            try:
+                messages = channel.drain()
+            except ChannelError:
+                break
+            for message in messages:
+                self._on_message(message)
+        self._leave()
+
+    def _take(self, records: Iterable[Record]) -> None:
+        lines = []
+        for record in records:
+            lines.append(line_of(record))
+            if self._owner is not None:
+                self._owner.on_record(record)
+        self._waiting.extend(lines)
+        self._send(lines, is_again=False)
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            if self._sent:
+                self._sent -= 1
+            else:
+                self._lost += 1
+
+    def _send(self, lines: list[str], *, is_again: bool) -> None:
+        if self._channel is None or not (lines or self._lost):
+            return
+        lost, self._lost = self._lost, 0
+        self._channel.post({"kind": "lines", "lines": lines, "lost": lost, "is_again": is_again})
+        self._sent += len(lines)
+
+    def _on_message(self, message: Message) -> None:
+        owner = self._owner
+        match message["kind"]:
+            case "written":
+                for _ in range(min(message["count"], self._sent)):
+                    self._waiting.popleft()
+                    self._sent -= 1
+            case "warning" if owner is not None:
+                owner.on_run_warning(message["text"])
+            case "checked" if owner is not None and message["is_begun_again"]:
+                owner.on_journal_begun_again()
+            case "lease" if owner is not None:
+                owner.on_lease(message[FDS][0])
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._reactor.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+        self._sent = 0
+
+
+def _is_ready(channel: Channel, within_s: float) -> bool:
+    """Wait until something has come, or something that waits can be written."""
+    writing = [channel] if channel.wants_write else []
+    return any(select.select([channel], writing, [], within_s))

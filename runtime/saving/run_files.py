@@ -1,0 +1,103 @@
+"""The writer's other half: the files of the run directory that are no checkpoints.
+
+The head touches no disk.  It sends the lines of the journal here, ready as they are to be
+written, and the lease and the record of the run, which are made again if somebody removes them.
+A thread of its own serves, so that no line waits for a save.  A disk that hangs holds it up, and
+nobody else.
+
+Invariant: lines are written in the order in which they came, and each is counted to the head
+once it is written.  The head keeps what is not counted, and sends it to the next writer.  A line
+that the lost writer has written, but not counted, is found at the end of the journal, and is not
+written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.witnessed_time import Bound, has_ended
+
+
+class RunFiles:
+    """Serves the head at the other end of ``channel`` in a thread, until that closes it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._journal: JournalFile | None = None
+        self._keeper: RunKeeper | None = None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="holdfast-files", daemon=True)
+        self._thread.start()
+
+    def close(self, within_s: float) -> None:
+        """Wait for the end of the thread, but not for long; write down the end of the job."""
+        has_ended(self._thread, Bound(within_s))
+        if self._is_over and self._keeper is not None:
+            self._keeper.lease.end()
+
+    def _serve(self) -> None:
+        verbs = {
+            "open": self._open,
+            "lines": self._write,
+            "check": self._check,
+            "over": self._end,
+        }
+        while (message := self._channel.receive()) is not None:
+            verbs[message["kind"]](message)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _open(self, message: Message) -> None:
+        """Take the run: its directory, record and lease, the descriptor of which comes along."""
+        record = RunRecord.decode(message["record"].encode())
+        directory = RunDirectory(Path(message["run_dir"]))
+        self._journal = JournalFile(directory.journal_path, record.run_id, self._warn)
+        self._journal.open_or_warn()
+        lease = Lease(message[FDS][0])
+        with contextlib.suppress(OSError):  # nothing to spare: the lease lasts for a minute
+            lease.keep()
+        self._keeper = RunKeeper(directory, record, lease, self._warn, self._hand_on)
+        self._path = directory.journal_path
+        self._head = int(message["pid"]), Path(message["socket"])
+
+    def _write(self, message: Message) -> None:
+        journal, lines = self._journal, message["lines"]
+        assert journal is not None
+        journal.lost += message["lost"]
+        known = self._newest_lines() if message["is_again"] else frozenset()
+        journal.write(line for line in lines if line not in known)
+        self._send({"kind": "written", "count": len(lines)})
+
+    def _newest_lines(self) -> frozenset[str]:
+        """Return what stands at the end of the journal; nothing if it cannot be read."""
+        with contextlib.suppress(OSError):
+            tail = JournalReader(self._path, tail_bytes=TAIL_BYTES).lines()
+            return frozenset(line.decode(errors="replace").rstrip("\n") for line in tail)
+        return frozenset()
+
+    def _check(self, _: Message) -> None:
+        """Make again what was removed of the directory; tell whether the journal begins anew."""
+        assert self._keeper is not None
+        self._send({"kind": "checked", "is_begun_again": self._keeper.poll()})
+
+    def _end(self, _: Message) -> None:
+        self._is_over = True
+
+    def _hand_on(self, lease: Lease) -> None:
+        with contextlib.suppress(OSError):  # the lock counts; nobody could attach to the job
+            lease.name_head(*self._head)
+        self._send({"kind": "lease"}, (lease.fileno(),))
+
+    def _warn(self, text: str) -> None:
+        self._send({"kind": "warning", "text": text})
+
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(message, fds)
