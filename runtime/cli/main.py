@@ -34,6 +34,7 @@ _HOMES = {
     "save": "status",
     "sbatch": "sbatch",
     "status": "status",
+    "stop": "status",
     "verify": "checkpoints",
 }
 """Commands that are imported when they are asked for, by the files that hold them.

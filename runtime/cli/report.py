@@ -15,6 +15,7 @@ from holdfast.runtime.run.find_run import refuse_no_job
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.tools.events import read_on
+from holdfast.runtime.tools.living_job import life_of
 from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
@@ -31,7 +32,6 @@ from holdfast.runtime.tools.report import (
     describe_troubles,
     to_json,
 )
-from holdfast.runtime.tools.save_request import life_of
 from holdfast.runtime.tools.summary import summarize
 
 _MOST_EVIDENCE = 10

@@ -1,4 +1,4 @@
-"""``holdfast status`` and ``save``: how a job stands now, and a checkpoint of it now."""
+"""``holdfast status``, ``save`` and ``stop``: how a job stands, a checkpoint now, its end now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.save_request import order_save
+from holdfast.runtime.tools.living_job import order_save, order_stop
 from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket
 
@@ -49,6 +49,28 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
         click.echo("asked for a checkpoint")
     else:
         click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("run_dir", type=PATH)
+@click.option("--now", "is_urgent", is_flag=True, help="Stop at once, without a checkpoint.")
+@click.option("--wait/--no-wait", default=True, help="Whether to wait until it has stopped.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Give up after this long.",
+)
+def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
+    """Stop the job that runs in RUN_DIR at its next step, with a checkpoint, as SIGTERM does.
+
+    Exits with 0 when it has stopped, with 75 when no job runs there or it goes on.
+    """
+    code = order_stop(
+        RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait, is_urgent=is_urgent
+    )
+    click.echo("asked to stop" if code is None else f"stopped: its exit code is {code}")
 
 
 @click.command()

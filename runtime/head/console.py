@@ -10,6 +10,7 @@ has all of the evidence: limit, last lines, stacks, samples in hand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -76,9 +77,10 @@ class JobConsole:
         """Whether all trainings so far are complete, and only the script goes on."""
         return self._progress is not None and self._progress.is_after_training
 
-    def attached(self, workers: int) -> None:
-        """Say that another client shows the job from here on."""
-        self._journal.record("taken_over", workers=workers)
+    def attached(self, launch: Message) -> None:
+        """Record that another client shows the job from here on, with its launch."""
+        found = {name: launch[name] for name in ("generation", "workers") if name in launch}
+        self._journal.record("taken_over", agent=os.getpid(), **found)
 
     def lost_head(self, launch: Launch, reason: str) -> None:
         """Say that the head before this one is gone, and its workers with it."""

@@ -167,9 +167,11 @@ class Decider:
         """Ask the workers for a checkpoint."""
         self._obey_agent({"kind": "request", "what": "save"})
 
-    def stop(self) -> None:
-        """Stop the job with a checkpoint, as SIGTERM does; a second time at once."""
+    def stop(self, *, is_urgent: bool) -> None:
+        """Stop the job with a checkpoint, as SIGTERM does, or at once."""
         self._on_order(Order.STOP, signal.SIGTERM)
+        if is_urgent:
+            self._on_order(Order.STOP, signal.SIGTERM)
 
     @property
     def is_stopping(self) -> bool:

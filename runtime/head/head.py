@@ -55,6 +55,8 @@ class Head:
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
         self._job_fields: Message = {}
+        self._stoppers: list[Channel] = []
+        """The connections of those who have asked for the end, and hear of it."""
         self._polled_at = 0.0
         self._waits_until = witnessed_s() + _CLIENT_WITHIN_S
 
@@ -116,10 +118,13 @@ class Head:
         elif kind == "save" and self._job is not None:
             self._take_save(self._job, visitor, is_waiting=bool(message.get("is_waiting")))
         elif kind == "stop" and self._job is not None:
+            self._stoppers.append(visitor.channel)
             visitor.channel.post({"kind": "stopping"})
             with self._job.errors_told():
-                self._job.decider.stop()
+                self._job.decider.stop(is_urgent=bool(message.get("is_urgent")))
         else:
+            if self._job is None:
+                visitor.channel.post({"kind": "starting"})
             self._dismiss(visitor.channel)
 
     def take_signals(self, numbers: Iterable[int]) -> None:
@@ -130,13 +135,14 @@ class Head:
 
     def close(self) -> None:
         """Let client and lease go; the agent's workers are gone."""
-        job, client = self._job, self._client
-        if client is not None:
-            if job is not None and job.decider.end is not None:
-                code = int(job.decider.end.exit_code)
-                limits = job.decider.limits.to_json()
-                client.channel.post({"kind": "ended", "exit_code": code, "limits": limits})
-            client.channel.close()
+        end = None if self._job is None else self._job.decider.end
+        heard = [] if self._client is None else [self._client.channel]
+        for channel in (*heard, *self._stoppers):
+            if self._job is not None and end is not None:
+                limits = self._job.decider.limits.to_json()
+                code = int(end.exit_code)
+                channel.post({"kind": "ended", "exit_code": code, "limits": limits})
+            channel.close()
 
     def finish(self) -> None:
         """Write down what is left of the job, while there is still a writer for it."""
@@ -169,6 +175,8 @@ class Head:
         self._speak_to(fds)
         if "job" in message:
             self._begin(message)
+        elif self._job is not None:
+            self._job.console.attached(self._job.decider.log.summary or {})
         assert self._job is not None
         self._greet(client, self._job)
 

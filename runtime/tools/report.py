@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.evidence.repeats import describe_work
-from holdfast.runtime.tools.save_request import Life
+from holdfast.runtime.tools.living_job import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +372,13 @@ def finite(value: Any) -> Any:
 
 
 _LIVES = {
-    Life.SUPERVISED: "still running",
-    Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
+    Life.RUNNING: "still running",
+    Life.DETACHED: "still running without a client: `holdfast attach {}` shows it",
     Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
     Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its supervisor: go on with `holdfast run`",
-    Life.ALONE: "still running, without a supervisor",
-    Life.UNKNOWN: "still running, or its supervisor was lost",
+    Life.GONE: "lost with its head: go on with `holdfast run`",
+    Life.ALONE: "still running, without `holdfast run`",
+    Life.UNKNOWN: "still running, or lost",
 }
 
 
@@ -388,7 +388,7 @@ def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
         done = report.completed_step
         has_completed = "" if done is None else f"completed step {done}; "
         if life is Life.GONE and done is not None:
-            return f"completed step {done}, after its supervisor was lost"
+            return f"completed step {done}, after its head was lost"
         return has_completed + _LIVES[life].format(run_dir)
     return f"exit {report.exit_code}" + (f": {report.reason}" if report.reason else "")
 

@@ -8,9 +8,7 @@ Then the journal says as much as it can.  It has what has happened, the agent wh
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,31 +27,27 @@ from holdfast.runtime.run.progress import (
     phase,
 )
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
-from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.tools.events import EventLine, read_on, told_events
+from holdfast.runtime.tools.living_job import JobSocket, Life, find_life
 from holdfast.runtime.tools.report import finite
-from holdfast.runtime.tools.save_request import Life, find_life
 from holdfast.runtime.tools.summary import Goodput, goodput_of, jobs_of, last_of
 
 _RUNNING = {
-    Life.SUPERVISED: "running",
-    Life.ORPHANED: "running, but {}",
+    Life.RUNNING: "running",
+    Life.DETACHED: "running, and {}",
     Life.ALONE: "running without `holdfast run`, which nobody supervises",
 }
 
 _WITHOUT_END = {
     Life.ELSEWHERE: "{}",
     Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its supervisor; go on with `holdfast run`",
+    Life.GONE: "lost with its head; go on with `holdfast run`",
     Life.UNKNOWN: "running, or lost: {}",
 }
 """How a job stands whose journal tells no end."""
 
 _MOST_EVENTS = 8
 _PACE_OVER_S = 10.0
-_ANSWERS_WITHIN_S = 2.0
-"""People wait for the answer; an agent looks at its messages many times a second."""
 
 
 class StatusSource:
@@ -66,7 +60,7 @@ class StatusSource:
     def __init__(self, run_dir: Path) -> None:
         self._directory = RunDirectory(run_dir)
         self._reader = JournalReader(self._directory.journal_path)
-        self._question = AgentQuestion(self._directory)
+        self._socket = JobSocket(self._directory)
         self._records: list[Record] = []
 
     def poll(self, wall_s: float) -> JobStatus:
@@ -77,23 +71,23 @@ class StatusSource:
         """
         refuse_no_job(self._directory.path)
         self._directory.load_record()  # one that makes no sense is refused
-        answer = self._question.ask()
-        life, words = find_life(self._directory)
+        answer = self._socket.ask()
+        life, words = find_life(self._directory, answer)
         # After the look at the processes: the last record may tell of their end.
         read_on(self._directory, self._reader.read, self._records)
         ending = ending_of(newest_job(self._records), life, words)
-        if self._question.is_silent:
-            ending = Ending(f"{ending.outcome}; its agent does not answer", ending.is_over)
+        if self._socket.is_silent:
+            ending = Ending(f"{ending.outcome}; its head does not answer", ending.is_over)
         found = None if answer is None else AgentAnswer.of(answer)
         return job_status(self._records, ending, found, (time.monotonic(), wall_s))
 
     def close(self) -> None:
         """Leave the job alone."""
-        self._question.close()
+        self._socket.close()
 
 
 def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
-    """Return how a job stands, in words; ``words`` say why its supervisor is out of reach."""
+    """Return how a job stands, in words; ``words`` say more of it."""
     if life in _RUNNING:
         return Ending(_RUNNING[life].format(words), is_over=False)
     ended = [record for record in job if record["event"] == "job_ended"]
@@ -102,73 +96,9 @@ def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
         return Ending(f"ended with exit code {code}: {reason}", is_over=True)
     step = completed_step(job)
     if step is not None:
-        lost = ", after its supervisor was lost" if life is Life.GONE else ""
+        lost = ", after its head was lost" if life is Life.GONE else ""
         return Ending(f"completed step {step}{lost}", is_over=True)
     return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
-
-
-class AgentQuestion:
-    """Asks again and again over one connection, and over another one if the agent has changed."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._channel: Channel | None = None
-        self._is_asked = False
-        self.is_silent = False
-        """Whether there is an agent that has not answered the last question."""
-
-    def ask(self, within_s: float = _ANSWERS_WITHIN_S) -> Message | None:
-        """Return the agent's ``status``, None if there is no agent or no answer.
-
-        A question without an answer stays open: an agent that is stopped collects no others.
-        """
-        self.is_silent = False
-        for _ in range(2):  # the agent may have ended since the last question
-            channel = self._channel or self._connected()
-            if channel is None:
-                return None
-            if not self._is_asked:
-                channel.post({"kind": "status"})
-                self._is_asked = True
-            answer = _answer(channel, within_s)
-            if answer is not None:
-                self._is_asked = False
-                return answer
-            if not channel.is_closed:
-                self.is_silent = True
-                return None
-            self.close()
-        return None
-
-    def close(self) -> None:
-        """Leave the agent alone."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        self._is_asked = False
-
-    def _connected(self) -> Channel | None:
-        socket = self._directory.agent_socket()
-        if socket is not None:
-            with contextlib.suppress(OSError):
-                self._channel = connect(socket)
-        return self._channel
-
-
-def _answer(channel: Channel, within_s: float) -> Message | None:
-    """Return the answer, None if none comes in time or the agent has gone."""
-    bound = Bound(within_s)
-    while not channel.is_closed:
-        try:
-            answers = [found for found in channel.drain() if found.get("kind") == "status"]
-        except ChannelError:
-            channel.close()
-            return None
-        if answers:
-            return answers[-1]
-        if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
-            return None
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,352 @@
+"""The job that lives in a run directory: whether one does, and what it is asked over its socket.
+
+The lease names the head's process and socket.  A socket with a listener is a living head: the
+kernel ends it with the process.  Its answer says which directory it works in, as this one may have
+been moved or copied.  A job that is just starting has the lease, and no head yet: so a process that
+holds that very lease file counts, and no number of a process that was used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import JobError, NotSaved, UsageError
+from holdfast.runtime.run.files import ForeignFile
+from holdfast.runtime.run.find_run import moved_to, no_job
+from holdfast.runtime.run.lease import has_ended
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
+from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.witnessed_time import Bound
+
+_RETRY_S = 0.05
+_ANSWERS_WITHIN_S = 2.0
+"""People wait for the answer; a head looks at its messages many times a second."""
+
+
+class Life(Enum):
+    """What is left of the job that owns a run directory, or owned it last."""
+
+    RUNNING = "running"
+    DETACHED = "detached"
+    """It runs, and no client shows it."""
+    ELSEWHERE = "elsewhere"
+    """Its run is in another directory: this one was moved or copied."""
+    ENDED = "ended"
+    """It has said its end in the lease."""
+    GONE = "gone"
+    ALONE = "alone"
+    """A script that was started without `holdfast run`."""
+    UNKNOWN = "unknown"
+    """It belongs to another host or user, or to ranks that have lost the first one."""
+
+
+_NOBODY = "no job runs in {}; start one with `holdfast run`"
+_REASONS = {
+    Life.ALONE: "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does",
+    Life.ELSEWHERE: "{} was moved or copied{}; ask there",
+    Life.ENDED: _NOBODY,
+    Life.GONE: _NOBODY,
+    Life.UNKNOWN: _NOBODY,
+}
+
+
+class OutOfReach(NotSaved):
+    """No job of ``directory`` can be asked; ``life`` is what is left of it."""
+
+    def __init__(self, life: Life, directory: RunDirectory, *details: object) -> None:
+        super().__init__(_REASONS[life].format(directory.path, *details))
+        self.life = life
+
+
+def life_of(directory: RunDirectory) -> Life:
+    """Return what is left of the job in ``directory``."""
+    with contextlib.closing(JobSocket(directory)) as socket:
+        return find_life(directory, socket.ask())[0]
+
+
+def find_life(directory: RunDirectory, answer: Mapping[str, Any] | None) -> tuple[Life, str]:
+    """Return what is left of the job in ``directory``, and words on it if there are any.
+
+    ``answer`` is what its head has told of its status, None if it has not answered.
+    """
+    if answer is not None and answer.get("run_dir"):
+        return _life_of_answer(directory, answer)
+    try:
+        channel = living_head(directory)
+    except OutOfReach as error:
+        return error.life, str(error)
+    except JobError as error:
+        return Life.UNKNOWN, str(error)
+    if channel is not None:
+        channel.close()
+    return Life.RUNNING, ""
+
+
+def _life_of_answer(directory: RunDirectory, answer: Mapping[str, Any]) -> tuple[Life, str]:
+    place = Path(answer["run_dir"])
+    with contextlib.suppress(OSError):
+        if not place.samefile(directory.path):
+            error = OutOfReach(
+                Life.ELSEWHERE, directory, f", and its job (pid {answer['pid']}) works in {place}"
+            )
+            return error.life, str(error)
+    if answer.get("client") is None:
+        where = shlex.quote(str(directory.path))
+        return Life.DETACHED, f"no client shows it: `holdfast attach {where}` does"
+    return Life.RUNNING, ""
+
+
+def living_head(directory: RunDirectory) -> Channel | None:
+    """Return a connection to the head of the job in ``directory``; None if that is to come.
+
+    Raises:
+        NotSaved: no job runs, or it is out of reach; the message says which.
+        UsageError: the lease is not the run's own file.
+    """
+    owner = _owner_of(directory)
+    here = os.uname().nodename
+    if owner["host"] != here:
+        raise NotSaved(
+            f"{directory.path} belongs to host {owner['host']}, this is {here}; ask there"
+        )
+    if owner.get("takes_orders") is not False:
+        with contextlib.suppress(OSError, TypeError):
+            return connect(Path(owner["agent"]))
+    holders = [owner[name] for name in ("pid", "client") if name in owner]
+    holder = next((pid for pid in holders if _holds(pid, directory.lease_path)), None)
+    if holder is not None:
+        if owner.get("takes_orders") is not False:
+            return None
+        raise OutOfReach(Life.ALONE, directory, holder)
+    place = moved_to(directory)
+    if place is not None:
+        raise OutOfReach(Life.ELSEWHERE, directory, f" from {place}, which holds its run as well")
+    if has_ended(owner):  # as by `holdfast repair`
+        raise OutOfReach(Life.ENDED, directory)
+    raise OutOfReach(Life.UNKNOWN if owner.get("takes_orders") is False else Life.GONE, directory)
+
+
+def _owner_of(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        owner = directory.lease_owner()
+        owner |= {"host": str(owner["host"]), "pid": int(owner["pid"])}
+        owner.setdefault("agent", None)
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotSaved(_NOBODY.format(directory.path)) from error
+    return owner
+
+
+def _holds(pid: int, lease_path: Path) -> bool:
+    """Return whether a process has the lease file open.
+
+    Raises:
+        NotSaved: it is another user's.
+    """
+    try:
+        lease = lease_path.stat()
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(link.stat(), lease):
+                    return True
+    except PermissionError as error:
+        raise NotSaved(f"process {pid} belongs to another user; ask as that user") from error
+    except OSError:  # it has ended meanwhile
+        return False
+    return False
+
+
+class JobSocket:
+    """Asks how a job stands, again and again over one connection, and over another if it ended."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._channel: Channel | None = None
+        self._is_asked = False
+        self.is_silent = False
+        """Whether there is a head that has not answered the last question."""
+
+    def ask(self, within_s: float = _ANSWERS_WITHIN_S) -> Message | None:
+        """Return the head's ``status``, None if there is no head or no answer.
+
+        A question without an answer stays open: a head that is stopped collects no others.
+        """
+        self.is_silent = False
+        for _ in range(2):  # the head may have ended since the last question
+            channel = self._channel or self._connected()
+            if channel is None:
+                return None
+            if not self._is_asked:
+                channel.post({"kind": "status"})
+                self._is_asked = True
+            answer = _answer(channel, within_s)
+            if answer is not None:
+                self._is_asked = False
+                return answer
+            if not channel.is_closed:
+                self.is_silent = True
+                return None
+            self.close()
+        return None
+
+    def close(self) -> None:
+        """Leave the head alone."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._is_asked = False
+
+    def _connected(self) -> Channel | None:
+        socket = self._directory.agent_socket()
+        if socket is not None:
+            with contextlib.suppress(OSError):
+                self._channel = connect(socket)
+        return self._channel
+
+
+def _answer(channel: Channel, within_s: float) -> Message | None:
+    """Return the newest message, None if none comes in time or the head has gone."""
+    bound = Bound(within_s)
+    while not channel.is_closed:
+        try:
+            answers = channel.drain()
+        except ChannelError:
+            channel.close()
+            return None
+        if answers:
+            return answers[-1]
+        if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
+            return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A requested checkpoint; ``seconds`` passed from the request to the commit."""
+
+    step: int
+    seconds: float
+
+
+def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -> Saved | None:
+    """Ask the job in ``directory`` for a checkpoint; return it once it is committed.
+
+    Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
+
+    Raises:
+        NotSaved: no job runs there, or none has begun the run yet; it ended or failed to save, or
+            time ran out.
+    """
+    path, order = directory.path, _Order(directory, timeout_s)
+    answer = order.carry_out({"kind": "save", "is_waiting": is_waiting}, until=_END_OF_SAVE)
+    while answer["kind"] == "asked" and is_waiting:
+        answer = order.next_answer(_END_OF_SAVE)
+    match answer["kind"]:
+        case "asked":
+            return None
+        case "saved":
+            return Saved(answer["step"], answer["seconds"])
+        case "unsaved" if answer["reason"]:
+            raise NotSaved(f"the job in {path} goes on but cannot save: {answer['reason']}")
+    raise NotSaved(f"the job in {path} ended without another checkpoint; run it again")
+
+
+def order_stop(
+    directory: RunDirectory, *, timeout_s: float, is_waiting: bool, is_urgent: bool
+) -> int | None:
+    """Ask the job in ``directory`` to stop with a checkpoint; return its exit code once it has.
+
+    Returns ``None`` as soon as it was told unless ``is_waiting``.  If it is urgent, the job stops
+    at once: what was trained since the newest checkpoint is lost.
+
+    Raises:
+        NotSaved: no job runs there, or time ran out.
+    """
+    order = _Order(directory, timeout_s)
+    answer = order.carry_out({"kind": "stop", "is_urgent": is_urgent}, until=_END_OF_STOP)
+    if not is_waiting:
+        return None
+    while answer["kind"] != "ended":
+        answer = order.next_answer(_END_OF_STOP)
+    return int(answer["exit_code"])
+
+
+_END_OF_SAVE = "has not committed a checkpoint"
+_END_OF_STOP = "has not stopped"
+
+
+class _Order:
+    """One order to a job, from its sending to the answer."""
+
+    def __init__(self, directory: RunDirectory, timeout_s: float) -> None:
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._bound = Bound(timeout_s)
+        self._order: Message = {}
+        self._channel: Channel | None = None
+
+    def carry_out(self, order: Message, until: str) -> Message:
+        """Send the order, and return the first answer; ``until`` says what has not been yet.
+
+        A job that is just starting is waited for, and one whose head was lost and replaced.
+        """
+        reason = no_job(self._directory.path)
+        if reason is not None:
+            raise NotSaved(reason)
+        self._order = order
+        return self.next_answer(until)
+
+    def next_answer(self, until: str) -> Message:
+        """Return the next answer, from another head if that has died."""
+        while not self._bound.has_passed:
+            if self._channel is None:
+                self._channel = living_head(self._directory)
+                if self._channel is None:
+                    time.sleep(_RETRY_S)
+                    continue
+                self._channel.post(self._order)
+            answer = _first_answer(self._channel, self._bound)
+            if answer is not None and answer["kind"] != "starting":
+                return answer
+            if answer is not None or self._channel.is_closed:
+                self._channel.close()
+                self._channel = None
+                time.sleep(_RETRY_S)
+        raise NotSaved(self._late(until))
+
+    def _late(self, until: str) -> str:
+        path = self._directory.path
+        pid = _owner_of(self._directory)["pid"]
+        if is_stopped(pid):
+            return (
+                f"the head of the job in {path}, pid {pid}, is stopped; "
+                f"let it go on with `kill -CONT {pid}`, then ask again"
+            )
+        return (
+            f"the job in {path} {until} within {self._timeout_s:g} s; "
+            "give a longer --timeout, or look at `holdfast report`"
+        )
+
+
+def _first_answer(channel: Channel, bound: Bound) -> Message | None:
+    """Return the next message; None once the bound has passed or the head has gone."""
+    if not bound.wait(
+        lambda left_s: channel.has_message or select.select([channel], [], [], left_s)[0]
+    ):
+        return None
+    try:
+        return channel.receive()
+    except (OSError, ChannelError):
+        channel.close()
+        return None
