@@ -199,12 +199,12 @@ class JobConsole:
                 "stdout or stderr took nothing; send the output to a place that takes it"
             )
 
-    def signalled(self, name: str, *, is_second: bool) -> None:
-        """Say that a signal asks the job to stop."""
+    def stopping(self, asked_by: str, *, is_second: bool) -> None:
+        """Say that a signal or a person asks the job to stop."""
         if is_second:
-            self._say(f"{name}: stopping at once")
+            self._say(f"{asked_by}: stopping at once")
         else:
-            self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
+            self._say(f"{asked_by}: stopping at the next step with a checkpoint (again: at once)")
 
     def ended(self, end: End) -> None:
         """Say the end of the job; a program's own traceback is shown once, as its user reads it.

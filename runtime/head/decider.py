@@ -79,6 +79,8 @@ class Decider:
         self._struck = set(job.struck)
         self._is_warm = False
         self._has_failed = False
+        self._has_stopped = False
+        """Whether workers were told to stop although nothing is decided any more."""
         self._is_complete = False
         """Whether a worker has told that all trainings are complete."""
         self.limits = job.limits
@@ -155,23 +157,29 @@ class Decider:
             self.save()
         elif order is Order.GO_ON:
             self._console.hung_up()
-        elif self._has_failed:
-            self._stop_without_machine()
         elif self.limits.repeats(number, is_stopping=self.is_stopping, now=time.time()):
             self._console.noted(f"{number.name}: the job is stopping already", "signal_repeated")
         else:
-            self._console.signalled(number.name, is_second=self.is_stopping)
-            self._handle(StopAsked(self.limits.stops[number]))
+            self._stop(number.name, self.limits.stops[number])
+
+    def _stop(self, asked_by: str, code: ExitCode) -> None:
+        """Stop the job with a checkpoint; a second time at once."""
+        if self._has_failed:
+            self._stop_without_machine()
+        else:
+            self._console.stopping(asked_by, is_second=self.is_stopping)
+            self._handle(StopAsked(code))
 
     def save(self) -> None:
         """Ask the workers for a checkpoint."""
         self._obey_agent({"kind": "request", "what": "save"})
 
     def stop(self, *, is_urgent: bool) -> None:
-        """Stop the job with a checkpoint, as SIGTERM does, or at once."""
-        self._on_order(Order.STOP, signal.SIGTERM)
+        """Stop the job with a checkpoint, or at once, because a person has asked for it."""
+        if not self.is_stopping:
+            self._stop("holdfast stop", ExitCode.TERMINATED)
         if is_urgent:
-            self._on_order(Order.STOP, signal.SIGTERM)
+            self._stop("holdfast stop --now", ExitCode.TERMINATED)
 
     @property
     def is_stopping(self) -> bool:
@@ -182,8 +190,6 @@ class Decider:
         what = "kill" if self._has_stopped else "request"
         self._has_stopped = True
         self._obey_agent({"kind": what, "what": "stop"})
-
-    _has_stopped = False
 
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""

@@ -68,7 +68,7 @@ class AgentHarness:
     def connect(self) -> Channel:
         """Become the supervisor, in place of an earlier one."""
         channel = connect(self.directory / "agent.sock")
-        channel.send({"kind": "supervisor"})
+        channel.send({"kind": "superior"})
         return channel
 
     def send(self, kind: str, **fields: Any) -> None:
