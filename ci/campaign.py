@@ -35,7 +35,7 @@ STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
 TIMEOUT_S = 240.0
 
 _FENCED_KINDS = frozenset({FaultKind.STOP, FaultKind.GIL})
-_OURS = ("killed by the supervisor", "guard lost", "the agent ends")
+_OURS = ("killed with its launch", "guard lost", "the agent ends")
 """Deaths that follow from the loss of a whole launch."""
 
 

@@ -63,7 +63,7 @@ Sight = (
     | LaunchRenewing
 )
 
-KILLED_WITH_ITS_LAUNCH = "killed by the supervisor"
+KILLED_WITH_ITS_LAUNCH = "killed with its launch"
 """The cause of a death that ends a launch which was lost before."""
 
 _UNTRAINED = End(

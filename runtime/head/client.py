@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,6 +284,8 @@ class Client:
         self._log = LaunchLog()
         self._ended: Message | None = None
         self._head: HeadProcess | None = None
+        self._stops: set[int] = set()
+        """The signals to stop that the head was told; another head must know of them."""
         self._polled_at = 0.0
         self._reactor = Reactor()
         self._signals = SignalPipe(self._reactor, self._pass_on)
@@ -374,9 +376,11 @@ class Client:
         told = list(self._log.events)
         after = None if order is None else {"order": order, "told": told, "reason": reason}
         self.start(connect_to_head(self._terms), after)
+        self._pass_on(self._stops)
 
-    def _pass_on(self, numbers: bytes) -> None:
-        if self._head is not None:
+    def _pass_on(self, numbers: Collection[int]) -> None:
+        self._stops |= set(numbers) & set(self.batch.limits.stops)
+        if self._head is not None and numbers:
             self._head.channel.post({"kind": "signals", "numbers": list(numbers)})
 
     def _leave(self) -> None:

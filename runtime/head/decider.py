@@ -11,6 +11,7 @@ launch.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -40,8 +41,12 @@ from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault_address, launch_of
 from holdfast.runtime.head.orders import Order, SignalOrders
 from holdfast.runtime.head.run_link import RunLink
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, RunHistory
 from holdfast.runtime.system.channel import Message
+
+_IDLE_POLLS = 10
+"""After so many the end of a launch would have been told, if there was one."""
 
 _TIME_IS_UP = {
     False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
@@ -79,6 +84,7 @@ class Decider:
         self._struck = set(job.struck)
         self._is_warm = False
         self._has_failed = False
+        self._idle_polls = 0
         self._has_stopped = False
         """Whether workers were told to stop although nothing is decided any more."""
         self._is_complete = False
@@ -98,12 +104,17 @@ class Decider:
         ``order`` is that of its last launch, ``told`` what it had come to.
         """
         launch = launch_of(order)
+        self._history = RunHistory(
+            WorkerConfig.from_json(order["config"]).history, time.monotonic()
+        )
         self._console.lost_head(launch, reason)
         self._machine.take_over(launch)
         self.log.begin(order)
         for message in told:
             self._console.recall(message)
             self._decide(message)
+        if self.log.order is not order or self.end is not None:
+            return  # the launch had ended before its head
         view = self._machine.view
         for worker in sorted(set(view.workers) - set(view.exits)):
             self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
@@ -127,9 +138,17 @@ class Decider:
         if record["event"] == "fault":
             self._struck.add(fault_address(record))
 
-    def poll(self, now: float) -> None:
-        """Mind the time of the job and the bounds of its launch; call it twice a second."""
-        if self.end is not None or self._has_failed:
+    def poll(self, now: float, *, is_idle: bool) -> None:
+        """Mind the time of the job and the bounds of its launch; call it twice a second.
+
+        ``is_idle`` is whether no worker is hosted.
+        """
+        if self.end is not None:
+            return
+        if self._has_failed:
+            self._idle_polls = self._idle_polls + 1 if is_idle else 0
+            if self._idle_polls >= _IDLE_POLLS:
+                self._end_undecided()
             return
         self._mind_time()
         self._clock = self._clock.observe(self._machine.view.workers, self._situation, now)
@@ -144,13 +163,18 @@ class Decider:
             self._console.failed(error)
 
     def _end_with_launch(self, kind: str) -> None:
-        if kind != "launch_ended":
-            return
+        if kind == "launch_ended":
+            self._end_undecided()
+
+    def _end_undecided(self) -> None:
+        """End the job after an error: as complete if a worker has told so."""
         if self._is_complete:
             self.end = End(ExitCode.DONE, "the workers have completed the job", is_failure=True)
         else:
             reason = "the launch has ended, and the head that failed decides nothing; run again"
             self.end = End(ExitCode.RECOVERY_IMPOSSIBLE, reason)
+        with contextlib.suppress(Exception):  # it may be the console that fails
+            self._console.ended(self.end)
 
     def _on_order(self, order: Order, number: signal.Signals) -> None:
         if order is Order.SAVE:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job
@@ -97,8 +97,8 @@ class Head:
             self._polled_at = now
             self._poll_client(now)
             with job.errors_told():
-                job.decider.poll(now)
-            job.progress.show(self._agent.host.progress)
+                job.decider.poll(now, is_idle=is_idle)
+                job.progress.show(self._agent.host.progress)
             if not job.run.is_connected:
                 self._agent.host.writer.start()
         end = job.decider.end
@@ -112,6 +112,12 @@ class Head:
 
     def introduce(self, visitor: Visitor, message: Message) -> None:
         """Serve a client, or a request for a checkpoint or for the end."""
+        try:
+            self._introduce(visitor, message)
+        except (KeyError, TypeError, ValueError, JobError):  # no message of a holdfast
+            self._dismiss(visitor.channel)
+
+    def _introduce(self, visitor: Visitor, message: Message) -> None:
         kind = message.get("kind")
         if kind == "client":
             self._take_client(visitor, message)
@@ -135,22 +141,31 @@ class Head:
 
     def close(self) -> None:
         """Let client and lease go; the agent's workers are gone."""
-        end = None if self._job is None else self._job.decider.end
-        heard = [] if self._client is None else [self._client.channel]
-        for channel in (*heard, *self._stoppers):
-            if self._job is not None and end is not None:
-                limits = self._job.decider.limits.to_json()
-                code = int(end.exit_code)
-                channel.post({"kind": "ended", "exit_code": code, "limits": limits})
+        for channel in self._stoppers:
+            self._tell_end(channel)
             channel.close()
+        if self._client is not None:
+            self._client.channel.close()
+
+    def _tell_end(self, channel: Channel) -> None:
+        """Tell a client, or somebody who has asked for the end, the exit code of the job."""
+        decider = None if self._job is None else self._job.decider
+        if decider is not None and decider.end is not None:
+            code, limits = int(decider.end.exit_code), decider.limits.to_json()
+            channel.post({"kind": "ended", "exit_code": code, "limits": limits})
 
     def finish(self) -> None:
-        """Write down what is left of the job, while there is still a writer for it."""
+        """Write down what is left of the job, while there is still a writer for it.
+
+        From now on the client waits for the end of this process, which may take its time.
+        """
         job = self._job
         if job is None:
             return
         while self._events:
             self._handle(job, self._events.popleft())
+        if self._client is not None:
+            self._tell_end(self._client.channel)
         job.progress.end()
         job.console.lost_output()
         job.run.close(is_over=job.decider.end is not None)

@@ -59,6 +59,7 @@ class Job:
         saved_step: the newest step of run directory and local directory, None without any.
         struck: the faults of ``--inject`` that have struck in an earlier job of the run.
         limits: its time.
+        lost_lines: the lines that the journal has not taken before the job had a head.
     """
 
     config: WorkerConfig
@@ -70,6 +71,7 @@ class Job:
     saved_step: int | None
     struck: tuple[tuple[object, ...], ...]
     limits: TimeLimits
+    lost_lines: int = 0
 
     def to_json(self) -> Message:
         """Return the job as a JSON object."""
@@ -83,6 +85,7 @@ class Job:
             "saved_step": self.saved_step,
             "struck": [list(address) for address in self.struck],
             "limits": self.limits.to_json(),
+            "lost_lines": self.lost_lines,
         }
 
     @staticmethod
@@ -98,6 +101,7 @@ class Job:
             saved_step=fields["saved_step"],
             struck=tuple(tuple(address) for address in fields["struck"]),
             limits=TimeLimits.from_json(fields["limits"]),
+            lost_lines=fields["lost_lines"],
         )
 
     @property

@@ -144,6 +144,7 @@ class JobSetup:
             saved_step=self.saved_step,
             struck=self._struck(),
             limits=limits,
+            lost_lines=self.journal.lost,
         )
 
     def _struck(self) -> tuple[tuple[object, ...], ...]:

@@ -60,7 +60,7 @@ class RunLink:
         self._waiting: deque[str] = deque()
         self._sent = 0
         """How many of those that wait the present writer was sent."""
-        self._lost = 0
+        self._lost = job.lost_lines
 
     @property
     def is_connected(self) -> bool:

@@ -303,6 +303,11 @@ class Journal:
         if self._calls.is_behind and not was_behind:
             _LOG.warning("journal %s: its file system hangs; events wait", self._path)
 
+    @property
+    def lost(self) -> int:
+        """The lines that were not written, and that the journal does not count yet."""
+        return self._file.lost
+
     def close(self) -> None:
         """Write the events that wait, but not for long, and close the file and the thread.
 

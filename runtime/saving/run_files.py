@@ -14,7 +14,9 @@ written again.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import traceback
 from pathlib import Path
 
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
@@ -49,10 +51,14 @@ class RunFiles:
             "check": self._check,
             "over": self._end,
         }
-        while (message := self._channel.receive()) is not None:
-            verbs[message["kind"]](message)
-        if self._journal is not None:
-            self._journal.close()
+        try:
+            while (message := self._channel.receive()) is not None:
+                verbs[message["kind"]](message)
+            if self._journal is not None:
+                self._journal.close()
+        except BaseException:  # another writer may do better; one without a journal is none
+            traceback.print_exc()
+            os._exit(1)
 
     def _open(self, message: Message) -> None:
         """Take the run: its directory, record and lease, the descriptor of which comes along."""

@@ -115,7 +115,7 @@ def test_worker_that_is_slower_than_one_whose_script_has_ended_is_waited_for(
 
 def test_order_to_stop_that_comes_before_scripts_go_apart_counts(tmp_path: Path) -> None:
     with start_job(_apart(tmp_path, "1", "2", "1:stop")) as running:
-        running.wait_for("completed", source="supervisor")
+        running.wait_for("completed", source="head")
         running.signal(signal.SIGTERM)
         job = running.wait()
 
@@ -153,7 +153,7 @@ def test_work_that_a_script_leaves_for_its_end_is_done(
 
 def test_end_of_a_script_that_hangs_is_cut_by_an_order_to_stop(tmp_path: Path) -> None:
     with start_job(_ending(tmp_path, "hang")) as running:
-        running.wait_for("completed", source="supervisor")
+        running.wait_for("completed", source="head")
         while len([*tmp_path.glob("polls *")]) < 2:
             time.sleep(0.01)
         running.signal(signal.SIGTERM)

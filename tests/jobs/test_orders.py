@@ -85,7 +85,7 @@ def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
 
 @pytest.mark.parametrize("gap_s", [0.0, 0.05])
 def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -> None:
-    """A scheduler signals a cgroup, and the agent may hear of it before the supervisor."""
+    """A scheduler signals a cgroup, and the head may hear of it before its client."""
     with start_job(request_of(LONG, tmp_path / "run", workers=3)) as job:
         job.wait_for("step", step=5)
         job.signal(signal.SIGTERM, "holdfast-agent")
@@ -150,7 +150,7 @@ def test_sigint_twice_ends_at_once(running: RunningJob) -> None:
     assert job.leftovers == ()
 
 
-def test_the_end_of_the_supervisor_stops_nothing(
+def test_the_end_of_the_client_stops_nothing(
     running: RunningJob, undisturbed: Undisturbed
 ) -> None:
     running.signal(signal.SIGKILL)
@@ -163,11 +163,11 @@ def test_the_end_of_the_supervisor_stops_nothing(
     assert job.leftovers == ()
 
 
-def test_a_supervisor_that_dies_before_its_agent_lives_leaves_nothing_behind(
+def test_a_client_that_dies_before_its_head_lives_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
     with start_job(request_of(EVEN, tmp_path, workers=2)) as job:
-        job.wait_for("launch")
+        job.wait_for("job_started")
         # Killed even earlier, it leaves its directory to the next job (test_surroundings.py).
         while not (started := [pid for pid in job.processes() if pid != job.pid]):
             pass
@@ -179,16 +179,21 @@ def test_a_supervisor_that_dies_before_its_agent_lives_leaves_nothing_behind(
     assert ended.leftovers == ()
 
 
-def test_workers_that_die_without_a_supervisor_leave_nothing_behind(
+def test_workers_that_die_without_a_client_are_relaunched(
     running: RunningJob, undisturbed: Undisturbed
 ) -> None:
+    """Twice: the machine is in the head, and needs nobody who looks on."""
     running.signal(signal.SIGKILL)
-    for worker in range(3):
-        running.signal(signal.SIGKILL, f"holdfast-w{worker}")
+    for first in (0, 3):
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
+            for worker in range(first, first + 3):
+                running.signal(number, f"holdfast-w{worker}")
+        running.wait_for("world", workers=list(range(first + 3, first + 6)))
 
     job = running.wait()
 
-    assert job.sha256 is None
+    assert job.sha256 == undisturbed(LONG)
+    assert [relaunch["workers"] for relaunch in job.events("relaunch")] == [[3, 4, 5], [6, 7, 8]]
     assert job.leftovers == ()
 
 

@@ -104,10 +104,10 @@ def test_causes_are_those_of_the_newest_world() -> None:
 
 def test_first_cause_stands_before_deaths_that_only_followed() -> None:
     view = FRESH
-    for event in (died(C, "exit 1"), died(A, "killed by the supervisor; process 7 does not end")):
+    for event in (died(C, "exit 1"), died(A, "killed with its launch; process 7 does not end")):
         view = view.seeing(event)
 
-    assert view.causes.startswith("worker 5: exit 1, worker 3: killed by the supervisor")
+    assert view.causes.startswith("worker 5: exit 1, worker 3: killed with its launch")
 
 
 def test_cause_is_what_a_worker_said_of_itself_in_one_line() -> None:

@@ -76,8 +76,8 @@ def request_of(
 
 
 IMPATIENT = """
-from holdfast.runtime.supervisor import takeover
-takeover.ANSWERS_WITHIN_S = 3.0
+from holdfast.runtime.head import head_process
+head_process.ANSWERS_WITHIN_S = 3.0
 """
 """For a job that asks an agent which is stopped: no machine is so slow that it would answer."""
 

@@ -147,7 +147,7 @@ def test_what_follows_a_job_in_its_process_can_be_interrupted(tmp_path: Path) ->
         "import signal, sys\n"
         "from pathlib import Path\n"
         "from holdfast.runtime.options.job_options import JobOptions\n"
-        "from holdfast.runtime.supervisor.job_run import run_job\n"
+        "from holdfast.runtime.head.client import run_job\n"
         "watched = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2\n"
         "before = [signal.getsignal(number) for number in watched]\n"
         "run_job(JobOptions(Path(sys.argv[1]), Path(sys.argv[2])))\n"

@@ -134,7 +134,7 @@ def test_kill_ends_every_worker_of_the_launch_once(harness: AgentHarness) -> Non
 
     for worker in (0, 1, 2):
         event = harness.wait_for("worker_exited", worker=worker)
-        assert event["cause"] == "killed by the supervisor"
+        assert event["cause"] == "killed with its launch"
     assert [guard.wait() for guard in guards] == [KILLED_ITSELF, KILLED_ITSELF]
     assert harness.guard(2).wait() == KILLED_ITSELF
     assert harness.wait_for("worker_exited", worker=2)["phase"] == "starting"

@@ -186,11 +186,11 @@ def test_launch_that_the_system_refuses_has_ended(
     [
         (
             {"kind": "kill", "is_urgent": True},
-            [("host kill_all", "killed by the supervisor", True), ("mpi kill",)],
+            [("host kill_all", "killed with its launch", True), ("mpi kill",)],
         ),
         (
             {"kind": "kill"},
-            [("host kill_all", "killed by the supervisor", False), ("mpi kill",)],
+            [("host kill_all", "killed with its launch", False), ("mpi kill",)],
         ),
         ({"kind": "request", "what": "save"}, [("host ask_all", RequestFlag.SAVE)]),
         ({"kind": "request", "what": "stop"}, [("host stop_all",)]),

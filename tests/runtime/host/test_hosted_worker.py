@@ -73,12 +73,12 @@ def test_worker_that_is_killed_before_it_exists_is_condemned() -> None:
     hosted = HostedWorker(WorkerId(4), HostedLaunch.of(_launch_message()))
     assert not hosted.is_condemned
 
-    hosted.kill("killed by the supervisor")
+    hosted.kill("killed with its launch")
     hosted.kill("another reason")
 
     assert hosted.is_condemned
     assert not hosted.is_running
-    event = hosted.exit_event(-9, "killed by the supervisor")
+    event = hosted.exit_event(-9, "killed with its launch")
     assert (event["worker"], event["generation"], event["phase"]) == (4, 3, "starting")
     hosted.close()
     hosted.close()
@@ -203,7 +203,7 @@ def test_rank_is_taken_from_the_guard_on_unless_no_process_will_ever_run(
     hosted.join_guard(GuardLink(ours, None), GuardHello(1, 3, "/", {}), {})
     assert hosted.occupies_a_rank
     assert not hosted.is_running
-    hosted.kill("killed by the supervisor")
+    hosted.kill("killed with its launch")
 
     assert not hosted.occupies_a_rank
     hosted.pid = 4711  # it was forked meanwhile, and takes its rank until it has ended

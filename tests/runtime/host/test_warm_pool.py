@@ -102,7 +102,7 @@ def test_worker_that_was_killed_before_it_was_made_is_told_so(harness: AgentHarn
 
     os.kill(pool, signal.SIGCONT)
 
-    assert harness.wait_for("worker_exited")["cause"] == "killed by the supervisor"
+    assert harness.wait_for("worker_exited")["cause"] == "killed with its launch"
     assert guard.wait() == -signal.SIGKILL
 
 

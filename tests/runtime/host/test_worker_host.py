@@ -373,7 +373,7 @@ def test_killed_worker_that_does_not_end_is_written_off(
         host.guard(rank)
     monkeypatch.setattr("holdfast.runtime.host.hosted_worker.kill_group", lambda pid: None)
 
-    host.real.kill_all("killed by the supervisor")
+    host.real.kill_all("killed with its launch")
     host.pass_time(UNKILLABLE_AFTER_S)
     assert host.of_kind("worker_exited") == []
     host.pass_time(1)
@@ -382,7 +382,7 @@ def test_killed_worker_that_does_not_end_is_written_off(
     host.writer.settled(None)
     assert host.of_kind("worker_exited") == [0, 1]
     cause = host.events[-1]["cause"]
-    assert cause.startswith("killed by the supervisor; process ")
+    assert cause.startswith("killed with its launch; process ")
     assert cause.endswith(" does not end")
     assert host.real.is_idle
 

@@ -1,4 +1,4 @@
-"""A job that has lost its supervisor gets another one, which decides like the first."""
+"""A job that has lost its client goes on, and gets another one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 
 GATE = 60
-"""After so many updates the workers wait: the next supervisor is up before the end."""
+"""After so many updates the workers wait: the next client is up before the end."""
 LATE_GATE = 150
 _MOST_TRIES = 100
-"""Each takes half a second at least: the agent gives its supervisor a minute to come."""
+"""Each takes half a second at least: the head gives its client a minute to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def gated(folder: Path, gate: int = GATE) -> JobRequest:
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[RunningJob]:
-    """Such a job, whose supervisor was killed."""
+    """Such a job, whose client was killed."""
     with start_job(gated(tmp_path)) as job:
         job.wait_for("checkpoint")
         job.signal(signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_attached_job_ends_with_the_same_bytes_and_exit_code(
     attached = _attach(tmp_path / "run")
 
     assert_whole(attached, LONG, undisturbed(LONG))
-    assert "taking over the job in" in attached.stderr
+    assert "attached to the job in" in attached.stderr
     assert "completed step" in attached.stderr
     assert orphan.wait().leftovers == ()
 
@@ -118,7 +118,7 @@ def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     assert job.events("stopped")
 
 
-def test_job_that_has_its_supervisor_is_not_taken_over(tmp_path: Path) -> None:
+def test_job_that_has_its_client_is_not_attached_to(tmp_path: Path) -> None:
     with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
         job.wait_for("step", step=2)
 
@@ -138,7 +138,7 @@ def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) ->
     assert "no job lives in" in refused.stderr
 
 
-def test_job_whose_agent_is_stopped_and_has_no_supervisor_is_ended_and_gone_on_with(
+def test_job_whose_head_is_stopped_and_has_no_client_is_ended_and_gone_on_with(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
     """Nobody else could end it: it would own the directory for ever."""
@@ -146,14 +146,14 @@ def test_job_whose_agent_is_stopped_and_has_no_supervisor_is_ended_and_gone_on_w
 
     request = PreparedJob(**asdict(gated(tmp_path)), preparation=IMPATIENT)
     with start_job(request) as successor:
-        while "and its agent, pid" not in successor.stderr:
+        while "and its head, pid" not in successor.stderr:
             assert successor.processes(), successor.stderr
             time.sleep(0.02)
         (tmp_path / str(GATE)).touch()
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-    assert "and its agent, pid" in job.stderr
+    assert "and its head, pid" in job.stderr
     assert orphan.wait().leftovers == ()
 
 
@@ -239,25 +239,25 @@ def _remove(run_dir: Path) -> None:
     pytest.fail(f"{run_dir} was never empty")
 
 
-_STOP_BEFORE_THE_AGENT_IS_UP = """
+_STOP_BEFORE_THE_HEAD_IS_UP = """
 import os, signal
-from holdfast.runtime.supervisor import agent_process
-connected = agent_process._connected
+from holdfast.runtime.head import head_process
+connected = head_process._connected
 def stop(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
     return connected(*arguments)
-agent_process._connected = stop
+head_process._connected = stop
 """
 
 
-def test_directory_of_a_supervisor_that_was_stopped_before_its_first_launch_is_free_soon(
+def test_directory_of_a_client_that_was_stopped_before_its_first_launch_is_free_soon(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """It owns the directory, and its agent has nothing to be taken over."""
+    """It owns the directory, and its head was told no job."""
     request = request_of(EVEN, tmp_path / "run", workers=2)
-    first = PreparedJob(**asdict(request), preparation=_STOP_BEFORE_THE_AGENT_IS_UP)
+    first = PreparedJob(**asdict(request), preparation=_STOP_BEFORE_THE_HEAD_IS_UP)
     with start_job(first) as standing:
-        standing.wait_for("launch")
+        standing.wait_for("job_started")
         codes = []
         while not codes or (codes[-1] == 76 and len(codes) < _MOST_TRIES):
             with start_job(request) as next_one:
@@ -281,7 +281,7 @@ def test_job_that_was_taken_over_ends_once_its_scripts_train_different_numbers_o
         script=script, run_dir=tmp_path / "run", workers=2, argv=argv, options=["--threads", "1"]
     )
     with start_job(request) as orphan:
-        orphan.wait_for("completed", source="supervisor")
+        orphan.wait_for("completed", source="head")
         orphan.signal(signal.SIGKILL)
         with start_job(Attachment(script="", run_dir=tmp_path / "run")) as attached:
             attached.wait_for("taken_over")

@@ -1,4 +1,4 @@
-"""The supervisor cannot speak, or makes a mistake: its workers train on to the same bytes."""
+"""The head cannot speak, or makes a mistake: its workers train on to the same bytes."""
 
 from __future__ import annotations
 
@@ -41,25 +41,34 @@ os.dup2(writer, 1)
 os.dup2(writer, 2)
 """
 FAILS_AT_A_DEATH = """
-from holdfast.runtime.supervisor.job_log import JobConsole
+from holdfast.runtime.head.console import JobConsole
 def fail(self, message):
     if message["kind"] == "worker_exited":
         raise ZeroDivisionError("a mistake")
 JobConsole.heard = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
-from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.head.job import Job
 def fail(*_):
     raise ZeroDivisionError("a mistake")
-JobSetup.worker_config = fail
+Job.order_of = fail
+"""
+IN_THE_HEAD = """
+from holdfast.runtime.head.head_process import HeadTerms
+real, preparation = HeadTerms.command, {!r}
+def command(self):
+    words = real(self)
+    words[2] = preparation + words[2]
+    return words
+HeadTerms.command = command
 """
 
 STRUCK_AT_ITS_START = """
-from holdfast.runtime.supervisor.agent_process import AgentTerms
-real, strikes = AgentTerms.command, ["KILL", "STOP"]
+from holdfast.runtime.head.head_process import HeadTerms
+real, strikes = HeadTerms.command, ["KILL", "STOP"]
 def command(self):
     return ["sh", "-c", f"kill -{strikes.pop()} $$; sleep 600"] if strikes else real(self)
-AgentTerms.command = command
+HeadTerms.command = command
 """
 
 speechless = pytest.mark.parametrize(
@@ -129,27 +138,28 @@ def test_request_that_is_refused_has_its_exit_code_although_stderr_takes_nothing
     assert _run(request, preparation).exit_code == 2
 
 
-def test_mistake_of_the_supervisor_leaves_its_workers_training(
+def test_mistake_of_the_head_leaves_its_workers_training(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """No supervisor hears of the first death; the survivors reach the end by themselves."""
+    """Nothing is decided about the first death; the survivors reach the end by themselves."""
     request = request_of(LONG, tmp_path, workers=3, faults=["kill worker=1 step=3"])
 
-    with start_job(_prepared(request, FAILS_AT_A_DEATH)) as running:
-        running.wait_for("completed")
-        job = running.wait()
+    job = _run(request, IN_THE_HEAD.format(FAILS_AT_A_DEATH))
 
-    assert job.exit_code == 1
+    assert job.exit_code == 0
+    assert job.events("supervisor_failed")[0]["reason"] == "ZeroDivisionError: a mistake"
     assert "ZeroDivisionError: a mistake" in job.stderr
     assert "the workers go on, but are not relaunched" in job.stderr
     assert job.sha256 == undisturbed(LONG)
     assert job.leftovers == ()
 
 
-def test_mistake_of_the_supervisor_before_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
-    job = _run(request_of(EVEN, tmp_path, workers=2), FAILS_BEFORE_THE_FIRST_LAUNCH)
+def test_mistake_of_the_head_before_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
+    request = request_of(EVEN, tmp_path, workers=2)
 
-    assert job.exit_code == 1
+    job = _run(request, IN_THE_HEAD.format(FAILS_BEFORE_THE_FIRST_LAUNCH))
+
+    assert job.exit_code == 70
     assert "ZeroDivisionError: a mistake" in job.stderr
     assert job.leftovers == ()
 
