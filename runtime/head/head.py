@@ -148,7 +148,7 @@ class Head:
             self._client.channel.close()
 
     def _tell_end(self, channel: Channel) -> None:
-        """Tell a client, or somebody who has asked for the end, the exit code of the job."""
+        """Tell the exit code of the job to a client, or to a process that has asked for its end."""
         decider = None if self._job is None else self._job.decider
         if decider is not None and decider.end is not None:
             code, limits = int(decider.end.exit_code), decider.limits.to_json()

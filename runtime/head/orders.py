@@ -134,7 +134,7 @@ class Order(Enum):
 
 
 class SignalOrders:
-    """What signals ask for, of whichever process of the job has got them."""
+    """What signals ask for, of the head or of its client."""
 
     def __init__(
         self,

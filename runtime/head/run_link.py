@@ -1,7 +1,7 @@
 """The head's way to the run directory: the process that writes saves writes the journal as well.
 
 The head touches no disk, so none can hold it up.  It stamps the records of all processes of the
-job: so their moments compare, whatever host they come from.  Records wait here until the writer
+job: so their moments compare, from all hosts.  Records wait here until the writer
 has counted them.  While there is no writer, or its disk hangs, the newest 10,000 wait; of older
 ones the journal tells the number.
 """

@@ -1,6 +1,6 @@
 """The process that hosts a job's workers, outside MPI: ``python -m holdfast.runtime.host``.
 
-It listens at ``agent.sock`` in its directory for guards and for whoever asks how the job stands.
+It listens at ``agent.sock`` in its directory for guards and for questions how the job stands.
 It outlives MPI jobs.  What is done is decided by its *superior* (`superior`): on the first
 host of a job that is the head, in this same process.  If the agent dies, the kernel kills
 its workers (``PR_SET_PDEATHSIG``) and the guards see their connections close.

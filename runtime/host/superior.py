@@ -65,14 +65,14 @@ class Superior(Protocol):
 
     @property
     def is_present(self) -> bool:
-        """Whether somebody decides, as far as one can see."""
+        """Whether a superior decides, as far as one can see."""
 
     @property
     def on_files(self) -> Callable[[Channel], None] | None:
         """What gets each writer's channel for the run directory; None if that is another host's."""
 
     def describe(self) -> Message:
-        """Return what is known of the job beside its workers, for whoever asks how it stands."""
+        """Return what is known of the job beside its workers, for the answer to ``status``."""
 
     def tell(self, event: Message) -> None:
         """Take an event; never waits, and never calls the host back at once."""

@@ -1,7 +1,7 @@
 """The writer's other half: the files of the run directory that are no checkpoints.
 
 The head touches no disk.  It sends the lines of the journal here, ready as they are to be
-written, and the lease and the record of the run, which are made again if somebody removes them.
+written, and the lease and the record of the run, which are made again if they are removed.
 A thread of its own serves, so that no line waits for a save.  A disk that hangs holds it up, and
 nobody else.
 
