@@ -46,6 +46,7 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.own_process import reap_strays
 from holdfast.runtime.system.owned_directory import (
     hold,
@@ -149,7 +150,7 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
             begun.wait()
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    client = Client(terms, job.to_json(), batch, setup.lease)
+    client = Client(terms, to_plain(job), batch, setup.lease)
     client.start(head)
     return client
 
@@ -235,7 +236,7 @@ def _attached(
 ) -> Client:
     """Return the client of a head that was found; ``batch`` is None outside of its batch job."""
     greeting = found.greeting
-    job = Job.from_json(greeting["job"])
+    job = from_plain(Job, greeting["job"])
     options, environment = job.config.options, greeting["environment"]
     around = batch or BatchJob.of(
         options, find_allocation(environment), environment, age_s(found.process.pid)
@@ -316,7 +317,7 @@ class Client:
         finally:
             block()  # this process ends next, with the job's exit code and no other
             self._leave()
-        self.batch.limits = TimeLimits.from_json(self._ended["limits"])
+        self.batch.limits = from_plain(TimeLimits, self._ended["limits"])
         return ExitCode(self._ended["exit_code"])
 
     def _watch(self, head: HeadProcess) -> None:

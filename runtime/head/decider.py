@@ -44,6 +44,7 @@ from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, RunHistory
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import from_plain
 
 _IDLE_POLLS = 10
 """After so many the end of a launch would have been told, if there was one."""
@@ -105,7 +106,7 @@ class Decider:
         """
         launch = launch_of(order)
         self._history = RunHistory(
-            WorkerConfig.from_json(order["config"]).history, time.monotonic()
+            from_plain(WorkerConfig, order["config"]).history, time.monotonic()
         )
         self._console.lost_head(launch, reason)
         self._machine.take_over(launch)

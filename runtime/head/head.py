@@ -34,6 +34,7 @@ from holdfast.runtime.host.superior import PeerSilence, Visitor, kill_peer, kill
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _POLL_S = 0.5
@@ -151,7 +152,7 @@ class Head:
         """Tell the exit code of the job to a client, or to a process that has asked for its end."""
         decider = None if self._job is None else self._job.decider
         if decider is not None and decider.end is not None:
-            code, limits = int(decider.end.exit_code), decider.limits.to_json()
+            code, limits = int(decider.end.exit_code), to_plain(decider.limits)
             channel.post({"kind": "ended", "exit_code": code, "limits": limits})
 
     def finish(self) -> None:
@@ -212,7 +213,7 @@ class Head:
     def _begin(self, message: Message) -> None:
         """Begin the job, or go on with it after another head."""
         self._job_fields = message["job"]
-        job = Job.from_json(message["job"])
+        job = from_plain(Job, message["job"])
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)

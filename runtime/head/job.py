@@ -38,6 +38,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunRecord
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import from_plain, to_plain
 
 _DEATHS = frozenset({"InjectedFault", "WorldLost"})
 """Errors of a worker that are no mistake of its script: a relaunch may cure them."""
@@ -73,37 +74,6 @@ class Job:
     limits: TimeLimits
     lost_lines: int = 0
 
-    def to_json(self) -> Message:
-        """Return the job as a JSON object."""
-        return {
-            "config": self.config.to_json(),
-            "record": self.record.encode().decode(),
-            "mpiexec": str(self.mpiexec),
-            "mpi_library": self.mpi_library,
-            "preload": list(self.preload),
-            "missing_modules": list(self.missing_modules),
-            "saved_step": self.saved_step,
-            "struck": [list(address) for address in self.struck],
-            "limits": self.limits.to_json(),
-            "lost_lines": self.lost_lines,
-        }
-
-    @staticmethod
-    def from_json(fields: Message) -> Job:
-        """Return the job that ``to_json`` wrote."""
-        return Job(
-            config=WorkerConfig.from_json(fields["config"]),
-            record=RunRecord.decode(fields["record"].encode()),
-            mpiexec=Path(fields["mpiexec"]),
-            mpi_library=fields["mpi_library"],
-            preload=tuple(fields["preload"]),
-            missing_modules=tuple(fields["missing_modules"]),
-            saved_step=fields["saved_step"],
-            struck=tuple(tuple(address) for address in fields["struck"]),
-            limits=TimeLimits.from_json(fields["limits"]),
-            lost_lines=fields["lost_lines"],
-        )
-
     @property
     def terms(self) -> JobTerms:
         """The terms of the job's machine."""
@@ -128,7 +98,7 @@ class Job:
         """Return the agent's order for a launch whose workers are told ``config``."""
         return {
             "kind": "launch",
-            "config": config.to_json(),
+            "config": to_plain(config),
             "mpi": {
                 "mpiexec": str(self.mpiexec),
                 "library": self.mpi_library,
@@ -165,7 +135,7 @@ def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:
 
 def launch_of(order: Message) -> Launch:
     """Return the launch of an agent's order, for a head that takes it over."""
-    config = WorkerConfig.from_json(order["config"])
+    config = from_plain(WorkerConfig, order["config"])
     return Launch(
         config.generation, config.workers, order["relaunch"], "taken over", order["spent"]
     )

@@ -13,11 +13,11 @@ order.  Another signal, or a later one, is a second order, and that means "now".
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
@@ -42,85 +42,64 @@ OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
 """It ends this run alone: a requeue would end everything else in the batch job, too."""
 
 
+@dataclass(slots=True)
 class TimeLimits:
-    """The end of a job's time, and what signals mean for it, as its head minds them.
+    """The end of a job's time, and what signals mean for it, as its head minds them."""
 
-    Args:
-        deadline: the end, None without one.
-        is_batch: whether the job runs in a batch system, where more signals stop it.
-    """
-
-    def __init__(self, deadline: Deadline | None = None, *, is_batch: bool = False) -> None:
-        self._deadline = deadline
-        self._is_batch = is_batch
-        self._orders = 0
-        self.hit_limit = False
-        """Whether the job was stopped by a limit although it should go on."""
-
-    def to_json(self) -> Message:
-        """Return the limits as a JSON object."""
-        deadline = None if self._deadline is None else dataclasses.asdict(self._deadline)
-        counted = {"orders": self._orders, "hit_limit": self.hit_limit}
-        return {"deadline": deadline, "is_batch": self._is_batch, **counted}
-
-    @staticmethod
-    def from_json(fields: Message) -> TimeLimits:
-        """Return the limits that ``to_json`` wrote."""
-        found = fields["deadline"]
-        deadline = None
-        if found is not None:
-            saves = tuple((save_s, step_s) for save_s, step_s in found["saves"])
-            deadline = Deadline(**{**found, "saves": saves, "due": Due(found["due"])})
-        limits = TimeLimits(deadline, is_batch=fields["is_batch"])
-        limits._orders, limits.hit_limit = fields["orders"], fields["hit_limit"]
-        return limits
+    deadline: Deadline | None = None
+    is_batch: bool = False
+    """Whether the job runs in a batch system, where more signals stop it."""
+    orders: int = 0
+    """How many signals have asked for the end since the job began."""
+    hit_limit: bool = False
+    """Whether the job was stopped by a limit although it should go on."""
 
     @property
     def stops(self) -> Mapping[signal.Signals, ExitCode]:
         """The signals that stop the job, each with the exit code of a job without checkpoint."""
-        if not self._is_batch:
+        if not self.is_batch:
             return STOPS
         return MappingProxyType(STOPS | dict.fromkeys(LIMITS, ExitCode.STOPPED_EARLY))
 
     @property
     def words(self) -> str:
         """When the time ends, "" if nobody says."""
-        if self._deadline is None:
+        if self.deadline is None:
             return ""
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._deadline.ends_at))
-        return f"time until {at} ({self._deadline.source})"
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.deadline.ends_at))
+        return f"time until {at} ({self.deadline.source})"
 
     def saved(self, report: Message) -> None:
         """Take note of how long a save and the steps around it took."""
-        if self._deadline is not None and "seconds" in report:
-            self._deadline = self._deadline.saved(report["seconds"], report["step_seconds"])
+        if self.deadline is not None and "seconds" in report:
+            self.deadline = self.deadline.saved(report["seconds"], report["step_seconds"])
 
     def poll(self, now: float) -> Due:
         """Return what has become due since the last poll, at ``now`` in seconds since 1970."""
-        if self._deadline is None:
+        if self.deadline is None:
             return Due.NOTHING
-        before, self._deadline = self._deadline.due, self._deadline.poll(now)
-        if self._deadline.due is before:
+        before, self.deadline = self.deadline.due, self.deadline.poll(now)
+        if self.deadline.due is before:
             return Due.NOTHING
-        if self._deadline.due >= Due.SAVE and not self._is_own_limit:
-            self.hit_limit = self.hit_limit or not self._orders
-        return self._deadline.due
+        if self.deadline.due >= Due.SAVE and not self._is_own_limit:
+            self.hit_limit = self.hit_limit or not self.orders
+        return self.deadline.due
 
     @property
     def _is_own_limit(self) -> bool:
         """Whether the limit is the user's, and earlier than the end that Slurm tells."""
-        return self._deadline is not None and self._deadline.source == OWN_BEFORE_SLURMS
+        return self.deadline is not None and self.deadline.source == OWN_BEFORE_SLURMS
 
     def repeats(self, number: signal.Signals, *, is_stopping: bool, now: float) -> bool:
         """Take note of a signal to stop; return whether it only repeats a limit that was hit."""
-        if not self._is_batch:
+        if not self.is_batch:
             return False
         if number in LIMITS:
-            self.hit_limit = self.hit_limit or not self._orders
+            self.hit_limit = self.hit_limit or not self.orders
             return is_stopping
-        self._orders += 1
-        is_first_after_limit = self.hit_limit and self._orders == 1
-        if self._deadline is None or now < self._deadline.ends_at:
+        self.orders += 1
+        is_first_after_limit = self.hit_limit and self.orders == 1
+        if self.deadline is None or now < self.deadline.ends_at:
             self.hit_limit = False  # cancelled, or preempted: not ours to bring back
         return is_first_after_limit and is_stopping and number != signal.SIGINT
 
