@@ -224,9 +224,12 @@ class Agent:
             self._superior.tell({"kind": "output_dropped", "lines": dropped})
 
     def _end_if_helpless(self, now: float) -> None:
-        """End if no worker can be made, or if mpiexec starts none and nobody decides what then."""
+        """Give a launch up of which no worker can be made; without a superior this is the end."""
         if self.host.is_helpless:
-            self._exit_code = ExitCode.RECOVERY_IMPOSSIBLE
+            if self._superior.is_present:
+                self.obey({"kind": "abandon", "reason": "no worker can be made"})
+            else:
+                self._exit_code = ExitCode.RECOVERY_IMPOSSIBLE
         if self._superior.is_present or self.host.state.had_guards:
             self._waits_since = now
         elif now - self._waits_since > LaunchLimits().join_s:

@@ -186,6 +186,7 @@ class WorkerHost:
                 self.on_fork_failed(hosted.generation, hosted.worker, why)
             else:
                 self._bury(hosted, hosted.write_off())
+        self._has_lost_pool = False
         self.pool.replace(why)
         self.writer.replace(why)
 
