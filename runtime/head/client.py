@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
-from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
+from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.beginning import Beginning
 from holdfast.runtime.head.head_process import (
@@ -64,6 +64,7 @@ _SEGMENT_BYTES = 1 << 24
 
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
+_MOST_DEATHS_IN_VAIN = 3
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """SIGUSR1 may ask for nothing; its default would end this process."""
 
@@ -284,6 +285,8 @@ class Client:
         self._lease = lease
         self._log = LaunchLog()
         self._ended: Message | None = None
+        self._deaths_in_vain = 0
+        """How many heads in a row have died before anything happened."""
         self._head: HeadProcess | None = None
         self._stops: set[int] = set()
         """The signals to stop that the head was told; another head must know of them."""
@@ -314,6 +317,9 @@ class Client:
             while self._ended is None:
                 self._reactor.run_once(_POLL_S)
                 self._poll(witnessed_s())
+        except RecoveryImpossible:
+            self._lease.end()
+            raise
         finally:
             block()  # this process ends next, with the job's exit code and no other
             self._leave()
@@ -339,6 +345,7 @@ class Client:
             case "launch":
                 self._log.begin(message["order"])
             case "event":
+                self._deaths_in_vain = 0
                 self._log.note(message["event"])
             case "lease":
                 self._lease.release()
@@ -372,6 +379,12 @@ class Client:
         """Start another head in place of one that is gone, and its workers with it."""
         assert self._head is not None
         self._head.end()
+        self._deaths_in_vain += 1
+        if self._deaths_in_vain > _MOST_DEATHS_IN_VAIN:
+            raise RecoveryImpossible(
+                f"the agent of this host died {self._deaths_in_vain} times before it did anything; "
+                "its messages are above; run `holdfast doctor`"
+            )
         self._terms.directory.mkdir(mode=0o700, exist_ok=True)  # the last one may have removed it
         order = self._log.order
         told = list(self._log.events)
