@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
 
+from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRun, RunningJob, start_job
 
@@ -98,6 +100,24 @@ def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -
     assert stopped.exit_code == 75, stopped.stderr
     assert stopped.report.checkpoints[-1].step == stopped.events("stopped")[0]["step"]
     assert stopped.report.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code"), [((), 75), pytest.param(("--now",), 143, marks=pytest.mark.extended)]
+)
+def test_job_is_stopped_from_another_terminal(
+    running: RunningJob, flags: tuple[str, ...], exit_code: int
+) -> None:
+    main = "from holdfast.runtime.cli.main import main; main()"
+    words = [*program_command(main, "stop"), *flags, str(running.run_dir)]
+
+    asked = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    job = running.wait()
+    assert (asked.returncode, asked.stdout) == (0, f"stopped: its exit code is {exit_code}\n")
+    assert job.exit_code == exit_code, job.stderr
+    assert "holdfast stop" in job.stderr
+    assert job.leftovers == ()
 
 
 def test_signal_that_asks_for_nothing_ends_nobody(tmp_path: Path, undisturbed: Undisturbed) -> None:

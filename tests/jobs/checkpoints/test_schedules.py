@@ -131,11 +131,11 @@ def test_order_is_carried_out_and_the_run_goes_on_from_it(tmp_path: Path) -> Non
     assert {f"step-{step:012d}" for step in steps} <= {path.name for path in copy.iterdir()}
     assert quiet.stdout == "asked for a checkpoint\n"
     assert late.returncode == 75
-    assert late.stderr.startswith("holdfast: error: no supervisor runs in ")
+    assert late.stderr.startswith("holdfast: error: no job runs in ")
 
 
 def test_order_at_the_very_beginning_ends_nothing(tmp_path: Path) -> None:
-    """The supervisor has no handler for the signal yet when it takes the lease."""
+    """There is no head yet when the lease is taken."""
     with start_job(request_of(ENDLESS, tmp_path, workers=2)) as job:
         order = order_save(tmp_path)
         while order.returncode == 75:  # not even the lease is taken yet
