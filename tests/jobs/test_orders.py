@@ -106,10 +106,10 @@ def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -
     ("flags", "exit_code"), [((), 75), pytest.param(("--now",), 143, marks=pytest.mark.extended)]
 )
 def test_job_is_stopped_from_another_terminal(
-    running: RunningJob, flags: tuple[str, ...], exit_code: int
+    tmp_path: Path, running: RunningJob, flags: tuple[str, ...], exit_code: int
 ) -> None:
     main = "from holdfast.runtime.cli.main import main; main()"
-    words = [*program_command(main, "stop"), *flags, str(running.run_dir)]
+    words = [*program_command(main, "stop"), *flags, str(tmp_path / "run")]
 
     asked = subprocess.run(words, capture_output=True, text=True, check=False)
 
