@@ -95,7 +95,7 @@ class JobRequest:
 class JobRun:
     """The outcome of a job; ``journal`` and ``report`` also hold earlier jobs of the run.
 
-    ``exit_code`` is negative for a supervisor that died of a signal.
+    ``exit_code`` is negative for a client that died of a signal.
     ``leftovers`` names every process, shared memory and temporary file that the
     job should have removed; they are gone now.
     """
@@ -174,7 +174,7 @@ class RunningJob:
 
     @property
     def pid(self) -> int:
-        """The process id of the supervisor."""
+        """The process id of the client."""
         return self._process.pid
 
     @property
@@ -202,7 +202,7 @@ class RunningJob:
         return found
 
     def signal(self, number: int, name: str | None = None) -> None:
-        """Send a signal to the supervisor, or to every process of the job called ``name``.
+        """Send a signal to the client, or to every process of the job called ``name``.
 
         Raises:
             ProcessLookupError: no process of the job has that name.
@@ -235,7 +235,7 @@ class RunningJob:
         """Wait until every process of the job has ended; return the job's outcome.
 
         Raises:
-            TimeoutError: the supervisor did not end in time; it was killed.
+            TimeoutError: the client did not end in time; it was killed.
         """
         try:
             exit_code = self._process.wait(max(0.0, self._deadline - time.monotonic()))
@@ -243,7 +243,7 @@ class RunningJob:
             story = self._story()
             self.close()
             raise TimeoutError(f"the job did not end in {self._timeout_s} s; {story}") from None
-        # A job whose supervisor was killed trains on to its end.
+        # A job whose client was killed goes on to its end.
         grace_s = ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
         wait_all_ended(self.processes(), max(0.0, grace_s))
         journal = self.journal

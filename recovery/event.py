@@ -1,4 +1,4 @@
-"""The events that the supervisor sees, the commands that it gets, and the exit codes."""
+"""The events that the head sees, the commands that it gets, and the exit codes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Launch:
     """Start an MPI job of ``workers``, in rank order, whose first world has ``generation``.
 
     ``relaunch`` and ``spent`` are the job's account: how many relaunches there were, and what
-    they have charged.  Another supervisor goes on from there.
+    they have charged.  Another head goes on from there.
     """
 
     generation: int
@@ -181,7 +181,7 @@ class KillLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class KillAgent:
+class AbandonLaunch:
     """Kill the agent, and so every process of the launch; then the launch has ended."""
 
     reason: str
@@ -215,4 +215,4 @@ class End:
     """Whether an error of the workers has ended it, with any exit code."""
 
 
-Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToSave | AskToStop | Renew | End
+Command: TypeAlias = Launch | KillLaunch | AbandonLaunch | AskToSave | AskToStop | Renew | End

@@ -1,7 +1,7 @@
 """The course of a job: one table for launches, relaunches and the end; and its budget.
 
 Theory.  A job is a sequence of launches.  The workers handle deaths inside a launch
-themselves, as long as one of them lives.  The supervisor acts on three events only: a
+themselves, as long as one of them lives.  The head acts on three events only: a
 death before MPI is up, the end of a launch, and the user's request to stop.  (Before MPI
 is up, no worker could go on after a death.)
 
@@ -15,7 +15,7 @@ will not fail.  A launch that follows one without a checkpoint is as large as th
 smaller if the world that made the newest checkpoint was.
 
 Each wait for such an event has a bound (`recovery.launch`).  A launch that is overdue
-is killed; one that does not even end then is killed together with its agent.
+is killed; one that does not even end then is given up.
 
 Invariant: a worker id is never used twice, and no two launches share a generation.  So
 no leftover of an old launch can be taken for the new one's.  Reports of worlds can be
@@ -45,7 +45,7 @@ from holdfast.recovery.event import (
     End,
     Event,
     ExitCode,
-    KillAgent,
+    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,
@@ -106,7 +106,7 @@ class JobTerms:
 
 
 class JobMachine:
-    """The supervisor's decisions: feed it every event, and carry out the commands it returns."""
+    """The head's decisions: feed it every event, and carry out the commands it returns."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
@@ -133,7 +133,7 @@ class JobMachine:
 
     @property
     def view(self) -> LaunchView:
-        """The supervisor's view of the newest launch."""
+        """The head's view of the newest launch."""
         return self._view
 
     def start(self) -> Commands:
@@ -147,7 +147,7 @@ class JobMachine:
         return self._launch(self._terms.workers, "the job begins")
 
     def take_over(self, launch: Launch) -> None:
-        """Go on with a launch of another supervisor, whose events follow.
+        """Go on with a launch of another head, whose events follow.
 
         Raises:
             IllegalTransition: the job was started before; nothing changed.
@@ -259,10 +259,10 @@ class JobMachine:
         assert isinstance(event, LaunchOverdue)
         return self._kill(event.reason)
 
-    def _end_agent(self, event: Event) -> Commands:
-        """Kill the agent, and the launch with it."""
+    def _abandon(self, event: Event) -> Commands:
+        """Give the launch up: killed or not, its processes do not end."""
         assert isinstance(event, LaunchOverdue)
-        return (KillAgent(event.reason),)
+        return (AbandonLaunch(event.reason),)
 
     def _keep_ending(self, _event: Event) -> Commands:
         """Remember it: no relaunch will follow."""
@@ -391,6 +391,6 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
         (JobState.ENDING, WorkerJoined): JobMachine._note,
         (JobState.ENDING, WorkerExited): JobMachine._note,
         (JobState.ENDING, StopAsked): JobMachine._keep_ending,
-        (JobState.ENDING, LaunchOverdue): JobMachine._end_agent,
+        (JobState.ENDING, LaunchOverdue): JobMachine._abandon,
     }
 )

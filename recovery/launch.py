@@ -1,4 +1,4 @@
-"""One launch as its supervisor sees it: what its end means, its bounds, and who saves in a halt.
+"""One launch as its head sees it: what its end means, its bounds, and who saves in a halt.
 
 Theory of the bounds.  Nothing that a launch waits for can be trusted to come: a pool may hang in
 an import, mpiexec before its first rank, a killed process in the kernel, a worker in its last
@@ -13,7 +13,7 @@ other: ``LaunchOverdue``.  The table of `recovery.job` says what follows.
 | leaving | when a worker has stopped to make room for a launch of all | ``leave_s`` |
 | ending | when the launch was killed | ``end_s`` |
 
-A clock that is seldom looked at is late, never early: a supervisor that was stopped itself
+A clock that is seldom looked at is late, never early: a head that was stopped itself
 adds at most ``longest_look_s`` to a situation at each look, however long it was away.
 
 Theory of a halt.  An order to stop is obeyed at the next step, by agreement.  If that does not come

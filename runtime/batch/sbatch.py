@@ -1,6 +1,6 @@
 """The batch script that ``holdfast sbatch`` submits, and the calls of Slurm's own programs.
 
-The last line of the script is ``exec holdfast run …``: so the batch shell *is* the supervisor.
+The last line of the script is ``exec holdfast run …``: so the batch shell *is* the client.
 It gets the signals that Slurm sends to the batch shell alone (``--signal=B:…``), which a shell
 would keep to itself until its child has ended.
 

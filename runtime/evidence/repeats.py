@@ -1,6 +1,6 @@
 """What the deaths of a run have in common: the same step, the same place, the same core.
 
-Pure: it reads the fields of ``failure`` records, as the supervisor and ``holdfast report`` have
+Pure: it reads the fields of ``failure`` records, as the head and ``holdfast report`` have
 them.  Only deaths of a worker's own count, not those of workers that were killed with others.
 
 * A *step* fails again and again if the newest deaths, two at least, happened at it.  What the

@@ -247,7 +247,7 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     """Initialise MPI and return the communicator of all workers of the launch.
 
     Blocks until every worker of the launch has called it.  A death before or
-    inside it leaves the others waiting: the supervisor ends such a launch.
+    inside it leaves the others waiting: the head ends such a launch.
     """
     if not MPI.Is_initialized():
         with _with_a_home():

@@ -23,7 +23,7 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
-    KillAgent,
+    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,
@@ -252,7 +252,7 @@ class Decider:
                 case KillLaunch(reason, is_urgent):
                     self._console.killing(reason)
                     self._obey_agent({"kind": "kill", "is_urgent": is_urgent})
-                case KillAgent(reason):
+                case AbandonLaunch(reason):
                     self._console.abandoning(reason)
                     self._obey_agent({"kind": "abandon", "reason": reason})
                 case AskToSave():

@@ -12,7 +12,7 @@ container that may be the path of the host, and then the mount itself is the con
 counter that went up, belong together.  A process with much memory takes a while to end, and may
 be seen a look later.
 
-*The watch* stands between the agent and its supervisor: each event passes through it, and a death
+*The watch* stands between the agent and its superior: each event passes through it, and a death
 that was the OOM killer's gets its cause on the way.  Its looks cost well under a thousandth of a
 core.
 
@@ -332,7 +332,7 @@ class HostWatch:
 
     Args:
         limits: reads them.
-        tell: takes events for the supervisor.
+        tell: takes events for the superior.
         ask_for_save: asks all workers for a checkpoint.
     """
 
@@ -382,7 +382,7 @@ class HostWatch:
             self._say(usage, describe_fullness(usage))
 
     def pass_on(self, event: Message) -> None:
-        """Tell the supervisor an event; a death by the OOM killer gets its cause and figures."""
+        """Tell the superior an event; a death by the OOM killer gets its cause and figures."""
         self._tell(self._explained(event) if event.get("cause") == _NOT_OURS else event)
 
     def _explained(self, event: Message) -> Message:

@@ -117,7 +117,7 @@ class MpiLaunch:
 
 @dataclass(frozen=True, slots=True)
 class MpiOrder:
-    """The supervisor's part of a launch's command line."""
+    """The superior's part of a launch's command line."""
 
     mpiexec: Path
     ulfm: bool

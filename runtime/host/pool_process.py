@@ -146,7 +146,7 @@ class PoolOwner(Protocol):
         """Give the worker up: there is no process for it."""
 
     def on_pool_event(self, event: Message) -> None:
-        """Tell the supervisor: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
+        """Tell the superior: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
 
     def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
         """Forward the pool's own output, and close the descriptors at its end."""

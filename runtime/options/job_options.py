@@ -2,7 +2,7 @@
 
 One field is one option, so a new option is a field here and a line where it is used.  The value is
 built once (`sources`), and checked here without touching a file.  It travels as it is to the
-supervisor, into the launch message and to each worker.
+client, into the launch order and to each worker.
 
 One option is a theory: the learning rate of a large batch.  An update over K times the samples
 should move as far as K updates did, so the rate is multiplied by K (Goyal et al. 2017), or by the

@@ -1,6 +1,6 @@
 """The terms of a run: what its record fixes, and what a job of it may still wish.
 
-The supervisor and a script that is started by itself take the run's record here.
+The client and a script that is started by itself take the run's record here.
 """
 
 from __future__ import annotations

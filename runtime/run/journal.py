@@ -32,7 +32,7 @@ step.
 The *history of failures*: how often the run has lost all of its workers.  A death that leaves
 survivors does not send the run back to a checkpoint, so it does not count.  Each launch that was
 lost and followed by another one counts.  So does each job without a record of its end: its host or
-its supervisor died.
+its head died.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The first worker writes a `StepReport` into its heartbeat page a few times a second, and its agent
 reads it there.  Nobody waits for anybody, and no message is queued.  So the answer of the agent
-is there while workers compute, and while no supervisor lives.  Only the end of an epoch is a
+is there while workers compute, and while no client lives.  Only the end of an epoch is a
 message, because none may be lost (`EndedEpoch`).
 """
 

@@ -11,7 +11,7 @@
 
 Invariant: a directory with a ``RUN.json`` holds one run, and every process that changes
 anything in it holds the lease (`lease`).  A process that inherited its descriptor holds
-it too.  So after the death of a supervisor the directory stays owned as long as the agent
+it too.  So after the death of a client the directory stays owned as long as the agent
 lives.  A crash needs no clean-up.
 
 A lease keeps other jobs out while nothing happens to the directory.  A user may move or
@@ -22,7 +22,7 @@ other's checkpoints for their own, and remove the newest ones.
 So `Ownership` reads the record of the run and that of the lease back each time, before anything is
 renamed or removed.  The run's id tells another run.  The token, which each owner writes into the
 lease when it takes it, tells another job of the same run.  What is not there proves nothing: the
-supervisor of the job makes it again.  What cannot be read is no proof either, and nothing is
+writer of the job makes it again.  What cannot be read is no proof either, and nothing is
 changed.
 """
 
@@ -235,7 +235,7 @@ class RunDirectory:
         """Take the directory for this job; never waits.
 
         Only a process that is given the descriptor inherits it: an agent that gets it
-        keeps the lease when the supervisor dies.
+        keeps the lease when the client dies.
 
         Args:
             takes_orders: whether the owner saves at `SAVE_SIGNAL`.

@@ -1,6 +1,6 @@
 """A run as commands find it on the disk: its directory, its id, its checkpoints.
 
-Processes of a job open the checkpoints with `owned_store`.  The supervisor does not: it
+Processes of a job open the checkpoints with `owned_store`.  The head does not: it
 proves whose the directory is, but loads no NumPy.
 """
 

@@ -1,7 +1,7 @@
 """The signals that a batch system sends to every process of a job.
 
 Schedulers do not know which process of a job decides: ``scancel``, systemd, PBS and a closed
-terminal signal the process, its group, its session or its cgroup.  Only supervisor and agent
+terminal signal the process, its group, its session or its cgroup.  Only client and agent
 act on these signals.  Every other process must outlive them, because the job still has a
 checkpoint to write.  How depends on what the process starts:
 

@@ -9,7 +9,7 @@ last one, but not more than a look can take.
 There are three forms of one rule:
 
 * ``witnessed_s`` is the clock of this process, for code that compares moments.  It is right as
-  long as something looks about once a second: the loop of supervisor or agent, the pulse of
+  long as something looks about once a second: the loop of client or agent, the pulse of
   a worker;
 * ``Bound`` is the bound of one wait, which is made in pieces;
 * ``Stillness`` tells how long something has not changed.  It stands still with its watcher: a

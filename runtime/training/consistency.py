@@ -402,7 +402,7 @@ def check_same_record(
 ) -> None:
     """Compare the step with that of a checkpoint which the same script has made.
 
-    A script that has changed since is told of by the supervisor.  Another job may have another
+    A script that has changed since is told of by the client.  Another job may have another
     environment, or other files that its script reads: the user is told.
 
     Raises:

@@ -279,7 +279,7 @@ class Stages:
         }
         if end.error is not None:
             fields["error"] = _in_a_line(end.error)
-        # The supervisor records it too, because rank 0 or the supervisor may die before it records.
+        # The head records it too, because rank 0 may die before it records.
         loop.records.note("completed", **fields)
         self._context.tell_agent({"kind": "complete", "is_first": end.is_first, **fields})
 

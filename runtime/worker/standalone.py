@@ -1,6 +1,6 @@
 """A script without a launcher: plain ``python train.py``, or ``mpiexec … python train.py``.
 
-Without supervisor and agent there is no fencing, no warm start and no relaunch.
+Without an agent there is no fencing, no warm start and no relaunch.
 What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
@@ -68,7 +68,7 @@ _lease: Lease | None = None
 
 
 def standalone() -> WorkerContext:
-    """Return the context of a worker that has neither supervisor nor agent."""
+    """Return the context of a worker that has no agent."""
     is_mpi = _LAUNCHED_BY_MPI in os.environ
     sys.excepthook = _die_with_words(is_mpi=is_mpi)
     allocation = find_allocation(os.environ)

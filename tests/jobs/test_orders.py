@@ -170,9 +170,7 @@ def test_sigint_twice_ends_at_once(running: RunningJob) -> None:
     assert job.leftovers == ()
 
 
-def test_the_end_of_the_client_stops_nothing(
-    running: RunningJob, undisturbed: Undisturbed
-) -> None:
+def test_the_end_of_the_client_stops_nothing(running: RunningJob, undisturbed: Undisturbed) -> None:
     running.signal(signal.SIGKILL)
 
     job = running.wait()

@@ -17,7 +17,7 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
-    KillAgent,
+    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,
@@ -102,7 +102,7 @@ def _word(command: Command) -> str:
             return f"launch {'+'.join(map(str, workers))} at g{generation}"
         case KillLaunch(_, is_urgent):
             return "kill now" if is_urgent else "kill"
-        case KillAgent():
+        case AbandonLaunch():
             return "kill agent"
         case AskToStop():
             return "ask"
