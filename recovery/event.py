@@ -182,7 +182,7 @@ class KillLaunch:
 
 @dataclass(frozen=True, slots=True)
 class AbandonLaunch:
-    """Kill the agent, and so every process of the launch; then the launch has ended."""
+    """Give the launch up, whose processes do not even end when killed; then it has ended."""
 
     reason: str
 
