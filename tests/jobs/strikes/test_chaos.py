@@ -76,7 +76,7 @@ def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
     assert sum(done.report["buckets"].values()) == pytest.approx(done.report["wall_s"] * 1e9, abs=2)
 
 
-def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
+def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     tmp_path: Path,
 ) -> None:
     plan = _plan(tmp_path, "term agent at step 8", "kill supervisor at step 20")
