@@ -75,7 +75,7 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     with start_job(request(LONG, run_dir, without_locks)) as old:
         wait_for_checkpoints(old, 1)
         with start_job(request(LONG, run_dir, without_locks)) as rival:
-            assert_refused(rival.wait(), 76, "which pid", "supervises")
+            assert_refused(rival.wait(), 76, "a job that pid", "shows already")
         processes = old.processes()
         old.signal(signal.SIGKILL)
         old.signal(signal.SIGKILL, "holdfast-agent")
@@ -107,10 +107,10 @@ def test_job_that_has_ended_without_locks_keeps_nobody_waiting(
     assert_whole(job, longer, undisturbed(longer))
 
 
-def test_job_without_locks_is_taken_over_from_a_supervisor_that_was_killed(
+def test_job_without_locks_is_shown_after_its_client_was_killed(
     tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
 ) -> None:
-    """Its agent holds the lease meanwhile, and nobody waits."""
+    """Its head holds the lease meanwhile, and nobody waits."""
     run_dir = tmp_path / "run"
     plain = request(LONG, run_dir, without_locks)
     gated = replace(plain, argv=[*plain.argv, "--gates", str(tmp_path), "--gate-steps", "60"])
