@@ -47,11 +47,11 @@ from holdfast.runtime.host.supervisor_link import (
 )
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
-from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import RequestFlag, pulse_interval_s
 
 _SAME_SIGNAL_WITHIN_S = 1.0
 """A scheduler that signals a process, and then its group, has asked once."""

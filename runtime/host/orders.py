@@ -15,7 +15,7 @@ from holdfast.runtime.host.supervisor_link import SupervisorLink
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Message
-from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag
 
 
 class Orders:
