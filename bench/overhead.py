@@ -32,7 +32,7 @@ from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_wor
 from holdfast.runtime.model.replica import Array, ContributionShape, Microbatch
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Pulse, pulse_interval_s
+from holdfast.runtime.system.worker_status import Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.worker.records import LoopRecords
 from holdfast.testing import JobRequest
@@ -181,7 +181,7 @@ class Guard:
             options=JobOptions(Path("bench"), run_dir, workers=len(workers)),
         )
         journal = journal_of(config)
-        self._page = HeartbeatPage.create()
+        self._page = WorkerStatus.create()
         injector = injector_of(config, journal)
         context = WorkerContext(
             config, communicator, journal, self._page, injector, lambda report: None
@@ -199,7 +199,7 @@ class Guard:
         assert outcome(self._communicator.agree(flags)).is_yes
 
     def note(self, step: int) -> None:
-        """Tell heartbeat page and journal of an applied step."""
+        """Tell status and journal of an applied step."""
         self._page.commit(step)
         self._records.stepped(Cursor(step, 0, Ledger(0, 0), np.zeros(1)), 1, BATCH)
 

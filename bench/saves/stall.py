@@ -29,8 +29,8 @@ from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.own_process import sealed_memory
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 from saves.committed_save import plan_of
@@ -63,7 +63,7 @@ class _Trainer:
 
     def __init__(self, run_dir: Path, state: State, workers: int) -> None:
         self._state, self._workers = state, workers
-        self._page = HeartbeatPage.create()
+        self._page = WorkerStatus.create()
         context = _context(run_dir, workers, self._page)
         self._way = AgentSaver(context)
         self._way.prepare(plan_of(run_dir, state), 0, workers, generation=1)
@@ -123,7 +123,7 @@ def _answer(question: dict[str, object]) -> dict[str, Any]:
     return {FDS: [sealed_memory("holdfast-bench", size) for _ in range(2)]}
 
 
-def _context(run_dir: Path, workers: int, page: HeartbeatPage) -> WorkerContext:
+def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
     config = WorkerConfig(
         worker=WorkerId(0),
         generation=1,

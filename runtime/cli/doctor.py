@@ -14,24 +14,15 @@ import click
 from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
-from holdfast.runtime.mpi.campaign import Finding, run_trial
-from holdfast.runtime.mpi.fitness import examine
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial_table import FIRST_DEATH, PLAIN_START, Level, Trust
+from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
+from holdfast.runtime.mpi.trial_run import run_trial
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
 
 _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
-
-_TRUSTS = {
-    Trust.NOTHING: f"no job can run with this MPI; {INSTALL_HINT}, or name another with --mpiexec",
-    Trust.RELAUNCH: "jobs can run with --no-shrink, which relaunches them at every death",
-    Trust.ONE: "survivors go on after one death at a time; deaths that follow each other closely "
-    f"cost a relaunch; better: {INSTALL_HINT}, or --no-shrink",
-    Trust.ALL: "survivors go on after deaths of all kinds, at any moment, several at once",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +37,11 @@ class Diagnosis:
 @click.command(context_settings={"auto_envvar_prefix": "HOLDFAST"})
 @click.option("--run-dir", type=PATH, default=Path("."), show_default=True)
 @click.option("--mpiexec", type=PATH, help="The mpiexec to examine.")
-@click.option(
-    "--mpi", "is_campaign", is_flag=True, help="Try MPI by real deaths for minutes, and only it."
-)
-def doctor(run_dir: Path, mpiexec: Path | None, is_campaign: bool) -> None:  # noqa: FBT001
+@click.option("--mpi", "only_mpi", is_flag=True, help="Examine MPI alone.")
+def doctor(run_dir: Path, mpiexec: Path | None, only_mpi: bool) -> None:  # noqa: FBT001
     """Examine MPI, TensorFlow and the run directory; exit 2 if a job could not run."""
     is_healthy = True
-    for finding in _examine_mpi(mpiexec) if is_campaign else _examine(run_dir, mpiexec):
+    for finding in _examine_mpi(mpiexec) if only_mpi else _examine(run_dir, mpiexec):
         mark = "ok  " if finding.is_good else "FAIL"
         click.echo(f"{mark}  {finding.subject:<13} {finding.sentence}")
         is_healthy = is_healthy and finding.is_good
@@ -63,20 +52,7 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield findings as they come; checks that depend on a failed one are left out."""
     yield Diagnosis("Python", f"{sys.version.split()[0]} ({sys.executable})")
     yield Diagnosis("cores", f"{usable_cores()} usable")
-    found = surroundings(os.environ)
-    for sentence in faults(found, Wishes()):
-        yield Diagnosis("host", sentence, is_good=False)
-    library: MpiLibrary | None = None
-    try:
-        library = identify(find_mpiexec(mpiexec))
-    except JobError as error:
-        yield Diagnosis("MPI", str(error), is_good=False)
-    if library is not None:
-        yield Diagnosis("MPI", str(library))
-        if found.loopback is Loopback.WORKS:
-            yield from _try_out(library)
-        if library.warning:
-            yield Diagnosis("MPI version", library.warning, is_good=False)
+    yield from _examine_mpi(mpiexec)
     yield _find_tensorflow()
     directory = RunDirectory(run_dir.absolute())
     try:
@@ -85,6 +61,23 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("run directory", str(error), is_good=False)
     else:
         yield Diagnosis("run directory", f"{directory.path} is writable")
+
+
+def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
+    """Yield what concerns MPI: what it needs of the host, the library, and how two ranks fare."""
+    found = surroundings(os.environ)
+    for sentence in faults(found, Wishes()):
+        yield Diagnosis("host", sentence, is_good=False)
+    try:
+        library = identify(find_mpiexec(mpiexec))
+    except JobError as error:
+        yield Diagnosis("MPI", str(error), is_good=False)
+        return
+    yield Diagnosis("MPI", str(library))
+    if found.loopback is Loopback.WORKS:
+        yield from _try_out(library)
+    if library.warning:
+        yield Diagnosis("MPI version", library.warning, is_good=False)
 
 
 def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
@@ -101,29 +94,6 @@ def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
         fault = survived.wrong or survived.failure
         sentence = f"survivors cannot go on: {fault}; {INSTALL_HINT}, or use --no-shrink"
     yield Diagnosis("ULFM", sentence, is_good=survived.has_passed)
-
-
-def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
-    """Run the campaign, one line for each trial that ends; the last one is the verdict."""
-    try:
-        library = identify(find_mpiexec(mpiexec))
-    except JobError as error:
-        yield Diagnosis("MPI", str(error), is_good=False)
-        return
-    yield Diagnosis("MPI", str(library))
-    verdict = examine(library, os.environ, _print_finding)
-    yield Diagnosis("verdict", _TRUSTS[verdict.trust], is_good=verdict.trust is Trust.ALL)
-
-
-def _print_finding(finding: Finding) -> None:
-    outcome = finding.outcome
-    is_free = outcome.trial.level is Level.SPAWN and not outcome.wrong
-    mark = "ok  " if outcome.has_passed else "note" if is_free else "FAIL"
-    fault = outcome.wrong or outcome.failure
-    if mark == "note":
-        fault += "; no job needs it, so the verdict stays"
-    name = f"{outcome.trial.name} ({outcome.seconds:.1f} s)"
-    click.echo(f"{mark}  {outcome.trial.level.value:<13} {name}{': ' if fault else ''}{fault}")
 
 
 def _find_tensorflow() -> Diagnosis:

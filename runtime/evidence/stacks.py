@@ -48,9 +48,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.system.heartbeat import STACKS_AT, HeartbeatPage
 from holdfast.runtime.system.own_process import allow_reading
 from holdfast.runtime.system.processes import signal_state
+from holdfast.runtime.system.worker_status import STACKS_AT, WorkerStatus
 
 MOST_CHARACTERS = 16 << 10
 """As much is kept of one worker, in the journal and on its way there."""
@@ -232,7 +232,7 @@ class Stacks:
         return text[: MOST_CHARACTERS - len(end)] + end
 
 
-def listen(page: HeartbeatPage, agent: int) -> None:
+def listen(page: WorkerStatus, agent: int) -> None:
     """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only).
 
     ``agent`` and what it starts may read this process's memory, as py-spy does.
@@ -244,7 +244,7 @@ def listen(page: HeartbeatPage, agent: int) -> None:
 class Inquiry:
     """The search for the stacks of one process, from its begin to its result."""
 
-    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+    def __init__(self, pid: int, page: WorkerStatus, now: float) -> None:
         self._pid = pid
         self._page = page
         self._began = now

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from holdfast.recovery.event import (
+    AbandonLaunch,
     AskToSave,
     AskToStop,
     CheckpointCommitted,
     Command,
     End,
     Event,
-    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,

@@ -24,9 +24,9 @@ from holdfast.runtime.head.preconditions import (
 )
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.host.launchers import job_environment
-from holdfast.runtime.mpi.fitness import Verdict, assess, require, warning_of
+from holdfast.runtime.mpi.fitness import Verdict, assess, require
 from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial_table import Trust
+from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
@@ -218,7 +218,7 @@ def _setup_in(
         | library.variables(os.environ)
         | ScriptSource.of(options.script).variables,
         is_resumed=is_resumed,
-        warning=warning_of(library, verdict) if options.shrink else None,
+        warning=library.warning if options.shrink else None,
         key_file=key_file,
         history=history,
         cwd=Path.cwd(),

@@ -46,11 +46,11 @@ from holdfast.runtime.host.superior import (
 )
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Channel, Listener, Message
-from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import RequestFlag, pulse_interval_s
 
 _IDLE_POLL_S = 1.0
 _INQUIRING_POLL_S = 0.01

@@ -32,8 +32,8 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.evidence.stacks import Inquiry
 from holdfast.runtime.host.hosted_worker import HostedWorker
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import Phase
 from holdfast.runtime.system.processes import characters_read
+from holdfast.runtime.system.worker_status import Phase
 
 _STARTING_TIMEOUT_S = 60.0
 """A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
@@ -85,7 +85,7 @@ class _Case:
 
 
 class Fencing:
-    """Looks at the heartbeat pages of a launch, and kills whom the detectors have found."""
+    """Looks at the statuses of a launch, and kills whom the detectors have found."""
 
     def __init__(self, tell: Callable[[Message], None], heartbeat_timeout_s: float) -> None:
         starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)

@@ -29,7 +29,7 @@ from holdfast.recovery.stall import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import HostedWorker
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import HaltOrder, Phase, RequestFlag
+from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag
 
 _PATIENCE_S = 3.0
 """So long a launch has to come to its next step: most do at once, and may close what is open."""

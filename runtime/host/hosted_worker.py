@@ -1,4 +1,4 @@
-"""One worker as its agent sees it: process, guard, channel and heartbeat page.
+"""One worker as its agent sees it: process, guard, channel and status.
 
 A guard kills itself when its connection ends without a word of peace.  A guard that was
 stopped cannot, and mpiexec would never tell the survivors.  So the agent kills it as well.
@@ -19,7 +19,6 @@ from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain
-from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.processes import (
     HeldProcess,
     describe_status,
@@ -27,6 +26,7 @@ from holdfast.runtime.system.processes import (
     kill_group,
     last_core,
 )
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 
 class GuardLink:
@@ -128,7 +128,7 @@ class HostedWorker:
         self.worker = worker
         self.generation = launch.generation
         self.guard: GuardLink | None = None
-        self.page = HeartbeatPage.create()
+        self.page = WorkerStatus.create()
         self.page.generation = launch.generation
         self.control, self._their_control = pair()
         self.stdout_fd, self._their_stdout = os.pipe()
@@ -163,7 +163,7 @@ class HostedWorker:
 
     @property
     def their_fds(self) -> tuple[int, int, int, int]:
-        """The worker's ends: control, heartbeat page, stdout and stderr."""
+        """The worker's ends: control, status, stdout and stderr."""
         return (
             self._their_control.fileno(),
             self.page.fd,
@@ -173,7 +173,7 @@ class HostedWorker:
 
     @property
     def view(self) -> HeartbeatView:
-        """The heartbeat page at this moment."""
+        """The status at this moment."""
         return HeartbeatView(self.page.counter, self.page.phase)
 
     @property

@@ -44,7 +44,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -83,11 +83,6 @@ class Launcher:
     """Followed by the launch's private directory."""
     environment: tuple[tuple[str, str], ...] = ()
     """Defaults, which the site's settings override."""
-
-    def reaching_new_ranks(self) -> Launcher:
-        """Return the same with TCP: Open MPI's ranks of two launches share no memory."""
-        options = tuple(word.replace("self,sm", "self,sm,tcp") for word in self.options)
-        return replace(self, options=options)
 
     @property
     def can_shrink(self) -> bool:

@@ -12,7 +12,7 @@ from holdfast.runtime.host.limits import HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag
 
 
 class Orders:

@@ -5,7 +5,7 @@ worker gets a SIGKILL.  If a worker ends without leaving, its guard gets one, an
 the survivors.  A guard that loses its agent kills itself.  So every death becomes one that
 ULFM handles.
 
-Death by silence is not decided here: `fencing` looks at the heartbeat pages.
+Death by silence is not decided here: `fencing` looks at the statuses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import QUESTIONS, FailedSaves, WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
 from holdfast.runtime.system.codec import encode
-from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import RequestFlag
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -160,7 +160,7 @@ class WorkerHost:
         self._tell_if_started(hosted)
 
     def ask_all(self, what: RequestFlag) -> None:
-        """Set a request in every worker's heartbeat page."""
+        """Set a request in every worker's status."""
         for hosted in self._workers.values():
             hosted.page.ask(what)
 

@@ -2,8 +2,7 @@
 
 A job may rely on an MPI only as far as it has passed.  Before the first run with an MPI one
 of two ranks is killed, and the other must go on; that takes half a second.  Without shrinking
-two ranks must start.  `holdfast doctor --mpi` tries everything, and its verdict then counts.
-The bad answer of a short trial is not kept: the machine may have been busy, and a broken
+two ranks must start.  A bad answer is not kept: the machine may have been busy, and a broken
 installation may be fixed later.
 
 A verdict lies in ``${XDG_CACHE_HOME:-~/.cache}/holdfast``.  Its name stands for everything that
@@ -19,25 +18,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary
-from holdfast.runtime.mpi.trial_table import (
-    CAMPAIGN,
-    FIRST_DEATH,
-    PLAIN_START,
-    Trust,
-    first_fault,
-    trust_of,
-)
-
-if TYPE_CHECKING:
-    from holdfast.runtime.mpi.campaign import Finding
+from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START, Trust
 
 _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 """Beginnings of variables that choose a library, or its behaviour."""
@@ -48,11 +36,11 @@ _SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
 def assess(library: MpiLibrary, environment: Mapping[str, str], needed: Trust) -> Verdict:
     """Return the kept verdict, or that of a short trial if it does not tell enough."""
     kept = find_verdict(library, environment)
-    if kept is not None and (kept.is_campaign or kept.trust >= needed):
+    if kept is not None and kept.trust >= needed:
         return kept
     if needed >= Trust.ONE and not library.launcher.can_shrink:
         return Verdict(Trust.RELAUNCH, f"{library.name} ends all workers with the first that dies")
-    from holdfast.runtime.mpi.campaign import run_trial  # most jobs find a kept verdict
+    from holdfast.runtime.mpi.trial_run import run_trial  # most jobs find a kept verdict
 
     finding = run_trial(library, environment, _SHORT_TRIALS[needed])
     if finding.outcome.has_passed:
@@ -61,20 +49,6 @@ def assess(library: MpiLibrary, environment: Mapping[str, str], needed: Trust) -
         return verdict
     fault = finding.outcome.wrong or finding.outcome.failure
     return Verdict(Trust(needed - 1), fault)
-
-
-def examine(
-    library: MpiLibrary, environment: Mapping[str, str], on_finding: Callable[[Finding], None]
-) -> Verdict:
-    """Run the whole campaign, keep its verdict for later runs, and return it."""
-    from holdfast.runtime.mpi.campaign import run_campaign
-
-    findings = run_campaign(library, environment, CAMPAIGN, on_finding)
-    outcomes = [finding.outcome for finding in findings]
-    verdict = Verdict(trust_of(outcomes), first_fault(outcomes), is_campaign=True)
-    files = [name for finding in findings for name in finding.files]
-    keep_verdict(library, environment, verdict, files)
-    return verdict
 
 
 def require(library: MpiLibrary, verdict: Verdict, needed: Trust) -> None:
@@ -96,25 +70,12 @@ def require(library: MpiLibrary, verdict: Verdict, needed: Trust) -> None:
     )
 
 
-def warning_of(library: MpiLibrary, verdict: Verdict) -> str | None:
-    """Return one sentence about deaths that this MPI may not survive in place, else None."""
-    if verdict.trust is not Trust.ONE or not verdict.is_campaign:
-        return library.warning
-    return (
-        f"{library} has lost workers when deaths followed each other closely ({verdict.fault}); "
-        f"such jobs are relaunched from their checkpoints instead of going on in place; "
-        f"use 5.0.9: {INSTALL_HINT}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What an MPI can be trusted with; ``fault`` is the gravest that was seen, or empty."""
 
     trust: Trust
     fault: str = ""
-    is_campaign: bool = False
-    """Whether all trials were made, and not only the short one before a first run."""
 
 
 def find_verdict(library: MpiLibrary, environment: Mapping[str, str]) -> Verdict | None:
@@ -123,7 +84,7 @@ def find_verdict(library: MpiLibrary, environment: Mapping[str, str]) -> Verdict
         kept = json.loads(_path(library, environment).read_text(encoding="utf-8"))
         if any(_digest(Path(name)) != digest for name, digest in kept["files"].items()):
             return None
-        return Verdict(Trust[kept["trust"]], str(kept["fault"]), bool(kept["is_campaign"]))
+        return Verdict(Trust[kept["trust"]], str(kept["fault"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -146,7 +107,6 @@ def keep_verdict(
                 "library": str(library),
                 "trust": verdict.trust.name,
                 "fault": verdict.fault,
-                "is_campaign": verdict.is_campaign,
                 "files": {name: _digest(Path(name)) for name in names},
             },
             indent=1,

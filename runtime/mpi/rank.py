@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.mpi.trial_table import Death, Kind, Trial, Where
-from holdfast.runtime.system.own_process import die_with_parent, module_command
+from holdfast.runtime.mpi.trial import Death, Kind, Trial, Where
+from holdfast.runtime.system.own_process import die_with_parent
 
 if TYPE_CHECKING:
     from holdfast.runtime.exchange.membership import Membership
@@ -36,9 +36,6 @@ LIFETIME_S = 60
 """No rank of a trial outlives this; every caller waits for less."""
 STEPS, FATAL_STEP = 6, 2
 _MOST_REPAIRS = 32
-_SETTLE_S = 0.3
-"""PRRTE hangs in a spawn that begins sooner after a death."""
-_SPAWNED = "--spawned"
 
 _DEATHS: dict[Kind, Callable[[], object]] = {
     Kind.KILL: lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -127,8 +124,6 @@ class _Player:
                 step += 1
             else:
                 repairs = self._repair(step, repairs)
-        if self._trial.spawns:
-            _grow(self._trial)
         report["steps"] = step
         report["world"] = list(self._membership.world.workers)
 
@@ -222,36 +217,6 @@ class _Player:
             threading.Timer(death.delay_ms / 1000, _die, (death,)).start()
 
 
-def _grow(trial: Trial) -> None:
-    """Start ranks in place of the dead ones, and exchange with them."""
-    from mpi4py import MPI
-
-    program, *arguments = module_command("holdfast.runtime.mpi.rank", _SPAWNED)
-    survivors = MPI.Intracomm(MPI.COMM_WORLD.Shrink())
-    time.sleep(_SETTLE_S)
-    survivors.Barrier()
-    survivors.Agree(1)
-    whole = survivors.Spawn(program, arguments, maxprocs=trial.spawns).Merge()
-    size = whole.allreduce(1)
-    if size != survivors.size + trial.spawns:
-        raise WrongResult(f"{size} ranks came to the world of survivors and new ranks")
-    whole.Agree(1)
-
-
-def _join_as_spawned() -> NoReturn:
-    """Play the part of a rank that takes a dead one's place."""
-    signal.alarm(LIFETIME_S)
-    from holdfast.runtime.exchange.mpi_communicator import join_world
-
-    join_world(shrinkable=True)
-    from mpi4py import MPI
-
-    whole = MPI.Comm.Get_parent().Merge(high=True)
-    whole.allreduce(1)
-    whole.Agree(1)
-    os._exit(0)
-
-
 def _die(death: Death) -> None:
     _DEATHS[death.kind]()
     signal.pause()
@@ -272,6 +237,4 @@ def _library_files() -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == _SPAWNED:
-        _join_as_spawned()
     main(Path(sys.argv[1]), Trial.decode(sys.argv[2]))

@@ -23,7 +23,7 @@ _MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
 
 STARTING, TRAINING = "starting", "training"
-"""Phases of a worker, as its heartbeat page calls them."""
+"""Phases of a worker, as its status calls them."""
 
 GAP = "  "
 _BAR_CELLS = 20

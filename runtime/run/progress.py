@@ -1,6 +1,6 @@
 """How far a training is: what a worker tells of it, what its agent says, and how people read it.
 
-The first worker writes a `StepReport` into its heartbeat page a few times a second, and its agent
+The first worker writes a `StepReport` into its status a few times a second, and its agent
 reads it there.  Nobody waits for anybody, and no message is queued.  So the answer of the agent
 is there while workers compute, and while no client lives.  Only the end of an epoch is a
 message, because none may be lost (`EndedEpoch`).
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
 from holdfast.runtime.system.processes import resident_bytes
+from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
 CONCLUDING = "concluding"
 
@@ -65,7 +65,7 @@ class StepReport:
     next_save_at: float | None = None
 
     def encode(self) -> bytes:
-        """Return the report as JSON that fits into a heartbeat page; it loses metrics if need be.
+        """Return the report as JSON that fits into a status; it loses metrics if need be.
 
         The loss comes first, and stays longest.
         """
@@ -186,8 +186,8 @@ class Watched(Protocol):
         """Its process."""
 
     @property
-    def page(self) -> HeartbeatPage:
-        """Its heartbeat page."""
+    def page(self) -> WorkerStatus:
+        """Its status."""
 
     @property
     def place(self) -> str:
@@ -231,7 +231,7 @@ def short_report(workers: Sequence[Watched]) -> Message:
     }
 
 
-def newest_of(pages: Iterable[HeartbeatPage]) -> StepReport | None:
+def newest_of(pages: Iterable[WorkerStatus]) -> StepReport | None:
     """Return the newest word of any worker: the first one of today's world has written it."""
     contents = (page.progress for page in pages)
     told = [StepReport.decode(content) for content in contents if content]

@@ -1,7 +1,7 @@
 """The usual way of a save: into memory of the agent, from which the host's writer commits it.
 
 Each worker copies its share, takes the digests beside its next step, and says that it has
-done so.  The outcome stands in its heartbeat page.  Where the host has no memory for a
+done so.  The outcome stands in its status.  Where the host has no memory for a
 snapshot, the first worker writes from its own state instead (`in_process_saver`).
 """
 

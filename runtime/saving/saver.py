@@ -42,8 +42,8 @@ from holdfast.runtime.saving.plan import (
     SaveTerms,
     local_terms,
 )
-from holdfast.runtime.system.heartbeat import HaltOrder
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 

@@ -28,7 +28,7 @@ from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Due, Notes
 from holdfast.runtime.training.consistency import check_same_weights
 from holdfast.runtime.training.job_state import JobState, notes_of
@@ -158,7 +158,7 @@ def share_notes(communicator: Communicator, source: int, notes: Notes | None) ->
 
 
 def agree_on_effects(
-    membership: Membership, state: JobState, cursor: Cursor, turns: HeartbeatPage
+    membership: Membership, state: JobState, cursor: Cursor, turns: WorkerStatus
 ) -> None:
     """Let all callback hosts have the same effects of the round that has run; run the next one.
 

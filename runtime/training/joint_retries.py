@@ -29,8 +29,8 @@ from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.recovery.patience import PATIENT, Finding, Patience, Tries, Verdict
 from holdfast.runtime.errors import CheckpointsUnread, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.worker.context import WorkerContext
 
 AGAIN = "nothing is known to be damaged: run again when the file system answers"

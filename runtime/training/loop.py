@@ -45,7 +45,7 @@ from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.heartbeat import Phase, RequestFlag
+from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
 from holdfast.runtime.training.consistency import (

@@ -1,6 +1,6 @@
 """The committed progress: the cursor with the metrics from its sums, and what people hear of it.
 
-Only the first worker tells people, a few times a second, through its heartbeat page.  A look at the
+Only the first worker tells people, a few times a second, through its status.  A look at the
 metrics in the middle of an epoch costs up to a millisecond with Keras, and more on a busy host.  So
 the next look waits until that is a small part of the time, and no step is slower for being watched.
 Until then the words go on with the metrics of the last look, if they are of the same epoch.
@@ -37,7 +37,7 @@ from holdfast.runtime.model.replica import (
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import UNKNOWN, StepReport
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
@@ -231,7 +231,7 @@ class ProgressTeller:
 
     def __init__(
         self,
-        page: HeartbeatPage,
+        page: WorkerStatus,
         replica: Replica,
         job: TrainingJob,
         clock: Callable[[], float] = time.monotonic,

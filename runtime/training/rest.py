@@ -19,7 +19,7 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.heartbeat import HaltOrder
+from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress

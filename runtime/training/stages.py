@@ -28,7 +28,7 @@ from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
 from holdfast.runtime.training.job_state import JobState

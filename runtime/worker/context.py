@@ -21,7 +21,7 @@ from holdfast.runtime.run.find_run import key_in
 from holdfast.runtime.run.journal import Journal, Recorder
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.stored_run import owned_store
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.halt import Halt
 from holdfast.runtime.worker.injector import FaultInjector
 
@@ -33,7 +33,7 @@ class WorkerContext:
     config: WorkerConfig
     communicator: Communicator
     journal: Recorder
-    page: HeartbeatPage
+    page: WorkerStatus
     injector: FaultInjector
     tell_agent: Callable[[dict[str, object]], None]
     send_snapshot: Callable[[dict[str, Any], Sequence[int]], None] | None = None

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage
+from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 
 _LOOK_S = 0.02
 _FLUSHED_WITHIN_S = 1.0
@@ -85,7 +85,7 @@ class HaltWatch:
     ``tell`` sends the agent a message.
     """
 
-    def __init__(self, page: HeartbeatPage, tell: Callable[[dict[str, object]], None]) -> None:
+    def __init__(self, page: WorkerStatus, tell: Callable[[dict[str, object]], None]) -> None:
         self._page = page
         self._tell = tell
         self._thread: threading.Thread | None = None

@@ -57,8 +57,8 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.codec import encode, from_plain
-from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.witnessed_time import Bound, Stillness
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
@@ -83,7 +83,7 @@ def standalone() -> WorkerContext:
     atexit.register(journal.close)
     atexit.register(_die_of_caught_failure)
     injector = injector_of(config, journal)
-    page = HeartbeatPage.create()
+    page = WorkerStatus.create()
     tell = functools.partial(_tell, is_quiet=config.options.quiet)
     return WorkerContext(config, communicator, journal, page, injector, tell)
 

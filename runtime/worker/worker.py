@@ -48,7 +48,7 @@ from holdfast.runtime.evidence.stacks import Frame, listen, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import (
     WorkerContext,
     failure,
@@ -90,7 +90,7 @@ def main(
     ``prepare`` is called before the script's first line.
     """
     agent = Channel.adopt(control_fd)
-    page = HeartbeatPage(heartbeat_fd)
+    page = WorkerStatus(heartbeat_fd)
     listen(page, os.getppid())
     watch = HaltWatch(page, agent.send)
     beats: list[Callable[[], None]] = []
@@ -105,7 +105,7 @@ def main(
     _leave(context, report)
 
 
-def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerContext:
+def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:
     """Initialise MPI and return the worker's surroundings."""
     from holdfast.runtime.exchange.mpi_communicator import join_world
 
@@ -137,7 +137,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
 def run_script(
     config: WorkerConfig,
-    page: HeartbeatPage,
+    page: WorkerStatus,
     prepare: Callable[[WorkerConfig], None] = lambda _: None,
     finish: Callable[[BaseException | None], None] = lambda _: None,
 ) -> dict[str, object] | None:
@@ -197,7 +197,7 @@ def _end_of_script(error: BaseException | None) -> BaseException | None:
     return before if ended_well else error
 
 
-def _end_report(error: BaseException, script: str, page: HeartbeatPage) -> dict[str, object] | None:
+def _end_report(error: BaseException, script: str, page: WorkerStatus) -> dict[str, object] | None:
     """Report the error that has ended the script, None for an end that is none."""
     match error:
         case StopRequested():
@@ -211,7 +211,7 @@ def _end_report(error: BaseException, script: str, page: HeartbeatPage) -> dict[
     return _script_report(error, script)
 
 
-def _exit_report(error: SystemExit, script: str, page: HeartbeatPage) -> dict[str, object] | None:
+def _exit_report(error: SystemExit, script: str, page: WorkerStatus) -> dict[str, object] | None:
     if error.code in (None, 0):
         report = _early_end(page)
         return None if report is None else report | _place_of(error, script)
@@ -220,7 +220,7 @@ def _exit_report(error: SystemExit, script: str, page: HeartbeatPage) -> dict[st
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 
-def _early_end(page: HeartbeatPage) -> dict[str, object] | None:
+def _early_end(page: WorkerStatus) -> dict[str, object] | None:
     """Report a script that has left its training, None if it was out of training."""
     if page.phase not in _IN_TRAINING:
         return None

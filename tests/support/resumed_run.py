@@ -28,7 +28,7 @@ from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.joint_retries import WAITS, Waits
@@ -209,7 +209,7 @@ class Run:
         config = self._config(WorkerId(communicator.rank), communicator.size)
         journal = journal_of(config)
         injector = without_faults(config)
-        page = HeartbeatPage.create()
+        page = WorkerStatus.create()
         return WorkerContext(
             config,
             communicator,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from examples import load
 from holdfast import Trainer
-from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.training.stages import stages_of_script
 
 folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])

@@ -8,9 +8,8 @@ from commands import holdfast_code
 
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.mpi.campaign import Finding
-from holdfast.runtime.mpi.fitness import Verdict
-from holdfast.runtime.mpi.trial_table import CAMPAIGN, Level, Outcome, Trial, Trust
+from holdfast.runtime.mpi.trial import Outcome, Trial
+from holdfast.runtime.mpi.trial_run import Finding
 from holdfast.runtime.supervisor.preconditions import Surroundings
 from holdfast.runtime.system.channel import Loopback
 
@@ -117,63 +116,15 @@ def test_launcher_without_ulfm_is_told_with_the_way_out(
     assert any("two ranks started" in line for line in lines)
 
 
-@pytest.mark.parametrize("trust", Trust)
-def test_campaign_prints_its_trials_and_what_can_be_trusted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trust: Trust
+def test_mpi_alone_is_examined_where_only_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def examine(library: object, environment: object, on_finding: object) -> Verdict:
-        for trial in doctor_file.FIRST_DEATH, doctor_file.PLAIN_START:
-            on_finding(Finding(Outcome(trial, "a rank was lost", seconds=0.4)))  # type: ignore[operator]
-        return Verdict(trust, "a rank was lost", is_campaign=True)
+    _answer_import(monkeypatch, 1, "", "no TensorFlow")
 
-    monkeypatch.setattr(doctor_file, "examine", examine)
+    code, lines = _doctor(capsys, "--mpi", "--run-dir", "/proc/self/run")
 
-    code, lines = _doctor(capsys, "--mpi")
-
-    assert code == (ExitCode.DONE if trust is Trust.ALL else ExitCode.USAGE)
-    assert lines[1].split() == [
-        "FAIL",
-        "one",
-        "one",
-        "of",
-        "two",
-        "dies",
-        "(0.4",
-        "s):",
-        "a",
-        "rank",
-        "was",
-        "lost",
-    ]
-    assert lines[-1].startswith("ok" if trust is Trust.ALL else "FAIL")
-    assert ("--no-shrink" in lines[-1]) is (trust in (Trust.RELAUNCH, Trust.ONE))
-    assert not any("TensorFlow" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "mark", "end"),
-    [("", "note", "; no job needs it, so the verdict stays"), ("a wrong sum", "FAIL", "")],
-)
-def test_trial_that_no_job_needs_is_a_note_unless_a_sum_is_wrong(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: str,
-    mark: str,
-    end: str,
-) -> None:
-    trial = CAMPAIGN[-1]
-    assert trial.level is Level.SPAWN
-
-    def examine(library: object, environment: object, on_finding: object) -> Verdict:
-        on_finding(Finding(Outcome(trial, "it hung", wrong, seconds=45.2)))  # type: ignore[operator]
-        return Verdict(Trust.ALL, "", is_campaign=True)
-
-    monkeypatch.setattr(doctor_file, "examine", examine)
-
-    _, lines = _doctor(capsys, "--mpi")
-
-    assert lines[1].startswith(f"{mark}  spawn")
-    assert lines[1].endswith(f"(45.2 s): {wrong or 'it hung'}{end}")
+    assert code == ExitCode.DONE
+    assert [line.split()[1] for line in lines] == ["MPI", "MPI", "ULFM"]
 
 
 def test_tensorflow_that_cannot_be_imported_is_found(

@@ -16,15 +16,15 @@ import pytest
 
 from holdfast.runtime.evidence import stacks as module
 from holdfast.runtime.evidence.stacks import MOST_S, Inquiry
-from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.processes import signal_state
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 pytestmark = pytest.mark.process
 
 PROGRAM = """
 import ctypes, os, re, signal, sys, threading
 from holdfast.runtime.evidence.stacks import STACK_SIGNAL, listen
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 def loop_for_ever():
     print("ready", flush=True)
@@ -45,7 +45,7 @@ def block_for_ever():
     threading.Event().wait()
 
 if sys.argv[2] != "deaf":
-    listen(HeartbeatPage(int(sys.argv[1])), os.getppid())
+    listen(WorkerStatus(int(sys.argv[1])), os.getppid())
 {"deaf": loop_for_ever, "loop": loop_for_ever, "match": match_for_ever,
  "stop": stop_for_ever, "block": block_for_ever}[sys.argv[2]]()
 """
@@ -57,8 +57,8 @@ NEEDS_PY_SPY = pytest.mark.skipif(
 
 
 @contextmanager
-def process(kind: str) -> Iterator[tuple[int, HeartbeatPage]]:
-    page = HeartbeatPage.create()
+def process(kind: str) -> Iterator[tuple[int, WorkerStatus]]:
+    page = WorkerStatus.create()
     argv = [sys.executable, "-c", PROGRAM, str(page.fd), kind]
     with subprocess.Popen(argv, pass_fds=[page.fd], stdout=subprocess.PIPE) as child:
         try:
@@ -72,7 +72,7 @@ def process(kind: str) -> Iterator[tuple[int, HeartbeatPage]]:
             page.close()
 
 
-def result_of(pid: int, page: HeartbeatPage) -> Inquiry:
+def result_of(pid: int, page: WorkerStatus) -> Inquiry:
     """Look until the inquiry is over, by the real clock."""
     inquiry = Inquiry(pid, page, time.monotonic())
     while not inquiry.is_over:

@@ -23,7 +23,7 @@ from holdfast.runtime.evidence.stacks import (
 HOLDFAST = Path(module.__file__).parents[2]
 FAULTHANDLER = f"""Thread 0x00007f23065846c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
-  File "{HOLDFAST}/runtime/system/heartbeat.py", line 177 in _run
+  File "{HOLDFAST}/runtime/system/worker_status.py", line 177 in _run
 
 Current thread 0x00007f23073f7b80 (most recent call first):
   File "/usr/lib/python3.11/re/__init__.py", line 166 in match

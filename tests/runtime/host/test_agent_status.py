@@ -22,7 +22,7 @@ from holdfast.runtime.run.lease import Lease, owner_in
 from holdfast.runtime.run.progress import WorkerReport
 from holdfast.runtime.system.channel import FDS, Message, connect, pair
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag
 
 
 @pytest.mark.process

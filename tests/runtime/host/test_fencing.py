@@ -12,7 +12,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.evidence.stacks import MOST_S, Frame, Stacks, Thread
 from holdfast.runtime.host import fencing as module
 from holdfast.runtime.host.fencing import Fencing
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
 
@@ -23,7 +23,7 @@ class FakeWorker:
     def __init__(self, worker: int) -> None:
         self.worker = WorkerId(worker)
         self.pid = 100 + worker
-        self.page = HeartbeatPage.create()
+        self.page = WorkerStatus.create()
         self.page.phase = Phase.TRAINING
         self.page.commit(6)
         self.page.commit(7)
@@ -54,7 +54,7 @@ class FakeInquiry:
 
     all: list[FakeInquiry] = []  # noqa: RUF012  (cleared by the fixture)
 
-    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+    def __init__(self, pid: int, page: WorkerStatus, now: float) -> None:
         self.pid = pid
         self.began = now
         self.stacks = Stacks()

@@ -13,7 +13,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.halting import Halting, look_at_ends
 from holdfast.runtime.host.hosted_worker import HostedLaunch, HostedWorker
 from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage, Phase, RequestFlag
+from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag, WorkerStatus
 
 
 class FakeWorker:
@@ -21,7 +21,7 @@ class FakeWorker:
 
     def __init__(self, worker: int, phase: Phase = Phase.TRAINING) -> None:
         self.worker = WorkerId(worker)
-        self.page = HeartbeatPage.create()
+        self.page = WorkerStatus.create()
         self.page.phase = phase
         self.page.generation = 1
         self.page.resume(7)

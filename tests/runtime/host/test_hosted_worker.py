@@ -19,7 +19,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
 from holdfast.runtime.system.channel import FDS, Channel, pair
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.system.worker_status import Phase
 
 BOUND_S = 90.0
 CONFIG = worker_config(

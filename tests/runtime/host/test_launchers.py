@@ -14,7 +14,6 @@ import pytest
 from holdfast.runtime.host.launchers import (
     INTEL_MPI,
     MPICH,
-    OPEN_MPI,
     Launcher,
     LaunchLine,
     job_environment,
@@ -114,12 +113,6 @@ def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
 
     assert line.environment({})["UCX_TLS"] == "posix,cma,self"
     assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
-
-
-def test_new_ranks_are_reached_by_tcp() -> None:
-    command = dataclasses.replace(LINE, launcher=OPEN_MPI.reaching_new_ranks()).command()
-
-    assert command[command.index("btl") + 1] == "self,sm,tcp"
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from holdfast.runtime.host.pool_process import ForkRequest, PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.usage import Resource, Usage
+from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
 LAUNCH = HostedLaunch(CONFIG, {})
@@ -32,14 +32,14 @@ class FakePool:
     """A pool that keeps what was asked of it."""
 
     def __init__(self, reactor: Reactor, settings: PoolSettings, owner: WorkerHost) -> None:
-        self.pages: dict[int, HeartbeatPage] = {}
+        self.pages: dict[int, WorkerStatus] = {}
         self.controls: dict[int, Channel] = {}
         """The workers' ends of their channels."""
         self.is_warm = True
         self.pid = os.getpid()
 
     def request(self, request: ForkRequest) -> None:
-        self.pages[request.worker] = HeartbeatPage(os.dup(request.fds[1]))
+        self.pages[request.worker] = WorkerStatus(os.dup(request.fds[1]))
         if request.worker in self.controls:
             self.controls[request.worker].close()
         self.controls[request.worker] = Channel.adopt(os.dup(request.fds[0]))
@@ -106,7 +106,7 @@ class Host:
             heartbeat_timeout_s=1.0,
             pool=PoolSettings((), "none:none"),
         )
-        self.pages: dict[int, HeartbeatPage] = self.real.pool.pages  # type: ignore[attr-defined]
+        self.pages: dict[int, WorkerStatus] = self.real.pool.pages  # type: ignore[attr-defined]
         self.guards: list[Channel] = []
         self.now = 1000.0
         self.real.begin(LAUNCH)

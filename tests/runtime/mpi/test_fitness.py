@@ -13,18 +13,14 @@ from holdfast.runtime.host.launchers import MPICH
 from holdfast.runtime.mpi.fitness import (
     Verdict,
     assess,
-    examine,
     find_verdict,
     keep_verdict,
     require,
-    warning_of,
 )
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
-from holdfast.runtime.mpi.trial_table import Trust
+from holdfast.runtime.mpi.trial import Trust
 
-CAMPAIGN_SAYS = {trust: Verdict(trust, "a fault", is_campaign=True) for trust in Trust}
-
-VERDICT = Verdict(Trust.ONE, 'a "fault"', is_campaign=True)
+VERDICT = Verdict(Trust.ONE, 'a "fault"')
 
 
 @pytest.fixture
@@ -60,18 +56,6 @@ def test_bad_answer_of_a_short_trial_is_not_kept(
     assert good.trust is Trust.ONE
 
 
-@pytest.mark.parametrize("trust", Trust)
-def test_verdict_of_a_campaign_counts_without_another_trial(
-    library: MpiLibrary, environment: dict[str, str], trust: Trust
-) -> None:
-    keep_verdict(library, environment, CAMPAIGN_SAYS[trust], [])
-
-    answer = assess(library, environment, Trust.ONE)
-
-    assert answer == CAMPAIGN_SAYS[trust]
-    assert starts_of(environment) == 0
-
-
 def test_launcher_without_ulfm_is_not_asked(tmp_path: Path, environment: dict[str, str]) -> None:
     library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
 
@@ -85,26 +69,12 @@ def test_launcher_without_ulfm_is_not_asked(tmp_path: Path, environment: dict[st
     assert starts_of(environment) == 1
 
 
-def test_campaign_keeps_its_verdict_even_if_it_is_bad(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    library = library_of(tmp_path, FAILING)
-    found: list[str] = []
-
-    verdict = examine(library, environment, lambda finding: found.append(finding.outcome.failure))
-
-    assert verdict.trust is Trust.NOTHING
-    assert find_verdict(library, environment) == verdict
-    assert set(found) == {"no Revoke"}
-
-
 @pytest.mark.parametrize(
     ("has", "needs"),
     [
         (Trust.RELAUNCH, Trust.RELAUNCH),
         (Trust.ONE, Trust.RELAUNCH),
         (Trust.ONE, Trust.ONE),
-        (Trust.ALL, Trust.ONE),
     ],
 )
 def test_fit_library_is_not_refused(tmp_path: Path, has: Trust, needs: Trust) -> None:
@@ -129,21 +99,6 @@ def test_library_that_starts_nothing_is_refused_in_both_modes(
 ) -> None:
     with pytest.raises(UsageError, match=r"cannot start workers: another MPI; .*--mpiexec"):
         require(library, Verdict(Trust.NOTHING, "another MPI"), needed)
-
-
-def test_library_that_a_campaign_found_wanting_is_used_with_a_warning(library: MpiLibrary) -> None:
-    warning = warning_of(library, CAMPAIGN_SAYS[Trust.ONE])
-
-    assert warning is not None
-    assert "a fault" in warning
-    assert warning_of(library, CAMPAIGN_SAYS[Trust.ALL]) is None
-    assert warning_of(library, Verdict(Trust.ONE)) is None
-
-
-def test_version_that_is_known_to_be_bad_is_named_before_any_campaign(tmp_path: Path) -> None:
-    library = library_of(tmp_path, PASSING, "5.0.11")
-
-    assert "5.0.11 is known to crash" in (warning_of(library, Verdict(Trust.ONE)) or "")
 
 
 def test_bad_start_leaves_nothing_to_rely_on(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -173,22 +128,6 @@ def test_verdict_of_a_short_trial_ends_with_the_library_that_its_ranks_had_loade
     assert starts_of(environment) == 2
 
 
-def test_campaign_replaces_what_a_short_trial_has_found(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    failure = """echo '{"world": [], "steps": 2, "failure": "no Revoke"}' > "$1/rank-0.json" """
-    fails_later = f'{PASSING}if [ $(wc -l < "$COUNT") -gt 1 ]; then {failure}; fi'
-    library = library_of(tmp_path, fails_later)
-    assert assess(library, environment, Trust.ONE) == Verdict(Trust.ONE)
-
-    verdict = examine(library, environment, lambda _: None)
-    starts = starts_of(environment)
-
-    assert verdict.trust is Trust.NOTHING
-    assert assess(library, environment, Trust.ONE) == verdict
-    assert starts_of(environment) == starts
-
-
 def test_verdict_is_kept(library: MpiLibrary, environment: dict[str, str]) -> None:
     assert find_verdict(library, environment) is None
     keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
@@ -201,9 +140,9 @@ def test_later_verdict_replaces_an_earlier_one(
 ) -> None:
     keep_verdict(library, environment, VERDICT, [])
 
-    keep_verdict(library, environment, Verdict(Trust.ALL), [])
+    keep_verdict(library, environment, Verdict(Trust.RELAUNCH), [])
 
-    assert find_verdict(library, environment) == Verdict(Trust.ALL)
+    assert find_verdict(library, environment) == Verdict(Trust.RELAUNCH)
     assert len(list((tmp_path / "cache" / "holdfast").iterdir())) == 1
 
 
@@ -246,7 +185,7 @@ def test_other_version_has_a_verdict_of_its_own(
     assert find_verdict(library_of(tmp_path, PASSING, "5.0.12"), environment) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "BEST", "files": {}}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "ALL", "files": {}}', "\x00"])
 def test_damaged_file_is_no_verdict(
     library: MpiLibrary, environment: dict[str, str], text: str
 ) -> None:

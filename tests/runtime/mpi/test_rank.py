@@ -16,35 +16,32 @@ from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 from holdfast.runtime.mpi import rank as rank_file
-from holdfast.runtime.mpi.campaign import _read_reports
 from holdfast.runtime.mpi.rank import STEPS, WrongResult, _Player
-from holdfast.runtime.mpi.trial_table import (
-    CAMPAIGN,
-    Death,
-    Kind,
-    Level,
-    RankReport,
-    Trial,
-    Where,
-    judge,
-)
+from holdfast.runtime.mpi.trial import Death, Kind, RankReport, Trial, Where, judge
+from holdfast.runtime.mpi.trial_run import _read_reports
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
-PAIR = Trial("two ranks", Level.START, 2, elements=3)
-ALONE = Trial("one rank", Level.START, 1, elements=3)
-DIFFERENT = {
-    (trial.ranks, trial.revokes, frozenset((death.rank, death.where) for death in trial.deaths)): (
-        dataclasses.replace(trial, elements=3, revokes=min(trial.revokes, 3))
-    )
-    for trial in CAMPAIGN
-    if not trial.spawns
-}
+PAIR = Trial("two ranks", 2, elements=3)
+ALONE = Trial("one rank", 1, elements=3)
+FIRST, LATE = Death(1, Where.EXCHANGE), Where.REPAIR
+AT_ONCE = (Where.EXCHANGE, Where.VOTE, Where.CLOCK)
+WORLDS = (
+    PAIR,
+    Trial("one of two", 2, (FIRST,), elements=3),
+    *(Trial(f"in {where.value}", 4, (Death(0, where),), elements=3) for where in AT_ONCE),
+    *(Trial("revokes inside Shrink", ranks, elements=3, revokes=3) for ranks in (3, 6)),
+    Trial("two votes", 4, (Death(0, Where.VOTE), Death(2, Where.VOTE)), elements=3),
+    Trial("all but one", 4, tuple(Death(rank, Where.EXCHANGE) for rank in (0, 2, 3)), elements=3),
+    Trial("after the revoke", 5, (FIRST, Death(3, Where.REVOKED)), elements=3),
+    Trial("by the clock", 6, tuple(Death(rank, Where.CLOCK) for rank in (5, 0, 3)), elements=3),
+    Trial("inside Shrink", 6, (FIRST, Death(4, LATE), Death(2, LATE)), elements=3),
+)
 """In a fake world neither the kind of a death nor the length of a vector matters."""
 ENDS = """
 import os, pathlib, sys
 from holdfast.runtime.mpi import rank
-from holdfast.runtime.mpi.trial_table import START, Death, Kind, Where
+from holdfast.runtime.mpi.trial import Death, Kind, Where
 rank._play = lambda directory, kind: kind and rank._die(Death(0, Where.VOTE, Kind(kind)))
 for kind in sys.argv[1:]:
     guard = os.fork()
@@ -100,9 +97,9 @@ def _reports(
     return {rank: report for rank, report in enumerate(ended) if report is not None}
 
 
-@pytest.mark.parametrize("trial", DIFFERENT.values(), ids=lambda trial: trial.name)
+@pytest.mark.parametrize("trial", WORLDS, ids=lambda trial: trial.name)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_survivors_of_every_trial_go_on_together(
+def test_survivors_of_a_trial_go_on_together(
     members: dict[int, FakeCommunicator], trial: Trial, seed: int
 ) -> None:
     reports = _reports(trial, members, seed=seed)
@@ -131,7 +128,7 @@ def test_clock_of_a_death_counts_in_milliseconds(
     members: dict[int, FakeCommunicator], where: Where
 ) -> None:
     first, timed = Death(0, Where.EXCHANGE), Death(1, where, Kind.KILL, 20.0)
-    trial = Trial("two of three", Level.SEVERAL, 3, (first, timed), elements=3)
+    trial = Trial("two of three", 3, (first, timed), elements=3)
 
     _reports(trial, members)
 
@@ -211,7 +208,7 @@ def mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mpi:
     return Mpi(tmp_path, monkeypatch)
 
 
-def test_report_of_a_rank_is_the_only_file_and_the_campaign_reads_it(mpi: Mpi) -> None:
+def test_report_of_a_rank_is_the_only_file_and_the_trial_reads_it(mpi: Mpi) -> None:
     run_world(1, lambda member: mpi.play(ALONE, member))
 
     assert [path.name for path in mpi.directory.iterdir()] == ["rank-0.json"]

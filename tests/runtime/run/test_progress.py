@@ -24,7 +24,7 @@ from holdfast.runtime.run.progress import (
     short_report,
     slowest_phase,
 )
-from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
+from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
 REPORT = StepReport(
     now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
@@ -341,14 +341,14 @@ def test_epoch_whose_verbose_makes_no_sense_is_shown_as_keras_would(
 @dataclasses.dataclass
 class Hosted:
     worker: int
-    page: HeartbeatPage
+    page: WorkerStatus
     pid: int | None = None
     place: str = ""
 
 
 @pytest.fixture
 def hosted() -> Iterator[list[Hosted]]:
-    hosted = [Hosted(worker, HeartbeatPage.create()) for worker in range(2)]
+    hosted = [Hosted(worker, WorkerStatus.create()) for worker in range(2)]
     yield hosted
     for one in hosted:
         one.page.close()

@@ -38,7 +38,7 @@ from holdfast.runtime.saving.saver import (
     Saver,
     shard_count,
 )
-from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords
@@ -80,7 +80,7 @@ class FailingSave:
 def saver(tmp_path: Path) -> Iterator[Saver]:
     config = worker_config(run_dir=tmp_path)
     communicator: Communicator = LocalCommunicator()
-    journal, page = journal_of(config), HeartbeatPage.create()
+    journal, page = journal_of(config), WorkerStatus.create()
     injector = without_faults(config)
     context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
     membership = Membership(ME, World(1, (ME,), 1), communicator, clock=lambda: 0.0)
@@ -148,7 +148,7 @@ def test_failure_that_not_all_have_heard_of_ends_no_save(
 class DigestedSave(FailingSave):
     """A save whose state is digested until the agent sees that no peer can help with that."""
 
-    def __init__(self, page: HeartbeatPage) -> None:
+    def __init__(self, page: WorkerStatus) -> None:
         super().__init__(looks=1_000_000)
         self._page = page
         self.has_begun = threading.Event()

@@ -21,12 +21,12 @@ from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
 from holdfast.runtime.training.job_state import JobState
 
-_create = HeartbeatPage.create
+_create = WorkerStatus.create
 pytestmark = pytest.mark.usefixtures("one_core")
 LATER = [pytest.mark.long, pytest.mark.extended]
 SEEDS = [
@@ -185,7 +185,7 @@ def test_worker_that_raises_alone_is_gone_and_the_others_go_on(
 class Watched(RoundsCallbackHost):
     """Notes whether its worker counts as waiting for its peers while the script's code runs."""
 
-    def __init__(self, page: HeartbeatPage) -> None:
+    def __init__(self, page: WorkerStatus) -> None:
         super().__init__(TinyReplica())
         self._page = page
         self.waited: list[bool] = []
@@ -201,7 +201,7 @@ class Watched(RoundsCallbackHost):
 
 def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
     """A callback may take minutes; workers that all wait for each other are killed."""
-    page = HeartbeatPage.create()
+    page = WorkerStatus.create()
     page.begin_turn(waits_for_peers=True)
     callback_host = Watched(page)
     world = World(1, (WorkerId(0),), 1)
@@ -218,7 +218,7 @@ def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
 def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
     tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages: list[HeartbeatPage] = []
+    pages: list[WorkerStatus] = []
     waited: dict[str, set[bool]] = {"prepare": set(), "end": set()}
 
     class SlowReplica(TinyReplica):
@@ -230,11 +230,11 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
             waited["end"].add(pages[0].turn[1])
             super().end()
 
-    def create() -> HeartbeatPage:
+    def create() -> WorkerStatus:
         pages.append(_create())
         return pages[-1]
 
-    monkeypatch.setattr(HeartbeatPage, "create", create)
+    monkeypatch.setattr(WorkerStatus, "create", create)
     terms = Launch(1, 1, 6, callback_host=lambda own, rank: SlowEnd(own), replica=SlowReplica)
     SimulatedJob(tmp_path / "run", numerics).launch(terms)
 

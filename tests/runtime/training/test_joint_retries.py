@@ -20,7 +20,7 @@ from holdfast.runtime.errors import (
     UsageError,
 )
 from holdfast.runtime.run.journal import HistoryReader
-from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.worker_status import RequestFlag
 
 NUMBERS = sorted(TRANSIENT)
 ALWAYS = 10**6

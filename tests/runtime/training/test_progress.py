@@ -20,7 +20,7 @@ from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Commit
 from holdfast.runtime.training.progress import Progress, ProgressTeller
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
@@ -296,19 +296,19 @@ def at_step(step: int) -> Cursor:
 
 
 @pytest.fixture
-def page() -> Iterator[HeartbeatPage]:
-    page = HeartbeatPage.create()
+def page() -> Iterator[WorkerStatus]:
+    page = WorkerStatus.create()
     yield page
     page.close()
 
 
-def told_in(page: HeartbeatPage) -> StepReport:
+def told_in(page: WorkerStatus) -> StepReport:
     found = StepReport.decode(page.progress)
     assert found is not None
     return found
 
 
-def test_first_step_is_told_with_everything_that_a_line_needs(page: HeartbeatPage) -> None:
+def test_first_step_is_told_with_everything_that_a_line_needs(page: WorkerStatus) -> None:
     teller = ProgressTeller(page, TinyReplica(), told_job(), clock=lambda: 100.0)
 
     teller.committed(100.0, at_step(1), 130.0)
@@ -319,14 +319,14 @@ def test_first_step_is_told_with_everything_that_a_line_needs(page: HeartbeatPag
     )  # fmt: skip
 
 
-def test_last_step_of_an_epoch_belongs_to_it(page: HeartbeatPage) -> None:
+def test_last_step_of_an_epoch_belongs_to_it(page: WorkerStatus) -> None:
     ProgressTeller(page, TinyReplica(), told_job()).committed(0.0, at_step(3), None)
 
     told = told_in(page)
     assert (told.epoch, told.step_of_epoch) == (1, 3)
 
 
-def test_next_word_waits_a_quarter_of_a_second(page: HeartbeatPage) -> None:
+def test_next_word_waits_a_quarter_of_a_second(page: WorkerStatus) -> None:
     teller = ProgressTeller(page, TinyReplica(), told_job())
 
     teller.committed(100.0, at_step(1), None)
@@ -358,7 +358,7 @@ class Costly(TinyReplica):
     ids=["free", "cheap", "dear", "dearest"],
 )
 def test_next_look_at_metrics_waits_until_the_last_was_a_small_part_of_the_time(
-    page: HeartbeatPage, cost_s: float, due_s: float
+    page: WorkerStatus, cost_s: float, due_s: float
 ) -> None:
     replica = Costly(cost_s)
     teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
@@ -374,7 +374,7 @@ def test_next_look_at_metrics_waits_until_the_last_was_a_small_part_of_the_time(
 
 
 def test_step_moves_on_while_a_look_at_its_metrics_would_cost_too_much(
-    page: HeartbeatPage,
+    page: WorkerStatus,
 ) -> None:
     replica = Costly(0.4)
     teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
@@ -387,7 +387,7 @@ def test_step_moves_on_while_a_look_at_its_metrics_would_cost_too_much(
     assert (told.step, told.step_of_epoch, told.metrics) == (2, 2, {"loss": 3.0})
 
 
-def test_metrics_of_the_last_epoch_are_not_those_of_this_one(page: HeartbeatPage) -> None:
+def test_metrics_of_the_last_epoch_are_not_those_of_this_one(page: WorkerStatus) -> None:
     replica = Costly(0.4)
     teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
     teller.committed(100.0, at_step(2), None)
@@ -399,7 +399,7 @@ def test_metrics_of_the_last_epoch_are_not_those_of_this_one(page: HeartbeatPage
     assert (told.epoch, told.metrics) == (2, {})
 
 
-def test_last_step_of_all_has_its_own_metrics(page: HeartbeatPage) -> None:
+def test_last_step_of_all_has_its_own_metrics(page: WorkerStatus) -> None:
     replica = Costly(0.4)
     teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
     teller.committed(100.0, at_step(4), None)
@@ -410,7 +410,7 @@ def test_last_step_of_all_has_its_own_metrics(page: HeartbeatPage) -> None:
     assert told_in(page).metrics == {"loss": 4.0}
 
 
-def test_last_step_is_told_at_once(page: HeartbeatPage) -> None:
+def test_last_step_is_told_at_once(page: WorkerStatus) -> None:
     teller = ProgressTeller(page, TinyReplica(), told_job(), clock=lambda: 100.0)
 
     teller.committed(100.0, at_step(5), None)
@@ -424,13 +424,13 @@ class Failing(TinyReplica):
         raise ZeroDivisionError("too early for this metric")
 
 
-def test_metric_that_cannot_be_computed_yet_ends_no_training(page: HeartbeatPage) -> None:
+def test_metric_that_cannot_be_computed_yet_ends_no_training(page: WorkerStatus) -> None:
     ProgressTeller(page, Failing(), told_job()).committed(0.0, at_step(1), None)
 
     assert told_in(page).metrics == {}
 
 
-def test_training_without_a_sample_so_far_has_no_metrics(page: HeartbeatPage) -> None:
+def test_training_without_a_sample_so_far_has_no_metrics(page: WorkerStatus) -> None:
     cursor = dataclasses.replace(at_step(3).at_epoch_start())
 
     ProgressTeller(page, TinyReplica(), told_job()).committed(0.0, cursor, None)
@@ -439,7 +439,7 @@ def test_training_without_a_sample_so_far_has_no_metrics(page: HeartbeatPage) ->
 
 
 def test_step_that_came_too_soon_after_a_word_is_told_with_the_next_heartbeat(
-    page: HeartbeatPage,
+    page: WorkerStatus,
 ) -> None:
     teller = ProgressTeller(page, TinyReplica(), told_job(), clock=lambda: 100.0)
     teller.committed(100.0, at_step(1), None)

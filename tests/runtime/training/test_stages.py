@@ -20,7 +20,7 @@ from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, RequestFlag
+from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
 from holdfast.runtime.training.stages import StageEnd, Stages, alone, is_first, stages_of_script
@@ -46,7 +46,7 @@ class Script:
 
     def __init__(self, run_dir: Path, generation: int = 1) -> None:
         config = worker_config(run_dir=run_dir, generation=generation, microbatches=2)
-        self.page, self._journal = HeartbeatPage.create(), journal_of(config)
+        self.page, self._journal = WorkerStatus.create(), journal_of(config)
         self.told: list[dict[str, object]] = []
         injector = without_faults(config)
         self.context = WorkerContext(
@@ -88,7 +88,7 @@ def build(_: TrainingJob, context: WorkerContext) -> NoReturn:
 
 
 def test_next_training_is_no_conclusion_any_more() -> None:
-    page = HeartbeatPage.create()
+    page = WorkerStatus.create()
     page.phase = Phase.CONCLUDING
     stages = Stages.__new__(Stages)
     stages._context = SimpleNamespace(config=worker_config(), page=page)  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from holdfast.runtime.model.data import Data, SampleIds, Samples
 from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.plan import retention_of, wanted_of
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.progress import check_metric
 from holdfast.runtime.training.training_job import (
     ONLY_STAGE,
@@ -253,7 +253,7 @@ def test_ends_of_all_trainings_stay_for_ever_once_there_are_several() -> None:
 def test_only_work_on_a_pipeline_waits_for_samples_of_another_worker(
     changes: dict[str, Any], lacking: dict[Work, bool]
 ) -> None:
-    page = HeartbeatPage.create()
+    page = WorkerStatus.create()
 
     transactions = job(**changes).transactions(TinyReplica(), page)
 

@@ -20,7 +20,7 @@ from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand
+from holdfast.runtime.system.worker_status import WorkerStatus, WorkInHand
 from holdfast.runtime.training.transaction import (
     BatchContributor,
     BatchTerms,
@@ -41,18 +41,18 @@ ALONE = LocalCommunicator()
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[HeartbeatPage]:
-    page = HeartbeatPage.create()
+def page() -> Iterator[WorkerStatus]:
+    page = WorkerStatus.create()
     yield page
     page.close()
 
 
 @pytest.fixture
-def replica(page: HeartbeatPage) -> Watching:
+def replica(page: WorkerStatus) -> Watching:
     return Watching(page, WEIGHT)
 
 
-def training(page: HeartbeatPage, replica: Watching, begin: int = 0) -> TrainingContributor:
+def training(page: WorkerStatus, replica: Watching, begin: int = 0) -> TrainingContributor:
     return TrainingContributor(replica, data(), ORDER, page, begin)
 
 
@@ -64,7 +64,7 @@ def leaf_of(contributor: Contributor, index: int, m: int) -> tuple[bytes, int, i
 
 
 def test_leaf_is_what_the_replica_makes_of_its_own_samples(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     ids = ORDER.microbatch(4, 1)
     expected = np.empty(FLOATS, np.float32)
@@ -76,7 +76,7 @@ def test_leaf_is_what_the_replica_makes_of_its_own_samples(
 
 
 def test_samples_in_hand_are_noted_for_the_step_that_they_make(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     leaf_of(training(page, replica), 4, 1)
 
@@ -86,7 +86,7 @@ def test_samples_in_hand_are_noted_for_the_step_that_they_make(
 
 
 def test_part_knows_the_size_of_its_batch_which_is_shorter_at_the_end_of_an_epoch(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     for index in range(3):
         leaf_of(training(page, replica), index, 0)
@@ -95,7 +95,7 @@ def test_part_knows_the_size_of_its_batch_which_is_shorter_at_the_end_of_an_epoc
 
 
 def test_later_training_begins_its_own_order_and_counts_the_steps_of_the_run(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     alone = leaf_of(training(page, replica), 2, 3)
 
@@ -106,7 +106,7 @@ def test_later_training_begins_its_own_order_and_counts_the_steps_of_the_run(
 
 
 def test_microbatch_without_samples_is_zero_and_nothing_is_computed(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     order = SampleOrder(7, SAMPLES, 9, 7)  # the last batch has 5 samples
     contributor = TrainingContributor(replica, data(), order, page)
@@ -120,7 +120,7 @@ def test_microbatch_without_samples_is_zero_and_nothing_is_computed(
 @given(samples=st.integers(1, 30), batch=st.integers(1, 12), parts=st.integers(1, 9))
 @pytest.mark.parametrize("kind", ["training", "validation"])
 def test_leaves_prove_each_sample_once(
-    page: HeartbeatPage, kind: str, samples: int, batch: int, parts: int
+    page: WorkerStatus, kind: str, samples: int, batch: int, parts: int
 ) -> None:
     replica, given_data = Watching(page, WEIGHT), data(samples)
     order = SampleOrder(7, samples, batch, parts)
@@ -140,7 +140,7 @@ def test_leaves_prove_each_sample_once(
 
 
 def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     contributor = ValidationContributor(replica, data(11), SequentialOrder(11, 4, 2), page)
     ids = np.array([2, 3, 6, 7, 10])  # of batches of 4, 4 and 3 samples
@@ -158,7 +158,7 @@ def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
 
 
 def test_validation_is_noted_for_the_step_that_is_committed(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     contributor = ValidationContributor(replica, data(11), SequentialOrder(11, 6, 2), page)
 
@@ -172,7 +172,7 @@ def test_validation_is_noted_for_the_step_that_is_committed(
 
 
 def test_transaction_that_is_redone_computes_only_the_adopted_leaves(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
 
@@ -185,7 +185,7 @@ def test_transaction_that_is_redone_computes_only_the_adopted_leaves(
 
 @pytest.mark.parametrize("drop", [Transaction.forget, Transaction.give_back])
 def test_leaves_that_were_dropped_are_computed_again(
-    page: HeartbeatPage, replica: Watching, drop: Callable[[Transaction], None]
+    page: WorkerStatus, replica: Watching, drop: Callable[[Transaction], None]
 ) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     transaction.compute(0, (0, 2))
@@ -198,7 +198,7 @@ def test_leaves_that_were_dropped_are_computed_again(
 
 
 def test_memory_of_leaves_that_are_given_back_is_the_systems_again(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     transaction.compute(0, (0, 2))
@@ -210,7 +210,7 @@ def test_memory_of_leaves_that_are_given_back_is_the_systems_again(
 
 
 def test_total_tells_its_samples_and_nobody_can_change_it(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     me = WorkerId(0)
@@ -226,7 +226,7 @@ def test_total_tells_its_samples_and_nobody_can_change_it(
         total.contribution[0] = 1
 
 
-def test_spare_takes_part_in_a_sum_without_a_vector(page: HeartbeatPage, replica: Watching) -> None:
+def test_spare_takes_part_in_a_sum_without_a_vector(page: WorkerStatus, replica: Watching) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     world = World(1, (WorkerId(0), WorkerId(1)), capacity=1)
 
@@ -234,7 +234,7 @@ def test_spare_takes_part_in_a_sum_without_a_vector(page: HeartbeatPage, replica
 
 
 def test_total_without_a_whole_number_of_samples_is_refused_in_words(
-    page: HeartbeatPage, replica: Watching
+    page: WorkerStatus, replica: Watching
 ) -> None:
     transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
 
@@ -268,7 +268,7 @@ class Drawn:
 
 
 @pytest.fixture
-def watching(page: HeartbeatPage) -> Watching:
+def watching(page: WorkerStatus) -> Watching:
     return Watching(page)
 
 
@@ -278,13 +278,13 @@ def batch_terms(parts: int, begin: int = 0) -> BatchTerms:
 
 
 def batch_training(
-    page: HeartbeatPage, watching: Watching, parts: int = THREE, begin: int = 0
+    page: WorkerStatus, watching: Watching, parts: int = THREE, begin: int = 0
 ) -> BatchContributor:
     return BatchContributor(watching, Feed(Drawn(), FeedTerms(3)), batch_terms(parts, begin), page)
 
 
 def batch_validation(
-    page: HeartbeatPage, watching: Watching, parts: int = THREE, source: Drawn | None = None
+    page: WorkerStatus, watching: Watching, parts: int = THREE, source: Drawn | None = None
 ) -> BatchValidationContributor:
     feed = Feed(source or Drawn(), FeedTerms(len(SIZES), is_validation=True))
     return BatchValidationContributor(watching, feed, batch_terms(parts), page)
@@ -308,7 +308,7 @@ def cursors(begin: int = 0) -> list[Cursor]:
 
 
 def test_leaf_is_what_the_replica_makes_of_its_part_of_the_batch(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     _, (x, y), _ = Drawn().passing(0)
     expected = np.empty(FEATURES + 1, np.float32)
@@ -321,7 +321,7 @@ def test_leaf_is_what_the_replica_makes_of_its_part_of_the_batch(
 
 
 def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     contributor = batch_training(page, watching)
 
@@ -336,7 +336,7 @@ def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
 
 
 def test_later_training_reads_its_first_batch_with_its_own_seeds(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     alone = batch_leaf(batch_training(page, watching), cursors()[1], 0)
 
@@ -347,7 +347,7 @@ def test_later_training_reads_its_first_batch_with_its_own_seeds(
 
 
 def test_part_without_samples_is_zero_and_nothing_is_computed(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     found = batch_leaf(batch_training(page, watching, parts=5), cursors()[1], 4)
 
@@ -356,7 +356,7 @@ def test_part_without_samples_is_zero_and_nothing_is_computed(
 
 
 @given(parts=st.integers(1, 12))
-def test_leaves_prove_each_place_of_an_epoch_once(page: HeartbeatPage, parts: int) -> None:
+def test_leaves_prove_each_place_of_an_epoch_once(page: WorkerStatus, parts: int) -> None:
     contributor = batch_training(page, Watching(page), parts)
 
     ledger = Ledger()
@@ -368,7 +368,7 @@ def test_leaves_prove_each_place_of_an_epoch_once(page: HeartbeatPage, parts: in
 
 
 @given(parts=st.integers(1, 12))
-def test_leaves_of_a_validation_prove_each_place_once(page: HeartbeatPage, parts: int) -> None:
+def test_leaves_of_a_validation_prove_each_place_once(page: WorkerStatus, parts: int) -> None:
     contributor = batch_validation(page, Watching(page), parts)
     contributor.gather(Cursor.start(1), range(parts), ALONE)
 
@@ -380,7 +380,7 @@ def test_leaves_of_a_validation_prove_each_place_once(page: HeartbeatPage, parts
 
 
 def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     contributor = batch_validation(page, watching)
     expected = np.zeros(1, np.float32)
@@ -400,7 +400,7 @@ def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
     }
 
 
-def test_each_validation_begins_a_pass_of_its_own(page: HeartbeatPage, watching: Watching) -> None:
+def test_each_validation_begins_a_pass_of_its_own(page: WorkerStatus, watching: Watching) -> None:
     source = Drawn()
     contributor = batch_validation(page, watching, source=source)
     cursor = Cursor.start(1)
@@ -412,7 +412,7 @@ def test_each_validation_begins_a_pass_of_its_own(page: HeartbeatPage, watching:
 
 
 def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_computed(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     page.begin_turn(waits_for_peers=True)
 
@@ -422,7 +422,7 @@ def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_compute
 
 
 def test_samples_are_gathered_again_for_every_attempt(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     transaction = Transaction(Work.TRAIN, batch_training(page, watching), THREE)
     cursor = Cursor.start(1)
@@ -437,7 +437,7 @@ def test_samples_are_gathered_again_for_every_attempt(
 
 
 def test_redone_validation_evaluates_only_what_this_worker_lacks(
-    page: HeartbeatPage, watching: Watching
+    page: WorkerStatus, watching: Watching
 ) -> None:
     transaction = Transaction(Work.EVALUATE, batch_validation(page, watching), THREE)
     cursor = Cursor.start(1)

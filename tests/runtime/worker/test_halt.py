@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage
+from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 from holdfast.runtime.worker.halt import Card, Halt, HaltWatch
 
 CARD = Card(version=8, is_settled=True, saves=2, is_saved=False, step=8, words="more")
@@ -34,7 +34,7 @@ class Holding:
 def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    page, halt, holding = HeartbeatPage.create(), Halt(), Holding()
+    page, halt, holding = WorkerStatus.create(), Halt(), Holding()
     told: Queue[dict[str, Any]] = Queue()
     ended: Queue[int] = Queue()
     monkeypatch.setattr(os, "_exit", ended.put)

@@ -21,7 +21,7 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords, ShownTerms, _Commit, _merged
@@ -44,7 +44,7 @@ class Story:
         self._path = run_dir / "journal.jsonl"
         config = worker_config(WORKERS[rank], WORKERS, run_dir=run_dir, capacity=2)
         self.told: list[dict[str, object]] = []
-        self._page, self._journal = HeartbeatPage.create(), journal_of(config)
+        self._page, self._journal = WorkerStatus.create(), journal_of(config)
         injector = without_faults(config)
         context = WorkerContext(
             config, Ranked(rank), self._journal, self._page, injector, self.told.append

@@ -20,7 +20,7 @@ from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import worker as worker_module
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -101,7 +101,7 @@ def _exit(code: int) -> NoReturn:
 class Still:
     """A pulse that does not beat."""
 
-    def __init__(self, page: HeartbeatPage, interval_s: float, poll: object) -> None: ...
+    def __init__(self, page: WorkerStatus, interval_s: float, poll: object) -> None: ...
 
     def start(self) -> None: ...
 
@@ -115,7 +115,7 @@ class Worker:
         self.events: list[str] = []
         ours, theirs = socket.socketpair()
         self._agent, self._theirs = Channel(ours), theirs.detach()
-        self.page = HeartbeatPage.create()
+        self.page = WorkerStatus.create()
         self._others: list[Any] = []
 
     def run(self, script: str) -> int:
@@ -129,7 +129,7 @@ class Worker:
         code: int = exited.value.args[0]
         return code
 
-    def join(self, config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerContext:
+    def join(self, config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:
         """Stand in for joining a world of MPI."""
         journal, events = journal_of(config), self.events
         self._others += [agent, page]
@@ -215,8 +215,8 @@ def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
     assert worker.told() == {"kind": "notice", "text": "here"}
 
 
-def page_in(phase: Phase = Phase.STARTING) -> HeartbeatPage:
-    page = HeartbeatPage.create()
+def page_in(phase: Phase = Phase.STARTING) -> WorkerStatus:
+    page = WorkerStatus.create()
     page.phase = phase
     page.resume(59)
     return page

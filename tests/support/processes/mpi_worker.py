@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 
 FATAL_STEP = 5
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     control = Channel.adopt(control_fd)
-    page = HeartbeatPage(heartbeat_fd)
+    page = WorkerStatus(heartbeat_fd)
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     site, fatal = _fault_of(config)
     if site == "starting":
@@ -85,7 +85,7 @@ def _repair(world: Any) -> Any:
     return world.Shrink()
 
 
-def _leave(world: Any, control: Channel, page: HeartbeatPage) -> NoReturn:
+def _leave(world: Any, control: Channel, page: WorkerStatus) -> NoReturn:
     world.Agree(1)
     page.phase = Phase.LEAVING
     control.send({"kind": "leaving"})

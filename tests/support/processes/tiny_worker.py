@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 
 
 class Tiny:
@@ -25,7 +25,7 @@ class Tiny:
     def __init__(self, config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
         self.config = config
         self.control = Channel.adopt(control_fd)
-        self.page = HeartbeatPage(heartbeat_fd)
+        self.page = WorkerStatus(heartbeat_fd)
 
     def report(self, kind: str, **fields: object) -> None:
         self.control.send({"kind": kind, **fields})

@@ -19,7 +19,7 @@ from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.in_process_saver import PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 
 
@@ -28,7 +28,7 @@ class Agent:
 
     def __init__(self, run_dir: Path, memory: Callable[[str], Workers]) -> None:
         config = worker_config(run_dir=run_dir, run_id=RUN, generation=LAUNCH)
-        self.page, self._journal = HeartbeatPage.create(), journal_of(config)
+        self.page, self._journal = WorkerStatus.create(), journal_of(config)
         self.asked: list[dict[str, object]] = []
         self.told: list[Copied] = []
         self.lacks = 0

@@ -31,7 +31,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag, WorkInHand
+from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus, WorkInHand
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
@@ -86,7 +86,7 @@ class TinyReplica:
 class Watching(TinyReplica):
     """Takes down what its page has in hand whenever it computes, and what it is given."""
 
-    def __init__(self, page: HeartbeatPage, weight: float = 0.0) -> None:
+    def __init__(self, page: WorkerStatus, weight: float = 0.0) -> None:
         super().__init__()
         self.weights += np.float32(weight)
         self._page = page
@@ -331,7 +331,7 @@ class SimulatedJob:
 
     def _work(self, terms: Launch, config: WorkerConfig, communicator: FakeCommunicator) -> Ending:
         """Be one worker."""
-        page, journal = HeartbeatPage.create(), journal_of(config)
+        page, journal = WorkerStatus.create(), journal_of(config)
         injector = FaultInjector(
             config.worker,
             FaultPlan(terms.faults),
@@ -363,7 +363,7 @@ class SimulatedJob:
             page.close()
 
 
-def _ask_later(replica: Any, page: HeartbeatPage, terms: Launch) -> None:
+def _ask_later(replica: Any, page: WorkerStatus, terms: Launch) -> None:
     """Let the agent ask for something once the replica has applied so many updates."""
     apply, applied = replica.apply, [0]
 

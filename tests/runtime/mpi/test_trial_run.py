@@ -1,4 +1,4 @@
-"""Trials that are run: by programs that stand in for an mpiexec, and by real ones."""
+"""A trial that is run: by programs that stand in for an mpiexec, and by real ones."""
 
 from __future__ import annotations
 
@@ -8,38 +8,16 @@ import os
 from pathlib import Path
 
 import pytest
-from mpi_programs import FAILING, PASSING, SPEAKING, library_of, starts_of
+from mpi_programs import FAILING, PASSING, library_of
 
-from holdfast.runtime.host.launchers import MPICH, OPEN_MPI
-from holdfast.runtime.mpi import campaign
-from holdfast.runtime.mpi.campaign import (
-    ENOUGH_FAILURES,
-    Finding,
-    _first_words,
-    _read_reports,
-    run_campaign,
-    run_trial,
-)
+from holdfast.runtime.host.launchers import OPEN_MPI
+from holdfast.runtime.mpi import trial_run
 from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial_table import (
-    CAMPAIGN,
-    FIRST_DEATH,
-    PLAIN_START,
-    START,
-    Death,
-    Level,
-    Outcome,
-    RankReport,
-    Trial,
-    Where,
-)
+from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START, RankReport, Trial
+from holdfast.runtime.mpi.trial_run import _first_words, _read_reports, run_trial
 from holdfast.runtime.system.processes import wait_all_ended
 
 BOUND_S = 90.0
-LATER = tuple(Trial(f"later {number}", Level.SEVERAL, 2) for number in range(5))
-
-SPAWNING = Trial("a new rank", Level.SPAWN, 2, (Death(1, Where.VOTE),), spawns=1)
-SEVERAL = tuple(Trial(f"trial {number}", Level.SEVERAL, 2) for number in range(5))
 SHOW = 'echo "$@" > "$COUNT"; echo "MPI4PY_LIBMPI=$MPI4PY_LIBMPI" >> "$COUNT"'
 
 
@@ -86,83 +64,17 @@ def test_trial_leaves_no_directory(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(campaign.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(trial_run.tempfile, "tempdir", str(scratch))
 
     run_trial(library_of(tmp_path, PASSING), environment, FIRST_DEATH)
 
     assert list(scratch.iterdir()) == []
 
 
-def test_level_that_failed_makes_the_next_ones_pointless(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    found = run_campaign(library_of(tmp_path, FAILING), environment, (START, *LATER))
-
-    assert [finding.outcome.trial for finding in found] == [START]
-
-
-def test_level_that_fails_again_and_again_is_given_up(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    found = run_campaign(library_of(tmp_path, FAILING), environment, LATER)
-
-    assert len(found) == ENOUGH_FAILURES
-    assert starts_of(environment) == ENOUGH_FAILURES
-
-
-def test_trial_that_hangs_has_a_second_chance(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[Trial] = []
-
-    def hang_first(library: object, environment: object, trial: Trial) -> Finding:
-        tries.append(trial)
-        is_first = tries.count(trial) == 1
-        return Finding(Outcome(trial, "hung" if is_first else ""), has_hung=is_first)
-
-    monkeypatch.setattr(campaign, "run_trial", hang_first)
-
-    found = run_campaign(library_of(tmp_path, PASSING), environment, LATER[:2])
-
-    assert [finding.outcome.has_passed for finding in found] == [True, True]
-    assert len(tries) == 4
-
-
-def test_launcher_without_fault_tolerance_only_has_to_start(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
-
-    found = run_campaign(library, environment, CAMPAIGN)
-
-    assert [finding.outcome.trial for finding in found] == [PLAIN_START]
-
-
-def test_findings_are_told_as_they_come(tmp_path: Path, environment: dict[str, str]) -> None:
-    told: list[tuple[str, int]] = []
-
-    run_campaign(
-        library_of(tmp_path, SPEAKING),
-        environment,
-        LATER[:2],
-        lambda finding: told.append((finding.outcome.trial.name, starts_of(environment))),
-    )
-
-    assert told == [("later 0", 1), ("later 1", 2)]
-
-
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "trial",
-    [
-        PLAIN_START,
-        FIRST_DEATH,
-        *(trial for trial in CAMPAIGN if trial.revokes or "stop" in trial.name),
-    ],
-    ids=lambda trial: trial.name,
-)
+@pytest.mark.parametrize("trial", [PLAIN_START, FIRST_DEATH], ids=lambda trial: trial.name)
 def test_installed_mpi_passes(trial: Trial) -> None:
-    (finding,) = run_campaign(identify(find_mpiexec()), os.environ, [trial])
+    finding = run_trial(identify(find_mpiexec()), os.environ, trial)
 
     assert finding.outcome.has_passed, finding.outcome
     assert any("libmpi" in name for name in finding.files)
@@ -245,17 +157,6 @@ def test_fault_tolerance_is_asked_for_only_where_the_trial_needs_it(
     assert arguments.endswith(trial.encode())
 
 
-@pytest.mark.parametrize(
-    ("trial", "transports"), [(FIRST_DEATH, "self,sm"), (SPAWNING, "self,sm,tcp")]
-)
-def test_new_ranks_are_reached_over_the_network_and_all_others_by_memory(
-    tmp_path: Path, environment: dict[str, str], trial: Trial, transports: str
-) -> None:
-    arguments, _ = _started(library_of(tmp_path, SHOW), environment, trial)
-
-    assert f"--mca btl {transports} " in arguments
-
-
 def test_ranks_load_the_library_of_the_mpiexec_that_is_tried(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -266,31 +167,3 @@ def test_ranks_load_the_library_of_the_mpiexec_that_is_tried(
     _, chosen = _started(library_of(tmp_path / "bin", SHOW), environment, FIRST_DEATH)
 
     assert chosen == str(tmp_path / "lib" / "libmpi.so.40")
-
-
-def test_trial_that_hangs_after_another_failure_of_its_level_has_no_second_chance(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each hang takes the whole timeout."""
-    tries: list[str] = []
-
-    def fail(_library: object, _environment: object, trial: Trial) -> Finding:
-        tries.append(trial.name)
-        return Finding(Outcome(trial, "it failed"), has_hung=trial is SEVERAL[1])
-
-    monkeypatch.setattr(campaign, "run_trial", fail)
-
-    found = run_campaign(library_of(tmp_path, PASSING), environment, SEVERAL)
-
-    assert tries == ["trial 0", "trial 1", "trial 2"]
-    assert len(found) == ENOUGH_FAILURES
-
-
-def test_mpi_that_starts_no_new_ranks_is_tried_further(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    """No job needs new ranks."""
-    found = run_campaign(library_of(tmp_path, FAILING), environment, (SPAWNING, FIRST_DEATH))
-
-    assert [finding.outcome.has_passed for finding in found] == [False, False]
-    assert starts_of(environment) == 2

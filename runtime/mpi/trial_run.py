@@ -1,8 +1,8 @@
-"""Trials of an MPI, one launch each, within bounds: an MPI that hangs has failed.
+"""A trial of an MPI is one launch within bounds: an MPI that hangs has failed.
 
 Version numbers do not tell: ULFM may be compiled out, switched off by a site, or belong to
 another library than the one that mpi4py loads.  So ranks are started and killed, and the
-others must go on (`rank`).  Each trial has a private directory, and leaves nothing behind.
+others must go on (`rank`).  A trial has a private directory, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import os
 import select
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.host.mpi_host import MpiLaunch
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
-from holdfast.runtime.mpi.trial_table import Level, Outcome, RankReport, Trial, judge
+from holdfast.runtime.mpi.trial import Outcome, RankReport, Trial, judge
 from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.system.witnessed_time import Bound
 
 _TRIAL_TIMEOUT_S = 45.0
 """A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
-ENOUGH_FAILURES = 3
-"""A level that has failed so often is not tried further: each hang takes the whole timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +34,6 @@ class Finding:
     outcome: Outcome
     files: tuple[str, ...] = ()
     has_hung: bool = False
-
-
-def run_campaign(
-    library: MpiLibrary,
-    environment: Mapping[str, str],
-    trials: Sequence[Trial],
-    on_finding: Callable[[Finding], None] = lambda _: None,
-) -> tuple[Finding, ...]:
-    """Run the trials in their order; leave out what a failure has made pointless.
-
-    A level begins only if all before it have passed.  Fault tolerance is not tried with a
-    launcher that has none.  The first trial of a level that hangs has a second chance: an
-    overloaded machine may lose an event, once in hundreds of deaths.
-    """
-    findings: list[Finding] = []
-    for trial in trials:
-        failed = [finding.outcome.trial.level for finding in findings if not _passed(finding)]
-        is_pointless = any(level is not trial.level for level in failed)
-        if is_pointless or failed.count(trial.level) >= ENOUGH_FAILURES:
-            continue
-        if trial.ulfm and not library.launcher.can_shrink:
-            continue
-        finding = run_trial(library, environment, trial)
-        if finding.has_hung and not failed.count(trial.level):
-            finding = run_trial(library, environment, trial)
-        on_finding(finding)
-        findings.append(finding)
-    return tuple(findings)
 
 
 def run_trial(
@@ -84,18 +54,13 @@ def run_trial(
             guard=module_command("holdfast.runtime.mpi.rank", str(directory), trial.encode()),
             ulfm=trial.ulfm,
             as_root=os.geteuid() == 0,
-            launcher=library.launcher.reaching_new_ranks() if trial.spawns else library.launcher,
+            launcher=library.launcher,
         )
         base = dict(environment) | library.variables(environment)
         ending, has_hung = _run(line, base, timeout_s)
         reports, files = _read_reports(directory)
     outcome = judge(trial, reports, ending, time.monotonic() - began)
     return Finding(outcome, files, has_hung)
-
-
-def _passed(finding: Finding) -> bool:
-    """Return whether later levels make sense; no job needs the level of spawning."""
-    return finding.outcome.has_passed or finding.outcome.trial.level is Level.SPAWN
 
 
 def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> tuple[str, bool]:

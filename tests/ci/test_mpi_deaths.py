@@ -1,0 +1,196 @@
+"""The campaign of deaths of an MPI: its trials, what it leaves out, and what it trusts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi_programs import FAILING, PASSING, SPEAKING, library_of, starts_of
+
+from holdfast.runtime.host.launchers import MPICH
+from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
+from holdfast.runtime.mpi.trial import PLAIN_START, Kind, Outcome, Trial, Where
+from holdfast.runtime.mpi.trial_run import Finding
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
+import mpi_deaths
+from mpi_deaths import CAMPAIGN, ENOUGH_FAILURES, Judged, Level, run_campaign, trust_of
+
+TRIALS = [trial for _, trial in CAMPAIGN]
+FIRST = (Level.START, Trial("start", 2))
+LATER = tuple((Level.SEVERAL, Trial(f"later {number}", 2)) for number in range(5))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """What an mpiexec of `mpi_programs` is started in; it counts its starts, and has a library."""
+    library = tmp_path / "libmpi.so.40"
+    library.write_text("a library")
+    return {
+        "PATH": os.environ["PATH"],
+        "COUNT": str(tmp_path / "count"),
+        "LIBRARY": str(library),
+    }
+
+
+def test_somebody_survives_every_trial() -> None:
+    for trial in TRIALS:
+        assert trial.survivors
+        assert len({death.rank for death in trial.deaths}) == len(trial.deaths)
+        assert {death.rank for death in trial.deaths} < set(range(trial.ranks))
+
+
+def test_levels_come_in_the_order_of_trust() -> None:
+    levels = [level for level, _ in CAMPAIGN]
+
+    assert levels == sorted(levels)
+    assert set(levels) == set(Level)
+
+
+def test_every_kind_and_place_of_death_is_tried() -> None:
+    deaths = [death for trial in TRIALS for death in trial.deaths]
+
+    assert {death.kind for death in deaths} == set(Kind)
+    assert {death.where for death in deaths} == set(Where)
+
+
+def test_level_that_failed_makes_the_next_ones_pointless(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    found = run_campaign(library_of(tmp_path, FAILING), environment, (FIRST, *LATER))
+
+    assert [judged.level for judged in found] == [Level.START]
+
+
+def test_level_that_fails_again_and_again_is_given_up(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    found = run_campaign(library_of(tmp_path, FAILING), environment, LATER)
+
+    assert len(found) == ENOUGH_FAILURES
+    assert starts_of(environment) == ENOUGH_FAILURES
+
+
+def test_only_the_first_failure_of_a_level_has_a_second_chance_and_only_if_it_hung(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hang takes the whole timeout."""
+    tries: list[str] = []
+
+    def hang(_library: object, _environment: object, trial: Trial) -> Finding:
+        tries.append(trial.name)
+        is_well = trial.name == "later 0" and len(tries) > 1
+        return Finding(Outcome(trial, "" if is_well else "it failed"), has_hung=not is_well)
+
+    monkeypatch.setattr(mpi_deaths, "run_trial", hang)
+
+    found = run_campaign(library_of(tmp_path, PASSING), environment, LATER)
+
+    assert tries == ["later 0", "later 0", "later 1", "later 1", "later 2", "later 3"]
+    assert [judged.outcome.has_passed for judged in found] == [True, False, False, False]
+
+
+def test_launcher_without_fault_tolerance_only_has_to_start(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    found = run_campaign(library_of(tmp_path, PASSING, "5.0.2", MPICH), environment, CAMPAIGN)
+
+    assert [judged.outcome.trial for judged in found] == [PLAIN_START]
+    assert trust_of(found) is Level.START
+
+
+def test_trials_are_told_as_they_come(tmp_path: Path, environment: dict[str, str]) -> None:
+    told: list[tuple[str, int]] = []
+
+    run_campaign(
+        library_of(tmp_path, SPEAKING),
+        environment,
+        LATER[:2],
+        lambda judged: told.append((judged.outcome.trial.name, starts_of(environment))),
+    )
+
+    assert told == [("later 0", 1), ("later 1", 2)]
+
+
+def _judged(level: Level, *, failure: str = "", wrong: str = "") -> Judged:
+    return Judged(level, Outcome(Trial(f"trial of {level.name}", 2), failure, wrong))
+
+
+GOOD = {level: _judged(level) for level in Level}
+LOST = {level: _judged(level, failure="a rank was lost") for level in Level}
+WRONG = {level: _judged(level, wrong="a wrong sum") for level in Level}
+START, ONE, SEVERAL = Level
+
+
+@pytest.mark.parametrize(
+    ("found", "trust"),
+    [
+        ([], None),
+        ([LOST[START]], None),
+        ([WRONG[START]], None),
+        ([GOOD[START]], START),
+        ([GOOD[START], LOST[ONE]], START),
+        ([GOOD[START], GOOD[ONE]], ONE),
+        ([GOOD[START], GOOD[ONE], LOST[SEVERAL]], ONE),
+        ([*GOOD.values()], SEVERAL),
+        ([GOOD[START], GOOD[ONE], GOOD[ONE], LOST[ONE]], START),
+        ([GOOD[START], GOOD[SEVERAL]], START),
+        ([GOOD[START], GOOD[ONE], WRONG[SEVERAL]], START),
+    ],
+)
+def test_trust_goes_as_far_as_all_trials_have_passed(
+    found: list[Judged], trust: Level | None
+) -> None:
+    assert trust_of(found) is trust
+
+
+FOUND = st.lists(st.sampled_from([*GOOD.values(), *LOST.values(), *WRONG.values()]))
+
+
+@given(FOUND, FOUND)
+def test_another_bad_outcome_never_gains_trust(before: list[Judged], after: list[Judged]) -> None:
+    trust = trust_of([*before, *after]) or 0
+
+    for bad in (*LOST.values(), *WRONG.values()):
+        assert (trust_of([*before, bad, *after]) or 0) <= trust
+
+
+@pytest.mark.parametrize(
+    ("failure", "mark", "code"), [("", "ok", 0), ("a rank was lost", "FAIL", 2)]
+)
+def test_each_trial_has_its_line_and_the_verdict_is_the_last(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failure: str,
+    mark: str,
+    code: int,
+) -> None:
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.9'\n")
+    mpiexec.chmod(0o755)
+
+    def run_trial(_library: object, _environment: object, trial: Trial) -> Finding:
+        return Finding(Outcome(trial, failure if trial.deaths else "", seconds=0.4))
+
+    monkeypatch.setattr(mpi_deaths, "run_trial", run_trial)
+
+    assert mpi_deaths.main(["--mpiexec", str(mpiexec)]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Open MPI 5.0.9")
+    assert lines[3].startswith(f"{mark:<4}  one      one of two dies (0.4 s)")
+    assert lines[-1].startswith("survivors go on" if code == 0 else "jobs can run with --no-shrink")
+
+
+@pytest.mark.mpi
+def test_installed_mpi_survives_a_stop_and_many_revokes() -> None:
+    steps = [step for step in CAMPAIGN if step[1].revokes or "stop" in step[1].name]
+
+    found = [run_campaign(identify(find_mpiexec()), os.environ, [step])[0] for step in steps]
+
+    assert len(found) == 3
+    assert all(judged.outcome.has_passed for judged in found), found
