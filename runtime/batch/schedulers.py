@@ -387,8 +387,8 @@ class Deadline:
     ends_at: float
     source: str
     """Who says so."""
-    saves: tuple[tuple[float, float], ...] = ()
-    """Seconds of the newest saves, and of the steps around them."""
+    saves: tuple[tuple[float, ...], ...] = ()
+    """Seconds of each of the newest saves, and of the step around it."""
     due: Due = Due.NOTHING
 
     @property

@@ -379,6 +379,7 @@ class Client:
         """Start another head in place of one that is gone, and its workers with it."""
         assert self._head is not None
         self._head.end()
+        self._head = None
         self._deaths_in_vain += 1
         if self._deaths_in_vain > _MOST_DEATHS_IN_VAIN:
             raise RecoveryImpossible(
@@ -401,11 +402,12 @@ class Client:
         """Wait for the end of a head whose job is over; let any other one go on."""
         if self._head is not None:
             self._reactor.forget(self._head.channel)
-            if self._ended is not None:
-                self._head.end()
-                shutil.rmtree(self._terms.directory, ignore_errors=True)
-            else:
+            if self._ended is None:
                 self._head.channel.close()
+            else:
+                self._head.end()
+        if self._head is None or self._ended is not None:
+            shutil.rmtree(self._terms.directory, ignore_errors=True)
         self._reactor.close()
         self._signals.restore()
 

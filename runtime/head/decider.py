@@ -209,7 +209,7 @@ class Decider:
     @property
     def is_stopping(self) -> bool:
         """Whether the job was told to stop."""
-        return self._machine.is_stopping
+        return self._has_stopped or self._machine.is_stopping
 
     def _stop_without_machine(self) -> None:
         what = "kill" if self._has_stopped else "request"

@@ -116,6 +116,8 @@ class Head:
         try:
             self._introduce(visitor, message)
         except (KeyError, TypeError, ValueError, JobError):  # no message of a holdfast
+            if self._client is not None and self._client.channel is visitor.channel:
+                self._client = None
             self._dismiss(visitor.channel)
 
     def _introduce(self, visitor: Visitor, message: Message) -> None:
@@ -373,8 +375,9 @@ class _RunningJob:
 
     def on_journal_begun_again(self) -> None:
         """Write down once more how the job began."""
-        self.run.record("job_started", **self.job.started)
+        self.run.record_again("job_started", **self.job.started)
 
     def on_lease(self, fd: int) -> None:
         """Hold the lease of a directory that was made again."""
+        self.run.hold(fd)
         self._head.take_lease(fd)

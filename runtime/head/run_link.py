@@ -60,6 +60,8 @@ class RunLink:
         self._waiting: deque[str] = deque()
         self._sent = 0
         """How many of those that wait the present writer was sent."""
+        self._unkept = 0
+        """How many lines the present writer was sent that it has not counted, and no one keeps."""
         self._lost = job.lost_lines
 
     @property
@@ -86,6 +88,10 @@ class RunLink:
     def record(self, event: str, /, **fields: object) -> None:
         """Write an event of the head itself into the journal."""
         self._take([stamped(event, fields, 0.0, self._common | {"source": SOURCE})])
+
+    def record_again(self, event: str, /, **fields: object) -> None:
+        """Write an event of the head once more, which its owner knows already."""
+        self._write([line_of(stamped(event, fields, 0.0, self._common | {"source": SOURCE}))])
 
     def take(self, message: Message) -> None:
         """Write the records of another process into the journal, with the head's own moments."""
@@ -127,12 +133,16 @@ class RunLink:
             lines.append(line_of(record))
             if self._owner is not None:
                 self._owner.on_record(record)
+        self._write(lines)
+
+    def _write(self, lines: list[str]) -> None:
         self._waiting.extend(lines)
         self._send(lines, is_again=False)
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
             if self._sent:
                 self._sent -= 1
+                self._unkept += 1
             else:
                 self._lost += 1
 
@@ -147,9 +157,7 @@ class RunLink:
         owner = self._owner
         match message["kind"]:
             case "written":
-                for _ in range(min(message["count"], self._sent)):
-                    self._waiting.popleft()
-                    self._sent -= 1
+                self._forget(message["count"])
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
             case "checked" if owner is not None and message["is_begun_again"]:
@@ -157,12 +165,21 @@ class RunLink:
             case "lease" if owner is not None:
                 owner.on_lease(message[FDS][0])
 
+    def _forget(self, count: int) -> None:
+        """Forget the oldest lines that were sent: the writer has written so many."""
+        unkept = min(count, self._unkept)
+        self._unkept -= unkept
+        for _ in range(min(count - unkept, self._sent)):
+            self._waiting.popleft()
+            self._sent -= 1
+
     def _leave(self) -> None:
         if self._channel is not None:
             self._reactor.forget(self._channel)
             self._channel.close()
             self._channel = None
-        self._sent = 0
+        self._lost += self._unkept
+        self._sent = self._unkept = 0
 
 
 def _is_ready(channel: Channel, within_s: float) -> bool:

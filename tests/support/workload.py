@@ -79,12 +79,12 @@ IMPATIENT = """
 from holdfast.runtime.head import head_process
 head_process.ANSWERS_WITHIN_S = 3.0
 """
-"""For a job that asks an agent which is stopped: no machine is so slow that it would answer."""
+"""For a client that asks a head which is stopped: no machine is so slow that it would answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob(JobRequest):
-    """A job whose supervisor executes ``preparation`` first."""
+    """A job whose client executes ``preparation`` first."""
 
     preparation: str
 

@@ -1,56 +1,47 @@
-"""A job inside a batch system: its limit, its chain, its signals, its return."""
+"""A job inside a batch system: its limit, its chain, its return."""
 
 from __future__ import annotations
 
 import errno
 import math
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from holdfast.checkpoint.names import step_name
-from holdfast.recovery.event import ExitCode, StopAsked
-from holdfast.recovery.job import JobState
+from holdfast.recovery.event import ExitCode
 from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.sbatch import SlurmRefused
 from holdfast.runtime.batch.schedulers import Allocation, Deadline, Due, Scheduler
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.head import batch_job
+from holdfast.runtime.head.batch_job import BatchJob, ChainLink
+from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.supervisor import batch_job
-from holdfast.runtime.supervisor.batch_job import STOPS, BatchJob, ChainLink, Order, OrderSignals
-from holdfast.runtime.supervisor.job_log import JobConsole
-from holdfast.runtime.supervisor.job_run import batch_of
-from holdfast.runtime.supervisor.screen import ProgressLog
-from holdfast.runtime.supervisor.supervisor import Supervisor
-from holdfast.runtime.supervisor.takeover import Takeover
-from holdfast.runtime.system.processes import HeldProcess, age_s
-from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
 HOUR = Deadline(0.0, 3600.0, "squeue")
 
-Step = Callable[[BatchJob], object]
+Step = Callable[[TimeLimits], object]
 
 RUN = "00112233aabbccdd"
 JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")
 
-HUP = signal.SIGHUP
-BOUND_S = 90.0
+
+def limits_of(deadline: Deadline = HOUR) -> TimeLimits:
+    return TimeLimits(deadline, is_batch=True)
 
 
 def job_of(allocation: Allocation = ON_SLURM) -> BatchJob:
-    return BatchJob(allocation, HOUR, is_requeued=True)
+    return BatchJob(allocation, limits_of(), is_requeued=True)
 
 
 @pytest.fixture
@@ -61,12 +52,12 @@ def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def deadline(job: BatchJob) -> object:
-    return job.poll(3595.0)
+def deadline(limits: TimeLimits) -> object:
+    return limits.poll(3595.0)
 
 
 def heard(number: signal.Signals, now: float = 1000.0) -> Step:
-    return lambda job: job.repeats(number, is_stopping=False, now=now)
+    return lambda limits: limits.repeats(number, is_stopping=False, now=now)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +84,7 @@ def test_limit_brings_a_job_back_and_an_order_does_not(
 ) -> None:
     job = job_of()
     for step in steps:
-        step(job)
+        step(job.limits)
 
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == (["7"] if is_requeued else [])
@@ -102,8 +93,8 @@ def test_limit_brings_a_job_back_and_an_order_does_not(
 def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
     """``scontrol requeue`` brings even a cancelled job back."""
     now = time.time()
-    job = BatchJob(ON_SLURM, Deadline(now, now + 3600.0, "squeue"), is_requeued=True)
-    job.repeats(USR2, is_stopping=False, now=now)
+    job = BatchJob(ON_SLURM, limits_of(Deadline(now, now + 3600.0, "squeue")), is_requeued=True)
+    job.limits.repeats(USR2, is_stopping=False, now=now)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {TERM})
     try:
         signal.pthread_kill(threading.get_ident(), TERM)
@@ -120,7 +111,7 @@ def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
 )
 def test_only_a_job_that_stopped_early_comes_back(requeued: list[str], code: ExitCode) -> None:
     job = job_of()
-    deadline(job)
+    deadline(job.limits)
 
     assert job.end(code, lambda text: None) == code
     assert requeued == []
@@ -141,8 +132,8 @@ def test_only_a_job_that_stopped_early_comes_back(requeued: list[str], code: Exi
 def test_exit_code_for_the_batch_system(
     requeued: list[str], allocation: Allocation, code: int, *, is_asked: bool
 ) -> None:
-    job = BatchJob(allocation, HOUR, is_requeued=is_asked)
-    deadline(job)
+    job = BatchJob(allocation, limits_of(), is_requeued=is_asked)
+    deadline(job.limits)
 
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == code
     assert requeued == []
@@ -154,69 +145,11 @@ def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(batch_job, "requeue", refuse)
     job, said = job_of(), list[str]()
-    deadline(job)
+    deadline(job.limits)
 
     assert job.end(ExitCode.STOPPED_EARLY, said.append) == ExitCode.STOPPED_EARLY
     assert said[0].startswith("asking Slurm to requeue Slurm job 7")
     assert said[-1].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
-
-
-@pytest.mark.parametrize(
-    ("before", "number", "is_stopping", "repeats"),
-    [
-        ([deadline], TERM, True, True),
-        ([heard(USR2)], TERM, True, True),
-        ([heard(USR2), heard(TERM)], TERM, True, False),
-        ([heard(USR2)], INT, True, False),
-        ([heard(TERM)], TERM, True, False),
-        ([deadline], USR2, True, True),
-        ([heard(TERM)], USR2, True, True),
-        ([], TERM, False, False),
-    ],
-    ids=[
-        "TERM after the deadline", "TERM after USR2", "TERM twice", "Ctrl-C", "TERM after TERM",
-        "USR2 after the deadline", "USR2 after TERM", "the first",
-    ],
-)  # fmt: skip
-def test_warning_after_a_warning_does_not_cut_the_save_short(
-    before: list[Step], number: signal.Signals, *, is_stopping: bool, repeats: bool
-) -> None:
-    job = job_of()
-    for step in before:
-        step(job)
-
-    assert job.repeats(number, is_stopping=is_stopping, now=3599.0) is repeats
-
-
-def test_each_moment_is_told_once() -> None:
-    job = job_of()
-
-    seen = [job.poll(now) for now in (0.0, 3580.0, 3581.0, 3591.0, 3592.0)]
-
-    assert seen == [Due.NOTHING, Due.SAVE, Due.NOTHING, Due.END, Due.NOTHING]
-
-
-def test_job_that_only_has_to_hurry_has_not_hit_its_limit() -> None:
-    job = job_of()
-
-    assert job.poll(3400.0) is Due.HURRY
-    assert not job.wants_requeue
-
-
-def test_longer_saves_bring_the_moment_forward() -> None:
-    job = job_of()
-    job.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
-
-    assert job.poll(3360.0) is Due.SAVE
-
-
-def test_outside_batch_systems_signals_keep_their_meaning() -> None:
-    job = BatchJob()
-
-    assert job.stops == STOPS
-    assert not job.repeats(TERM, is_stopping=True, now=0.0)
-    assert job.poll(1e12) is Due.NOTHING
-    assert set(job_of().stops) == {*STOPS, USR1, USR2}
 
 
 def _options(tmp_path: Path, **options: object) -> JobOptions:
@@ -227,11 +160,11 @@ def _options(tmp_path: Path, **options: object) -> JobOptions:
     ("ends_in_s", "deadline_s", "expected"),
     [
         (3600.0, None, (3600.0, "SLURM_JOB_END_TIME")),
-        (3600.0, 60.0, (60.0, batch_job.OWN_BEFORE_SLURMS)),
+        (3600.0, 60.0, (60.0, OWN_BEFORE_SLURMS)),
         (60.0, 3600.0, (60.0, "SLURM_JOB_END_TIME")),
         (None, None, (1800.0, "squeue")),
         (-60.0, None, (1800.0, "squeue")),
-        (None, 60.0, (60.0, batch_job.OWN_BEFORE_SLURMS)),
+        (None, 60.0, (60.0, OWN_BEFORE_SLURMS)),
     ],
 )
 def test_earliest_end_counts(
@@ -249,13 +182,10 @@ def test_earliest_end_counts(
         _options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at), {}
     )
 
-    said = list[str]()
-    job.introduce(lambda text, event: said.append(text))
-
-    assert job.poll(now + 0.4 * left_s) < Due.SAVE
-    assert job.poll(now + left_s) is Due.END
-    assert said[0].startswith("Slurm job 7, time until ")
-    assert said[0].endswith(f"({source})")
+    assert job.limits.poll(now + 0.4 * left_s) < Due.SAVE
+    assert job.limits.poll(now + left_s) is Due.END
+    assert job.introduction.startswith("Slurm job 7, time until ")
+    assert job.introduction.endswith(f"({source})")
 
 
 @pytest.mark.parametrize(
@@ -276,98 +206,49 @@ def test_limit_that_slurm_does_not_tell_is_asked_for(
 ) -> None:
     monkeypatch.setattr(batch_job, "time_left_s", lambda job: left_s)
     over = replace(ON_SLURM, ends_at=time.time() - 60.0)
-    said = list[str]()
 
-    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over, {})
-    job.introduce(lambda text, _: said.append(text))
+    said = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over, {}).introduction
 
-    assert said[0].startswith(words)
-    assert (said[0] == words) == (deadline_s is None)
+    assert said.startswith(words)
+    assert (said == words) == (deadline_s is None)
 
 
 def test_job_on_several_hosts_is_told_that_it_uses_one() -> None:
-    said = list[str]()
+    said = BatchJob(replace(ON_SLURM, hosts=("a", "b", "c"))).introduction
 
-    BatchJob(replace(ON_SLURM, hosts=("a", "b", "c"))).introduce(lambda text, _: said.append(text))
-
-    assert said == ["Slurm job 7, 2 of its 3 hosts stay idle: a job has one"]
+    assert said == "Slurm job 7, 2 of its 3 hosts stay idle: a job has one"
 
 
-class Machine:
-    """The state of a job, and the wishes to stop that it was given."""
+def test_job_outside_of_a_batch_system_introduces_its_own_limit_alone(tmp_path: Path) -> None:
+    own = BatchJob.of(_options(tmp_path, deadline_s=60.0), None, {}).introduction
 
-    def __init__(self, state: JobState, *, is_stopping: bool) -> None:
-        self.state, self.is_stopping, self.wishes = state, is_stopping, 0
-
-    def handle(self, event: object) -> tuple[()]:
-        assert event == StopAsked(ExitCode.STOPPED_EARLY)
-        self.wishes += 1
-        self.is_stopping = True
-        return ()
-
-
-class NoScreen:
-    can_draw = False
-
-
-class NoJournal:
-    def record(self, event: str, **fields: object) -> None:
-        """Keep nothing."""
-
-
-def supervising(machine: Machine, left_s: float, **how: Any) -> Supervisor:
-    """Return as much of a supervisor as minds the time, of which so much is left."""
-    now, made = time.time(), Supervisor.__new__(Supervisor)
-    made._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
-    made._machine = machine  # type: ignore[assignment]
-    terms = {"is_verbose": False, "write": lambda _: None} | how
-    made._narration = JobConsole(NoJournal(), **terms)  # type: ignore[arg-type]
-    made._end = None
-    return made
+    assert own.startswith("time until ")
+    assert own.endswith(" (--deadline)")
+    assert BatchJob.of(_options(tmp_path), None, {}).introduction == ""
 
 
 @pytest.mark.parametrize(
-    ("left_s", "state", "is_stopping", "wishes"),
-    [
-        (20.0, JobState.RUNNING, False, 1),
-        (20.0, JobState.RUNNING, True, 0),
-        (5.0, JobState.RUNNING, True, 1),
-        (5.0, JobState.RUNNING, False, 2),
-        (5.0, JobState.ENDING, True, 0),
-        (900.0, JobState.RUNNING, False, 0),
-    ],
-    ids=[
-        "the moment to save", "it saves already", "the last moment", "the first was missed",
-        "it is being killed", "there is time",
-    ],
-)  # fmt: skip
-def test_supervisor_wishes_once_to_save_and_twice_to_end(
-    left_s: float, state: JobState, wishes: int, *, is_stopping: bool
-) -> None:
-    machine = Machine(state, is_stopping=is_stopping)
-    supervisor = supervising(machine, left_s)
-
-    supervisor._mind_time()
-    supervisor._mind_time()
-
-    assert machine.wishes == wishes
-
-
-@pytest.mark.parametrize(
-    ("phase", "left_s", "lines"),
-    [("training", 20.0, 1), ("concluding", 20.0, 0), ("concluding", 5.0, 1)],
+    ("deadline_s", "at_s", "due"),
+    [(None, 1e6, Due.NOTHING), (3600.0, 0.0, Due.NOTHING), (3600.0, 3599.0, Due.END)],
 )
-def test_saving_in_time_is_not_told_of_when_the_training_is_over(
-    phase: str, left_s: float, lines: int
+def test_time_of_a_job_that_is_attached_to_ends_when_it_would_have_ended(
+    tmp_path: Path, deadline_s: float | None, at_s: float, due: Due
 ) -> None:
-    told = list[bytes]()
-    progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
-    progress.heard({"kind": "pong", "workers": 1, "phase": phase})
-    machine = Machine(JobState.RUNNING, is_stopping=False)
+    began = time.time() - 600.0
 
-    supervising(machine, left_s, write=told.append, progress=progress)._mind_time()
+    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), None, {}, age_s=600.0)
 
-    assert len(told) == lines
+    assert job.limits.poll(began + at_s) is due
+
+
+def test_limits_that_the_head_has_sent_at_the_end_count(requeued: list[str]) -> None:
+    job, minded = job_of(), limits_of()
+    deadline(minded)
+
+    job.limits = minded
+
+    assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
+    assert requeued == ["7"]
 
 
 def test_limit_of_the_users_own_before_slurms_requeues_nothing(
@@ -377,50 +258,9 @@ def test_limit_of_the_users_own_before_slurms_requeues_nothing(
     allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
     job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
 
-    assert job.poll(time.time() + 59.0) is Due.END
+    assert job.limits.poll(time.time() + 59.0) is Due.END
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == []
-
-
-@dataclass(frozen=True)
-class Config:
-    options: JobOptions
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What is asked of a takeover here; this process stands for the agent."""
-
-    config: Config
-    environment: dict[str, str]
-    agent: HeldProcess
-
-
-@pytest.mark.parametrize(
-    ("deadline_s", "environment", "at_s", "due"),
-    [
-        (None, {}, 1e6, Due.NOTHING),
-        (3600.0, {}, 0.0, Due.NOTHING),
-        (3600.0, {}, 3599.0, Due.END),
-        (None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "end"}, 3000.0, Due.NOTHING),
-        (None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "end"}, 3599.0, Due.END),
-    ],
-)
-def test_time_of_a_job_that_is_taken_over_ends_when_it_would_have_ended(
-    deadline_s: float | None, environment: dict[str, str], at_s: float, due: Due
-) -> None:
-    """The end is told by the job's own options and environment, not by those of the successor."""
-    now, age = time.time(), age_s(os.getpid())
-    ends = {"end": str(int(now - age + 3600))}
-    options = JobOptions(Path("script"), Path("run"), deadline_s=deadline_s)
-    settings = {name: ends.get(value, value) for name, value in environment.items()}
-    taken = Taken(Config(options), settings, HeldProcess(os.getpid()))
-
-    job = batch_of(cast(Takeover, taken))
-
-    taken.agent.close()
-    assert age > 0
-    assert job.poll(now - age + at_s) is due
 
 
 @pytest.fixture
@@ -527,112 +367,3 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
 
     with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
         link.begin(RUN)
-
-
-class Heard:
-    """The orders so far, and the time."""
-
-    def __init__(self) -> None:
-        self.orders: list[tuple[Order, int]] = []
-        self.now = 100.0
-        self.reactor = Reactor()
-        self.signals = OrderSignals(
-            self.reactor, lambda order, number: self.orders.append((order, number)), self._clock
-        )
-
-    def _clock(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def hearing() -> Iterator[Heard]:
-    made = Heard()
-    yield made
-    made.signals.restore()
-    made.reactor.close()
-
-
-@pytest.mark.parametrize(
-    ("number", "order"),
-    [(INT, Order.STOP), (TERM, Order.STOP), (USR2, Order.SAVE), (HUP, Order.GO_ON)],
-)
-def test_signal_to_this_process_becomes_an_order(
-    hearing: Heard, number: signal.Signals, order: Order
-) -> None:
-    os.kill(os.getpid(), number)
-    while not hearing.orders:
-        hearing.reactor.run_once(BOUND_S)
-
-    assert hearing.orders == [(order, number)]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "apart_s", "orders"),
-    [
-        ([TERM, TERM], 0.9, [TERM]),  # a scheduler tells the process and its group
-        ([TERM] * 3, 1.1, [TERM] * 3),
-        ([INT] * 2, 0.3, [INT] * 2),  # a key that is pressed twice
-        ([TERM, INT], 0.0, [TERM, INT]),
-        ([signal.SIGXCPU] * 10, 1.0, [signal.SIGXCPU]),
-        ([USR2] * 2, 0.0, [USR2] * 2),
-    ],
-    ids=["at once", "later", "key", "another signal", "processor time", "save"],
-)
-def test_signal_is_one_order_or_several(
-    hearing: Heard, numbers: list[int], apart_s: float, orders: list[int]
-) -> None:
-    for number in numbers:
-        hearing.signals.hear(bytes([number, number]))
-        hearing.now += apart_s
-
-    kind = Order.SAVE if USR2 in numbers else Order.STOP
-    assert hearing.orders == [(kind, number) for number in orders]
-
-
-def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(HUP, signal.SIG_IGN)
-    made = Heard()
-
-    os.kill(os.getpid(), HUP)
-    made.reactor.run_once(0.0)
-
-    assert made.orders == []
-    made.signals.restore()
-    made.reactor.close()
-    assert signal.getsignal(HUP) is signal.SIG_IGN
-    signal.signal(HUP, before)
-
-
-def test_signal_that_asks_for_nothing_gives_no_order(hearing: Heard) -> None:
-    os.kill(os.getpid(), signal.SIGUSR1)
-    hearing.reactor.run_once(BOUND_S)
-
-    assert hearing.orders == []
-
-
-def test_under_a_batch_system_sigusr2_stops_and_holdfast_save_still_saves() -> None:
-    orders: list[tuple[Order, int]] = []
-    reactor = Reactor()
-    signals = OrderSignals(
-        reactor, lambda order, number: orders.append((order, number)), stops=(TERM, USR2)
-    )
-    try:
-        signals.hear(bytes([USR2]))
-        signals.hear(bytes([USR2, SAVE_SIGNAL]))
-    finally:
-        signals.restore()
-        reactor.close()
-
-    assert orders == [(Order.STOP, USR2), (Order.SAVE, SAVE_SIGNAL)]
-
-
-def test_late_request_to_save_ends_nobody() -> None:
-    """The supervisor has its signals' defaults back, and is about to end."""
-    orders: list[tuple[Order, int]] = []
-    reactor = Reactor()
-    OrderSignals(reactor, lambda order, number: orders.append((order, number))).restore()
-    reactor.close()
-
-    os.kill(os.getpid(), SAVE_SIGNAL)
-
-    assert orders == []

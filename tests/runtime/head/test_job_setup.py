@@ -11,28 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from configs import worker_config
-from supervised import setup_in
+from heads import setup_in
 
 from holdfast.checkpoint.names import step_name
-from holdfast.recovery.event import Launch
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import open_or_create_record
-from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.find_run import claim
-from holdfast.runtime.run.run_directory import Ownership, RunDirectory
-from holdfast.runtime.supervisor import job_setup
-from holdfast.runtime.supervisor.beginning import advice
-from holdfast.runtime.supervisor.job_setup import (
+from holdfast.runtime.head import job_setup
+from holdfast.runtime.head.beginning import Beginning
+from holdfast.runtime.head.job_setup import (
     JobSetup,
     check_files,
     open_journal,
-    setup_of_takeover,
     useful_preload,
 )
-from holdfast.runtime.supervisor.takeover import Takeover
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.run.find_run import claim
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.system.witnessed_time import Stillness
 
 ALWAYS = (
@@ -65,13 +60,6 @@ def prepared(tmp_path: Path) -> Iterator[JobSetup]:
     yield made
     made.journal.close()
     made.lease.release()
-
-
-def taken(prepared: JobSetup, config: WorkerConfig) -> Takeover:
-    """Return a job in the setup's run directory as its agent tells it."""
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Takeover))
-    told = {"agent": SimpleNamespace(pid=4711), "environment": {"A": "1"}, "cwd": Path("/work")}
-    return Takeover(**{**fields, **told, "config": config, "lease": prepared.lease})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +184,9 @@ def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
     begins_again = job_setup.prepare_job(first.options, Stillness())
 
     assert (setup.copied_from, begins_again.copied_from) == (first.options.run_dir, None)
-    assert any("each of the two goes its own way" in text for text in advice(setup))
+    said: list[str] = []
+    Beginning(setup, said.append).tell("")
+    assert any("each of the two goes its own way" in text for text in said)
     for job in (setup, begins_again):
         job.journal.close()
         job.lease.release()
@@ -221,54 +211,66 @@ def test_local_directory_of_a_copy_is_refused_with_both_names(tmp_path: Path) ->
     )
 
 
-def test_workers_are_told_the_terms_of_the_run_and_those_of_the_launch(prepared: JobSetup) -> None:
+def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
+    prepared: JobSetup,
+) -> None:
     record = dataclasses.replace(prepared.record, microbatches=6, seed=9, threads=2)
-    workers = (WorkerId(5), WorkerId(6), WorkerId(7))
-
-    config = dataclasses.replace(prepared, record=record).worker_config(
-        Launch(3, workers, 1, "again")
+    options = dataclasses.replace(prepared.options, spares=1, preload=("keras", "tensorflw"))
+    setup = dataclasses.replace(
+        prepared, record=record, options=options, first_generation=5, saved_step=40
     )
+    limits = TimeLimits(is_batch=True)
 
-    assert (config.worker, config.workers, config.generation) == (5, workers, 3)
+    job = setup.job(limits)
+
+    config = job.config
+    assert (config.workers, config.generation) == ((0, 1, 2), 5)
     assert (config.microbatches, config.seed, config.threads) == (6, 9, 2)
-    assert (config.run_id, config.options) == ("r", prepared.options)
+    assert (config.run_id, config.options) == ("r", options)
+    assert config.lease_token == prepared.lease.token != ""
+    assert (job.record, job.limits, job.saved_step) == (record, limits, 40)
+    assert (job.mpiexec, job.mpi_library) == (Path("/opt/mpiexec"), "Open MPI")
+    assert (job.preload, job.missing_modules) == (("numpy",), ("tensorflw",))
 
 
-def test_history_that_workers_are_told_grows_with_the_journal(prepared: JobSetup) -> None:
-    launch = Launch(1, (WorkerId(0),), 0, "")
-    assert prepared.worker_config(launch).history.rejected == ()
-
+def test_head_is_told_what_the_journal_knows_of_the_run(prepared: JobSetup) -> None:
+    fault = {"worker": 1, "step": 3, "site": "compute", "attempt": 1}
     prepared.journal.record("rejected", step=7)
+    prepared.journal.record("fault", **fault, kind="kill")
+    options = dataclasses.replace(prepared.options, faults=("kill worker=1 step=3",))
 
-    assert prepared.worker_config(launch).history.rejected == (7,)
+    job = dataclasses.replace(prepared, options=options).job(TimeLimits())
 
-
-def test_job_that_is_taken_over_keeps_its_own_terms(prepared: JobSetup) -> None:
-    config = worker_config(workers=(3, 4), run_dir=prepared.options.run_dir, generation=5)
-    asked = dataclasses.replace(config.options, workers=8, max_restarts=9)
-    found = taken(prepared, config)
-
-    made = setup_of_takeover(found, asked)
-    made.journal.close()
-
-    assert (made.options, made.first_generation, made.is_resumed) == (config.options, 5, True)
-    assert (made.environment, made.cwd, made.lease) == ({"A": "1"}, Path("/work"), prepared.lease)
-    assert made.warning == (
-        "the job keeps the options that it was started with: --workers 2, not 8; "
-        "--max-restarts 3, not 9"
-    )
-    for asked_for in (None, config.options):
-        again = setup_of_takeover(found, asked_for)
-        again.journal.close()
-        assert again.warning is None
+    assert job.config.history.rejected == (7,)
+    assert job.struck == ((1, 3, "compute", 1),)
+    assert prepared.job(TimeLimits()).struck == ()  # nobody will ask
 
 
-def test_job_whose_run_has_lost_its_record_is_not_taken_over(prepared: JobSetup) -> None:
-    config = worker_config(run_dir=prepared.options.run_dir)
-    (prepared.options.run_dir / "RUN.json").unlink()
+def test_head_is_told_how_many_lines_the_journal_has_lost(prepared: JobSetup) -> None:
+    path = RunDirectory(prepared.options.run_dir).journal_path
+    path.unlink()
+    path.mkdir()
+    prepared.journal.record("job_started")
 
-    with pytest.raises(UsageError, match=r"has lost its RUN\.json .*; stop the job \(pid 4711\)"):
-        setup_of_takeover(taken(prepared, config), None)
+    assert prepared.job(TimeLimits()).lost_lines == 1
+
+
+def test_journal_that_is_gone_accuses_no_fault(prepared: JobSetup) -> None:
+    options = dataclasses.replace(prepared.options, faults=("kill worker=1 step=3",))
+    RunDirectory(options.run_dir).journal_path.unlink()
+
+    assert dataclasses.replace(prepared, options=options).job(TimeLimits()).struck == ()
+
+
+def test_head_is_started_on_the_terms_of_the_job(prepared: JobSetup, tmp_path: Path) -> None:
+    options = dataclasses.replace(prepared.options, heartbeat_timeout_s=3.0, verbose=True)
+    setup = dataclasses.replace(prepared, options=options, environment={"A": "1"})
+
+    terms = setup.head_terms(tmp_path)
+
+    assert (terms.directory, terms.cwd, terms.environment) == (tmp_path, Path("/work"), {"A": "1"})
+    assert (terms.heartbeat_timeout_s, terms.verbose) == (3.0, True)
+    assert (terms.preload, terms.lease) == (("numpy",), prepared.lease.fileno())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.supervisor.preconditions import (
+from holdfast.runtime.head.preconditions import (
     ScriptSource,
     Surroundings,
     Wishes,
@@ -134,7 +134,7 @@ def test_thread_that_python_starts_by_itself_is_found_with_its_file(
     )
     program = (
         "import os, threading\n"
-        "from holdfast.runtime.supervisor.preconditions import surroundings\n"
+        "from holdfast.runtime.head.preconditions import surroundings\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "print(surroundings(os.environ).threads_of)"
     )

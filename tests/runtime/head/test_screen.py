@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, say
+from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport
-from holdfast.runtime.supervisor.screen import ProgressLog, Screen, say
+
+BOUND_S = 90.0
 
 REPORT = StepReport(
     now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,
@@ -26,10 +29,13 @@ class Terminal:
     """A screen that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.can_draw = True
         self.columns = 100
         self.lines: list[str] = []
         self.live: list[str] = []
+
+    @property
+    def can_draw(self) -> bool:
+        return self.columns > 0
 
     def print(self, line: str) -> None:
         self.lines.append(line)
@@ -42,14 +48,14 @@ def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
     def paint(parts: list[Part]) -> str:
         return " | ".join(part.text for part in parts if part.done is None)
 
-    log = ProgressLog(terminal, options.pop("paint", paint), clock=lambda: 2.0, **options)  # type: ignore[arg-type]
+    log = ProgressLog(terminal, paint=paint, clock=lambda: 2.0, **options)  # type: ignore[arg-type]
     log.launching(2)
     return log
 
 
-def pong(**changes: Any) -> dict[str, Any]:
+def progress_of(**changes: Any) -> dict[str, Any]:
     progress = REPORT.to_json() | changes
-    return {"kind": "pong", "progress": progress, "workers": 2, "phase": "training"}
+    return {"progress": progress, "workers": 2, "phase": "training"}
 
 
 def epoch(number: int, **changes: Any) -> dict[str, Any]:
@@ -62,19 +68,16 @@ def test_live_line_follows_the_training_and_goes_at_the_end() -> None:
     terminal = Terminal()
     log = log_on(terminal)
 
-    assert log.draws  # others must know it before the first one is drawn
-    log.heard(pong())
-    log.heard(pong(step=8, step_of_epoch=8))
-    assert log.draws
+    log.show(progress_of())
+    log.show(progress_of(step=8, step_of_epoch=8))
     log.end()
-    log.heard(pong())
+    log.show(progress_of())
 
     assert terminal.live == [
         "epoch 1/6 | 7/10 | loss: 0.5000 | 2 workers",
         "epoch 1/6 | 8/10 | loss: 0.5000 | 2 workers",
         "",
     ]
-    assert not log.draws
 
 
 def test_epoch_is_told_once_however_often_it_is_trained() -> None:
@@ -94,33 +97,34 @@ def test_epoch_is_told_once_however_often_it_is_trained() -> None:
         (1, {}, 1, 1),
         (2, {}, 1, 0),
         (1, {"is_quiet": True}, 0, 0),
-        (1, {"paint": None}, 1, 0),
+        (1, {"columns": 0}, 1, 0),
     ],
     ids=["silent", "live", "lines", "quiet", "file"],
 )
 def test_verbose_and_quiet_decide_what_is_shown(
     verbose: int, options: dict[str, Any], lines: int, live: int
 ) -> None:
+    options = dict(options)
     terminal = Terminal()
+    terminal.columns = options.pop("columns", terminal.columns)
     log = log_on(terminal, **options)
 
-    log.heard(pong(verbose=verbose))
+    log.show(progress_of(verbose=verbose))
     log.heard(epoch(1, verbose=verbose))
 
     assert (len(terminal.lines), len(terminal.live)) == (lines, live)
 
 
-def test_job_in_the_background_of_a_shell_draws_nothing_until_it_is_back() -> None:
+def test_job_without_a_terminal_draws_nothing_until_there_is_one_again() -> None:
     terminal = Terminal()
     log = log_on(terminal)
 
-    log.heard(pong())
-    terminal.can_draw = False
-    log.heard(pong())
+    log.show(progress_of())
+    terminal.columns = 0
+    log.show(progress_of())
     assert terminal.live[-1] == ""
-    assert not log.draws
-    terminal.can_draw = True
-    log.heard(pong())
+    terminal.columns = 100
+    log.show(progress_of())
 
     assert terminal.live[0] == terminal.live[-1]
 
@@ -129,8 +133,8 @@ def test_silent_training_removes_the_live_line_of_the_one_before() -> None:
     terminal = Terminal()
     log = log_on(terminal)
 
-    log.heard(pong())
-    log.heard(pong(verbose=0))
+    log.show(progress_of())
+    log.show(progress_of(verbose=0))
 
     assert terminal.live[-1] == ""
 
@@ -143,7 +147,7 @@ def test_script_after_its_training_is_told_apart(phase: str | None, *, is_after:
     terminal = Terminal()
     log = log_on(terminal)
 
-    log.heard(pong() | {"phase": phase})
+    log.show(progress_of() | {"phase": phase})
 
     assert log.is_after_training == is_after
     assert ("script after training" in terminal.live[-1]) == (phase == "concluding")
@@ -159,36 +163,38 @@ def streams() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def _screen_on(out: Path, err: Path) -> Screen:
+def _streams_on(out: Path, err: Path) -> Streams:
     for number, path in ((1, out), (2, err)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    return Screen(may_draw=True)
+    return Streams()
 
 
 def test_lines_of_training_go_to_stdout_and_those_about_the_job_to_stderr(
     streams: list[int], tmp_path: Path
 ) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
-    screen = _screen_on(out, err)
+    opened = _streams_on(out, err)
+    screen = Screen(opened)
 
     screen.say(b"holdfast: starting\n")
     screen.print("Epoch 1/2 \udcff")
-    screen.close()
+    opened.close(BOUND_S)
 
     assert out.read_text() == "Epoch 1/2 ?\n"
     assert err.read_text() == "holdfast: starting\n"
-    assert screen.dropped == 0
+    assert opened.dropped == 0
 
 
 def test_lines_for_one_file_keep_their_order(streams: list[int], tmp_path: Path) -> None:
-    screen = _screen_on(tmp_path / "both", tmp_path / "both")
+    opened = _streams_on(tmp_path / "both", tmp_path / "both")
+    screen = Screen(opened)
 
     for number in range(50):
         screen.print(f"epoch {number}")
         screen.say(b"holdfast: %d\n" % number)
-    screen.close()
+    opened.close(BOUND_S)
 
     lines = (tmp_path / "both").read_text().splitlines()
     assert lines == [f"{who}{n}" for n in range(50) for who in ("epoch ", "holdfast: ")]
@@ -197,50 +203,65 @@ def test_lines_for_one_file_keep_their_order(streams: list[int], tmp_path: Path)
 def test_lines_that_a_full_disk_does_not_take_are_counted_for_both_streams(
     streams: list[int],
 ) -> None:
-    screen = _screen_on(Path("/dev/full"), Path("/dev/null"))
+    opened = _streams_on(Path("/dev/full"), Path("/dev/null"))
+    screen = Screen(opened)
 
     screen.print("lost")
     screen.say(b"taken\n")
-    screen.close()
+    opened.close(BOUND_S)
 
-    assert screen.dropped == 1
+    assert opened.dropped == 1
+
+
+def test_lines_after_another_client_go_to_its_streams(streams: list[int], tmp_path: Path) -> None:
+    opened = _streams_on(tmp_path / "first", tmp_path / "first")
+    screen = Screen(opened)
+    screen.say(b"before\n")
+    opened.close(BOUND_S)
+
+    for number in (1, 2):
+        descriptor = os.open(tmp_path / "second", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    opened.redirect()
+    screen.say(b"after\n")
+    opened.close(BOUND_S)
+
+    assert (tmp_path / "first").read_text() == "before\n"
+    assert (tmp_path / "second").read_text() == "after\n"
+
+
+def test_screen_draws_only_once_its_client_has_told_of_a_terminal() -> None:
+    screen = Screen({})  # type: ignore[arg-type]
+    assert not screen.can_draw
+
+    screen.columns = 80
+
+    assert screen.can_draw
 
 
 def test_file_is_no_place_for_a_live_line(streams: list[int], tmp_path: Path) -> None:
-    screen = _screen_on(tmp_path / "out", tmp_path / "err")
+    _streams_on(tmp_path / "out", tmp_path / "err").close(BOUND_S)
 
-    assert (screen.can_draw, screen.columns) == (False, 79)
-    screen.close()
+    assert live_columns() == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "can_draw"),
-    [
-        ("xterm", {"wanted", "ours"}, True),
-        ("dumb", {"wanted", "ours"}, False),
-        ("xterm", {"ours"}, False),
-        ("xterm", {"wanted"}, False),
-    ],
-    ids=["terminal", "dumb terminal", "nobody wants one", "in the background"],
+    ("kind", "is_ours", "columns"),
+    [("xterm", True, 99), ("dumb", True, 0), ("xterm", False, 0)],
+    ids=["terminal", "dumb terminal", "in the background"],
 )
 def test_live_line_needs_a_terminal_that_is_ours(
-    streams: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    facts: set[str],
-    *,
-    can_draw: bool,
+    streams: list[int], monkeypatch: pytest.MonkeyPatch, kind: str, columns: int, *, is_ours: bool
 ) -> None:
     controller, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     monkeypatch.setenv("TERM", kind)
-    monkeypatch.setattr(os, "tcgetpgrp", lambda fd: os.getpgrp() + ("ours" not in facts))
+    monkeypatch.setattr(os, "tcgetpgrp", lambda fd: os.getpgrp() + (not is_ours))
     os.dup2(terminal, 2)
 
-    screen = Screen(may_draw="wanted" in facts)
+    assert live_columns() == columns
 
-    assert (screen.can_draw, screen.columns) == (can_draw, 99)
-    screen.close()
     os.close(terminal)
     os.close(controller)
 
@@ -248,7 +269,7 @@ def test_live_line_needs_a_terminal_that_is_ours(
 def test_line_beside_a_job_is_one_line_whatever_it_holds(
     streams: list[int], tmp_path: Path
 ) -> None:
-    _screen_on(tmp_path / "out", tmp_path / "err").close()
+    _streams_on(tmp_path / "out", tmp_path / "err").close(BOUND_S)
 
     say("the disk\n  is slow \udcff")
 

@@ -1,0 +1,239 @@
+"""What a user is told when a job begins, and what the journal keeps of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heads import Run
+
+from holdfast.runtime.head.beginning import Beginning
+from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.options.job_options import JobOptions
+
+
+def setup_of(**fields: Any) -> JobSetup:
+    """Return as much of a setup as is told when a job begins."""
+    options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
+    terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None, "argv": None}
+    record = SimpleNamespace(**(terms | fields.pop("record", {})))
+    rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
+    given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
+    return JobSetup(**(rest | given | {"journal": Run()} | fields))
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def told(batch: str = "", **fields: Any) -> list[str]:
+    """Return the lines of the beginning of a job."""
+    lines: list[str] = []
+    Beginning(setup_of(**fields), lines.append).tell(batch)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "beginning"),
+    [
+        ({"is_resumed": False}, "starting slow.py on 2 workers"),
+        ({"is_resumed": True, "saved_step": 390}, "resuming slow.py from step 390 on 2 workers"),
+        ({"is_resumed": True}, "starting slow.py from the beginning on 2 workers"),
+        ({"is_resumed": True, "saved_step": 0}, "starting slow.py from step 0 on 2 workers"),
+        (
+            {"is_resumed": True, "options": {"repair_from": Path("/copy")}},
+            "resuming slow.py on 2 workers",
+        ),
+    ],
+)
+def test_job_begins_with_the_step_that_it_goes_on_from(
+    fields: dict[str, Any], beginning: str
+) -> None:
+    lines = told(**fields)
+
+    (line,) = lines
+    assert line.startswith(f"{beginning} (2 microbatches, seed 0")
+    assert line.endswith("in /run")
+
+
+def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
+    lines = told(is_resumed=False, is_without_locks=True)
+
+    line = lines[1]
+    assert "the file system of /run has no locks (flock)" in line
+    assert "every 10 s" in line
+    assert "the next one waits 60 s" in line
+
+
+def test_run_that_goes_on_with_another_script_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("two()")
+    begun_with = hashlib.sha256(b"one()").hexdigest()
+    same = hashlib.sha256(b"two()").hexdigest()
+    fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390, "options": {"script": script}}
+
+    lines = told(**fields, record={"script_sha256": begun_with})
+    (_, line) = lines
+    assert line == (
+        "slow.py has changed since this run began. The run goes on with the new "
+        "script, but with the weights and the learning rate of its checkpoint; --fresh begins "
+        "a new run"
+    )
+
+    lines = told(**fields, record={"script_sha256": same})
+    assert len(lines) == 1
+    fields["saved_step"] = None
+    lines = told(**fields, record={"script_sha256": begun_with})
+    assert len(lines) == 1
+
+
+def test_run_that_goes_on_with_other_arguments_says_so() -> None:
+    """A search over arguments in one directory would show the first result again and again."""
+    fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
+    options = {"argv": ("--name", "a b")}
+
+    lines = told(**fields, options=options, record={"argv": []})
+    (_, line) = lines
+    assert line == (
+        "the run was begun with no arguments, and slow.py has the arguments "
+        "\"--name 'a b'\" now: what is trained already stays as it is; to train anew, give "
+        "--fresh or another --run-dir"
+    )
+
+    for argv in (None, ["--name", "a b"]):
+        lines = told(**fields, options=options, record={"argv": argv})
+        assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "line"),
+    [
+        (1, "1 microbatch for 4 workers: only one worker computes, and the others wait"),
+        (3, "3 microbatches for 4 workers: only 3 workers compute, and the others wait"),
+    ],
+)
+def test_workers_without_work_are_told_with_their_number(microbatches: int, line: str) -> None:
+    lines = told(options={"workers": 4}, record={"microbatches": microbatches})
+
+    assert lines[1:] == [f"{line}; all compute in a run that begins with --microbatches 4"]
+    lines = told(options={"workers": 4}, record={"microbatches": 4})
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("text", ["import horovod.keras as hvd", "from horovod import keras"])
+def test_script_for_horovod_is_told_where_its_way_is_described(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "slow.py"
+    for content, count in ((text, 1), ("import keras", 0)):
+        script.write_text(content)
+
+        lines = told(options={"script": script})
+
+        page = "docs/migration/horovod.md"
+        assert [page in line for line in lines[1:]] == [True] * count
+
+
+def test_fresh_run_says_where_the_old_one_is() -> None:
+    lines = told(set_aside=Path("/run/previous-2"))
+
+    (line,) = lines[1:]
+    assert line == "--fresh has set the run that was there aside, in /run/previous-2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rest"),
+    [
+        (
+            {},
+            "none is left in /run/checkpoints: training begins at step 0; if you have that "
+            "checkpoint, stop the job and put it back",
+        ),
+        (
+            {"saved_step": 380, "options": {"local_dir": Path("/local")}},
+            "step 380 is the newest in /run/checkpoints and in /local of this host: training goes "
+            "on from step 380; if you have that checkpoint, stop the job and put it back",
+        ),
+        (
+            {"lost_local_dir": "/local"},
+            "none is left in /run/checkpoints: training begins at step 0; the job before had "
+            "--local-dir /local, which may have it: stop this job, and give that option again",
+        ),
+    ],
+    ids=["all lost", "of another host's local directory", "of the job before"],
+)
+def test_lost_checkpoint_is_told_with_where_training_begins(
+    fields: dict[str, Any], rest: str
+) -> None:
+    lines = told(is_resumed=True, lost_step=390, **fields)
+
+    assert lines[1:] == [f"the journal knows of a checkpoint of step 390, but {rest}"]
+
+
+def test_drains_without_a_local_directory_are_told_to_do_nothing() -> None:
+    lines = told(is_resumed=False, options={"drain_every": "4"})
+
+    assert lines[1:] == ["--drain-every 4 does nothing without --local-dir"]
+
+
+@pytest.mark.parametrize(
+    ("saved_step", "rest"),
+    [(None, "begins at step 0"), (380, "goes on from step 380")],
+    ids=["all lost", "the newest lost"],
+)
+def test_checkpoints_that_are_gone_may_come_back_from_a_mirror(
+    saved_step: int | None, rest: str
+) -> None:
+    mirror = {"repair_from": Path("/copy")}
+
+    lines = told(is_resumed=True, lost_step=390, saved_step=saved_step, options=mirror)
+
+    assert lines[1].endswith(f"takes what /copy has, or {rest}")
+
+
+def test_module_that_is_not_there_is_told_and_recorded(run: Run) -> None:
+    named = {"preload": ("tensorflow", "tensorflw", "json", "sys")}
+
+    lines = told(is_resumed=False, options=named, journal=run)
+
+    reason = "there is no such module; correct --preload or install it"
+    assert lines[1:] == [f"tensorflw is not preloaded: {reason}"]
+    assert run.records[0] == {"event": "preload_failed", "module": "tensorflw", "message": reason}
+
+
+def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run) -> None:
+    lines = told("Slurm job 7", is_resumed=False, journal=run)
+
+    assert lines[-1] == "Slurm job 7"
+    assert run.records == [
+        {
+            "event": "job_started",
+            "workers": 2,
+            "spares": 0,
+            "microbatches": 2,
+            "seed": 0,
+            "threads": 1,
+            "script": "/a/slow.py",
+            "argv": [],
+            "local_dir": None,
+        },
+        {"event": "incarnation", "text": "Slurm job 7"},
+    ]
+
+
+def test_quiet_job_begins_with_warnings_alone(run: Run) -> None:
+    lines = told(is_resumed=False, options={"quiet": True}, warning="MPI is slow", journal=run)
+
+    assert lines == ["warning: MPI is slow"]
+
+
+def test_warning_of_the_beginning_is_told_and_recorded(run: Run) -> None:
+    lines: list[str] = []
+
+    Beginning(setup_of(journal=run), lines.append).warn("removed /dev/shm/x")
+
+    assert lines == ["removed /dev/shm/x"]
+    assert run.records == [{"event": "warning", "text": "removed /dev/shm/x"}]

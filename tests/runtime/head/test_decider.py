@@ -1,0 +1,574 @@
+"""The job's machine between the events of an agent and the orders that it gets."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+from heads import (
+    COLD,
+    ENDED,
+    WARM,
+    Decided,
+    completed,
+    exited,
+    job_of,
+    joined,
+    report,
+)
+
+from holdfast.recovery.event import Launch
+from holdfast.recovery.launch import LaunchLimits
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.batch.schedulers import Deadline
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.console import JobConsole
+from holdfast.runtime.head.decider import Decider
+from holdfast.runtime.head.job import config_of, launch_of
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.run.journal import Record
+from holdfast.runtime.system.channel import Message
+
+INT, TERM, USR2, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
+LOST = [exited(0), exited(1), ENDED]
+LAUNCH = Launch(4, (WorkerId(7), WorkerId(8)), relaunch=1, reason="lost", spent=1)
+
+
+def decided(limits: TimeLimits | None = None, **options: Any) -> Decided:
+    return Decided(job_of(limits, **options))
+
+
+def code_of(made: Decided) -> ExitCode | None:
+    return None if made.decider.end is None else made.decider.end.exit_code
+
+
+def order_of(launch: Launch, **options: Any) -> Message:
+    job = job_of(**options)
+    return job.order_of(launch, config_of(job.config, launch))
+
+
+def test_job_that_completes_has_launched_once() -> None:
+    made = decided(spares=1)
+
+    made.begin(WARM, *joined(0, 1, 2), *completed(0, 1, 2))
+
+    (launch,) = made.orders
+    assert launch["config"]["workers"] == [0, 1, 2]
+    assert launch["mpi"] == {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True}
+    assert (launch["relaunch"], launch["spent"]) == (0, 0)
+    assert code_of(made) == ExitCode.DONE
+    assert made.lines == ["holdfast: completed step 9, state sha256 cafe"]
+    assert made.run.events[0] == "launch"
+    assert made.run.events[-1] == "job_ended"
+
+
+def test_lost_launch_is_followed_by_one_of_new_workers() -> None:
+    made = decided()
+
+    made.begin(WARM, *joined(0, 1), *LOST, *joined(2, 3), *completed(2, 3))
+
+    again = made.orders[1]
+    assert (again["config"]["workers"], again["config"]["generation"]) == ([2, 3], 3)
+    assert (again["relaunch"], again["spent"]) == (1, 2)
+    assert code_of(made) == ExitCode.DONE
+
+
+def test_workers_of_a_later_launch_know_what_the_records_have_told() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+    rejected: Record = {"event": "rejected", "step": 7, "now": time.monotonic()}
+
+    made.decider.on_record(rejected)
+    made.hear(*LOST)
+
+    assert [order["config"]["history"]["rejected"] for order in made.orders] == [[], [7]]
+
+
+def test_job_ends_when_its_budget_is_spent() -> None:
+    made = decided(max_restarts=1)
+
+    made.begin(WARM, *joined(0, 1), *LOST)
+
+    assert made.kinds == ["launch"]
+    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
+    assert "holdfast: error: the last launch ended with worker 0: " in made.said.decode()
+    assert b"(the restart budget of 1 allows no other relaunch: " in made.said
+
+
+def test_launch_that_mpiexec_could_not_begin_is_tried_again_with_its_words() -> None:
+    made = decided()
+
+    made.begin(WARM, ENDED | {"words": "no slots"})
+
+    assert made.kinds == ["launch", "launch"]
+    assert b"relaunching 2 workers (mpiexec started no worker: no slots)" in made.said
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_shrunk", "is_killed"), [(2, True, False), (2, False, True), (1, False, False)]
+)
+def test_death_ends_the_launch_only_if_others_would_wait_for_ever(
+    workers: int, *, is_shrunk: bool, is_killed: bool
+) -> None:
+    made = decided(workers=workers, shrink=is_shrunk)
+
+    made.begin(WARM, *joined(*range(workers)), exited(0))
+
+    assert made.kinds == ["launch", *["kill"] * is_killed]
+
+
+def test_run_directory_is_looked_after_at_each_checkpoint_and_at_the_end() -> None:
+    made = decided()
+
+    made.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5))
+    assert made.run.checks == 1
+    made.hear(*completed(0, 1))
+
+    assert made.run.checks == 2
+
+
+def test_second_order_to_stop_ends_the_launch_at_once() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+
+    made.decider.signals.take([TERM])
+    made.decider.signals.take([INT])
+
+    assert made.kinds == ["launch", "stop", "kill"]
+    assert made.lines[:2] == [
+        "holdfast: SIGTERM: stopping at the next step with a checkpoint (again: at once)",
+        "holdfast: SIGINT: stopping at once",
+    ]
+
+
+def test_job_that_has_stopped_has_the_exit_code_of_its_signal() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+
+    made.decider.signals.take([TERM])
+    stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
+    made.hear(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
+
+    assert code_of(made) == ExitCode.STOPPED_EARLY
+    assert made.kinds == ["launch", "stop"]
+
+
+def test_warning_of_a_batch_system_after_its_limit_cuts_no_save_short() -> None:
+    made = decided(TimeLimits(is_batch=True))
+    made.begin(WARM, *joined(0, 1))
+
+    made.decider.signals.take([USR2])
+    made.decider.signals.take([TERM])
+
+    assert made.kinds == ["launch", "stop"]
+    assert made.lines[-1] == "holdfast: SIGTERM: the job is stopping already"
+    assert made.run.events[-1] == "signal_repeated"
+    assert made.decider.limits.hit_limit is False  # cancelled: not ours to bring back
+
+
+def test_request_to_save_and_a_lost_terminal_stop_nothing() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+
+    made.decider.signals.take([USR2])
+    made.decider.signals.take([HUP])
+
+    assert made.kinds == ["launch", "save"]
+    assert made.lines == ["holdfast: SIGHUP: the job goes on without its terminal"]
+
+
+@pytest.mark.parametrize(
+    ("urgencies", "orders", "said"),
+    [
+        ([False], ["stop"], ["holdfast stop"]),
+        ([False, False], ["stop"], ["holdfast stop"]),
+        ([False, True], ["stop", "kill"], ["holdfast stop", "holdfast stop --now"]),
+        ([True], ["stop", "kill"], ["holdfast stop", "holdfast stop --now"]),
+    ],
+    ids=["once", "twice", "then at once", "at once"],
+)
+def test_person_who_stops_the_job_cuts_its_save_short_only_by_saying_so(
+    urgencies: list[bool], orders: list[str], said: list[str]
+) -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+
+    for is_urgent in urgencies:
+        made.decider.stop(is_urgent=is_urgent)
+
+    assert made.kinds == ["launch", *orders]
+    words = [line.removeprefix("holdfast: ").split(":")[0] for line in made.lines]
+    assert [word for word in words if word.startswith("holdfast stop")] == said
+
+
+@pytest.mark.parametrize(
+    ("warmth", "bound_s", "why"),
+    [
+        ([WARM], 180, b"its workers have not all initialised MPI"),
+        ([], 900, b"its warm process has not imported everything"),
+        ([WARM, COLD], 900, b"its warm process has not imported everything"),
+    ],
+    ids=["warm", "cold", "replaced"],
+)
+def test_launch_that_does_not_begin_in_time_is_killed(
+    warmth: list[Message], bound_s: int, why: bytes
+) -> None:
+    made = decided()
+    made.begin(*warmth, *joined(0))
+
+    made.poll(bound_s)
+    assert made.kinds == ["launch"]
+    made.poll(2, 101.0 + bound_s)
+
+    assert made.kinds == ["launch", "kill"]
+    assert why in made.said
+
+
+def test_launch_that_is_killed_and_does_not_end_is_abandoned() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+    made.decider.stop(is_urgent=True)
+
+    made.poll(round(LaunchLimits().end_s))
+    assert made.kinds == ["launch", "stop", "kill"]
+    made.poll(0, 101.0 + LaunchLimits().end_s)
+
+    assert made.kinds == ["launch", "stop", "kill", "abandon"]
+    assert b"holdfast: giving the launch up: " in made.said
+
+
+def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user() -> None:
+    made = decided(grace_s=30.0)
+    made.begin(WARM, *joined(0, 1))
+    made.poll(1000)
+    assert made.kinds == ["launch"]
+
+    made.decider.signals.take([TERM])
+    made.poll(30, 1101.0)
+    assert made.kinds == ["launch", "stop"]
+    made.poll(2, 1132.0)
+
+    assert made.kinds == ["launch", "stop", "kill"]
+
+
+def worn() -> list[Message]:
+    """Return the words of four workers that get on until one is left."""
+    world = report(3, "world", generation=2, workers=[3], step=40)
+    saves = [report(3, "checkpoint", step=step) for step in range(3)]
+    return [WARM, *joined(0, 1, 2, 3), *saves, exited(0), exited(1), exited(2), world]
+
+
+def test_worn_launch_is_asked_for_a_checkpoint_and_then_renewed() -> None:
+    made = decided(workers=4)
+
+    made.begin(*worn())
+    assert made.kinds == ["launch", "save"]
+    made.hear(report(3, "checkpoint", step=41))
+
+    assert made.kinds == ["launch", "save", "renew"]
+    assert made.lines[-1].endswith("stopping with a checkpoint, to go on with all workers")
+
+
+def test_job_that_is_short_of_time_renews_no_launch() -> None:
+    now = time.time()
+    made = decided(TimeLimits(Deadline(now - 3600.0, now + 200.0, "squeue")), workers=4)
+    made.begin()
+    made.decider.poll(100.0, is_idle=False)
+
+    made.hear(*worn(), report(3, "checkpoint", step=41))
+
+    assert made.kinds == ["launch"]
+
+
+def limited(left_s: float) -> TimeLimits:
+    """Return the limits of a batch job of an hour that has so much left."""
+    now = time.time()
+    return TimeLimits(Deadline(now - 3600.0, now + left_s, "squeue"), is_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "orders_before", "orders", "events"),
+    [
+        (20.0, [], ["stop"], ["deadline"]),
+        (20.0, ["stop"], ["stop"], ["deadline"]),
+        (5.0, ["stop"], ["stop", "kill"], ["deadline"]),
+        (5.0, [], ["stop", "kill"], ["deadline"]),
+        (5.0, ["stop", "kill"], ["stop", "kill"], ["deadline"]),
+        (900.0, [], [], []),
+    ],
+    ids=[
+        "the moment to save", "it saves already", "the last moment", "the first was missed",
+        "it is being killed", "there is time",
+    ],
+)  # fmt: skip
+def test_time_of_the_job_asks_once_to_save_and_twice_to_end(
+    left_s: float, orders_before: list[str], orders: list[str], events: list[str]
+) -> None:
+    made = decided(limited(left_s))
+    made.begin(WARM, *joined(0, 1))
+    if orders_before:
+        made.decider.stop(is_urgent="kill" in orders_before)
+
+    made.decider.poll(100.0, is_idle=False)
+    made.decider.poll(101.0, is_idle=False)
+
+    assert made.kinds == ["launch", *orders]
+    assert [event for event in made.run.events if event == "deadline"] == events
+    assert made.decider.limits.hit_limit is bool(events)
+
+
+@pytest.mark.parametrize(
+    ("phase", "left_s", "lines"),
+    [("training", 20.0, 1), ("concluding", 20.0, 0), ("concluding", 5.0, 1)],
+)
+def test_saving_in_time_is_not_told_of_when_the_training_is_over(
+    phase: str, left_s: float, lines: int
+) -> None:
+    class NoScreen:
+        can_draw = False
+
+    progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
+    made = Decided(job_of(limited(left_s)), progress)
+    made.begin(WARM, *joined(0, 1))
+    progress.show({"workers": 1, "phase": phase})
+
+    made.decider.poll(100.0, is_idle=False)
+
+    assert len([line for line in made.lines if "time of the job" in line]) == lines
+
+
+@pytest.mark.parametrize(
+    ("struck", "told", "lines"),
+    [((), (), 2), (((1, 3, "compute", 1),), (), 1), ((), ((1, 3, "compute", 1),), 1)],
+    ids=["none struck", "struck in an earlier job", "struck now"],
+)
+def test_fault_that_never_struck_is_told_at_the_end(
+    struck: tuple[object, ...], told: tuple[tuple[object, ...], ...], lines: int
+) -> None:
+    made = decided(faults=("kill worker=1 step=3", "kill worker=7 step=3"), struck=struck)
+    made.begin(WARM, *joined(0, 1))
+
+    for address in told:
+        names = ("worker", "step", "site", "attempt")
+        made.decider.on_record({"event": "fault", **dict(zip(names, address, strict=True))})
+    made.hear(*completed(0, 1))
+
+    missed = [line for line in made.lines if "never struck" in line]
+    assert len(missed) == lines
+    assert missed[-1] == (
+        "holdfast: --inject 'kill worker=7 step=3 site=compute attempt=1' never struck: worker 7 "
+        "never came there. The workers of a first launch are 0 to 1"
+    )
+
+
+def test_faults_of_a_job_that_failed_cost_no_word() -> None:
+    made = decided(faults=("kill worker=7 step=3",), max_restarts=0)
+
+    made.begin(WARM, *joined(0, 1), *LOST)
+
+    assert b"never struck" not in made.said
+
+
+def test_head_that_follows_a_dead_one_relaunches_all_workers() -> None:
+    made = decided()
+
+    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "")
+
+    (again,) = made.orders
+    assert (again["config"]["workers"], again["config"]["generation"]) == ([9, 10], 6)
+    assert (again["relaunch"], again["spent"]) == (2, 3)
+    assert made.lines == [
+        "holdfast: the agent of this host died, and its workers with it",
+        "holdfast: relaunching 2 workers (worker 7: its agent died, worker 8: its agent died)",
+    ]
+    assert launch_of(made.decider.log.order or {}).workers == (9, 10)
+
+
+def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> None:
+    made = decided()
+    order = order_of(LAUNCH)
+    order["config"]["history"] = {"seconds": 60.0, "failures": 2, "rejected": [7]}
+
+    made.decider.go_on(order, joined(7, 8), "")
+
+    history = made.orders[0]["config"]["history"]
+    assert (history["failures"], history["rejected"]) == (2, [7])
+    assert history["seconds"] >= 60.0
+
+
+def test_head_that_follows_a_silent_one_says_why_that_was_killed() -> None:
+    made = decided()
+
+    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "the head has not answered for 11.0 s")
+
+    assert made.lines[0] == (
+        "holdfast: killed the agent of this host and its workers: the head has not answered for "
+        "11.0 s"
+    )
+    assert made.run.records[0] == {
+        "event": "agent_killed",
+        "reason": "the head has not answered for 11.0 s",
+    }
+
+
+def test_head_that_follows_one_whose_workers_had_completed_ends_the_job() -> None:
+    made = decided()
+
+    made.decider.go_on(order_of(LAUNCH), [*joined(7, 8), *completed(7, 8)], "")
+
+    assert made.orders == []
+    assert code_of(made) == ExitCode.DONE
+
+
+def test_budget_goes_on_from_the_head_before() -> None:
+    made = decided(max_restarts=2)
+
+    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "")
+
+    assert made.orders == []
+    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
+
+
+def test_launch_that_had_ended_is_followed_by_one_launch() -> None:
+    """The head may die between the end of a launch and the order for the next one."""
+    made = decided()
+
+    made.decider.go_on(order_of(LAUNCH), [*joined(7, 8), exited(7), exited(8), ENDED], "")
+
+    assert made.kinds == ["launch"]
+    assert made.orders[0]["config"]["workers"] == [9, 10]
+
+
+class Broken(JobConsole):
+    """A console that fails at the event ``odd``, and at each launch from the second on."""
+
+    def heard(self, message: Message) -> None:
+        if message["kind"] == "odd":
+            raise ZeroDivisionError("a mistake")
+        super().heard(message)
+
+    def launching(self, command: Launch) -> None:
+        if command.relaunch:
+            raise ZeroDivisionError("a mistake")
+        super().launching(command)
+
+
+def broken(**options: Any) -> Decided:
+    made = decided(**options)
+    job = job_of(**options)
+    made.console = Broken(job, made.run, made._hear)
+    made.decider = Decider(job, made.run, made.console, made.obey)  # type: ignore[arg-type]
+    return made
+
+
+def hear(made: Decided, *messages: Message) -> None:
+    """Let the decider hear messages as its head does."""
+    for message in messages:
+        try:
+            made.hear(message)
+        except ZeroDivisionError as error:
+            made.decider.failed(error)
+
+
+ODD = {"kind": "odd"}
+FAILED = (
+    "holdfast: error: the head failed (ZeroDivisionError: a mistake); the workers go on, but are "
+    "not relaunched if all die; report this with the lines above"
+)
+
+
+def test_mistake_is_told_once_and_leaves_the_workers_alone() -> None:
+    made = broken()
+    made.begin(WARM, *joined(0, 1))
+
+    hear(made, ODD, ODD, exited(0))
+    made.decider.failed(ZeroDivisionError("another"))
+    made.poll(5000)
+
+    assert made.kinds == ["launch"]
+    assert made.lines == [FAILED]
+    assert made.run.records[-1] == {
+        "event": "supervisor_failed",
+        "reason": "ZeroDivisionError: a mistake",
+    }
+    assert code_of(made) is None
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [(LOST, ExitCode.RECOVERY_IMPOSSIBLE), (completed(0, 1), ExitCode.DONE)],
+    ids=["lost", "completed"],
+)
+def test_job_whose_head_has_failed_ends_with_its_launch(
+    rest: list[Message], code: ExitCode
+) -> None:
+    made = broken()
+    made.begin(WARM, *joined(0, 1))
+
+    hear(made, ODD, *rest)
+
+    assert code_of(made) == code
+    assert made.kinds == ["launch"]
+
+
+def test_mistake_at_the_end_of_a_launch_ends_the_job() -> None:
+    """Nothing lives that could tell of another end."""
+    made = broken()
+    made.begin(WARM, *joined(0, 1))
+
+    hear(made, *LOST)
+    made.poll(5, is_idle=True)
+    made.poll(5, is_idle=False)
+    assert code_of(made) is None
+    made.poll(10, is_idle=True)
+
+    assert made.kinds == ["launch"]
+    assert any("error: the launch has ended, and the head that" in line for line in made.lines)
+    assert made.run.events[-1] == "job_ended"
+    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
+
+
+def test_mistake_before_the_first_launch_ends_the_job() -> None:
+    made = decided()
+
+    made.decider.failed(ZeroDivisionError("a mistake"))
+    made.poll(10, is_idle=True)
+
+    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
+
+
+@pytest.mark.parametrize(
+    ("urgencies", "orders"),
+    [
+        ([False], ["request"]),
+        ([False, False], ["request"]),
+        ([True], ["request", "kill"]),
+        ([False, True], ["request", "kill"]),
+    ],
+    ids=["once", "twice", "at once", "then at once"],
+)
+def test_job_whose_head_has_failed_can_still_be_stopped(
+    urgencies: list[bool], orders: list[str]
+) -> None:
+    made = broken()
+    made.begin(WARM, *joined(0, 1))
+    hear(made, ODD)
+
+    for is_urgent in urgencies:
+        made.decider.stop(is_urgent=is_urgent)
+
+    assert [order["kind"] for order in made.orders] == ["launch", *orders]
+
+
+def test_signals_still_stop_a_job_whose_head_has_failed() -> None:
+    made = broken()
+    made.begin(WARM, *joined(0, 1))
+    hear(made, ODD)
+
+    made.decider.signals.take([TERM])
+    made.decider.signals.take([INT])
+
+    assert [order["kind"] for order in made.orders] == ["launch", "request", "kill"]

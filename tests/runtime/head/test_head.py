@@ -1,0 +1,772 @@
+"""The head between its agent, its clients, its writers, and whoever asks something of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from heads import WARM, completed, exited, job_of, joined, report
+
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head import head as module
+from holdfast.runtime.head import run_link
+from holdfast.runtime.head.console import JobConsole
+from holdfast.runtime.head.head import Head
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.host.agent import Agent, AgentSettings
+from holdfast.runtime.host.pool_process import PoolStart
+from holdfast.runtime.host.superior import Visitor
+from holdfast.runtime.run.journal import Record, records_message
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.reactor import Reactor
+
+TERM = signal.SIGTERM
+ENDED = {"kind": "launch_ended", "words": ""}
+LOST = [exited(0), exited(1), ENDED]
+
+
+class Sinks:
+    """The streams of a client, which keep everything."""
+
+    def __init__(self) -> None:
+        self.said, self.live, self.redirected = b"", list[bytes](), 0
+
+    def __getitem__(self, number: int) -> Sinks:
+        return self
+
+    def put(self, lines: bytes) -> None:
+        self.said += lines
+
+    def draw(self, live_line: bytes) -> None:
+        self.live.append(live_line)
+
+    def redirect(self) -> None:
+        self.redirected += 1
+
+
+class FakeAgent:
+    """As much of an agent as its head sees; it hosts nothing."""
+
+    def __init__(self, directory: Path, lease: int) -> None:
+        pool = cast(PoolStart, None)
+        self.settings = AgentSettings(directory, 6.0, pool, os.getppid(), lease)
+        self.reactor = Reactor()
+        self.streams = Sinks()
+        self.socket = directory / "agent.sock"
+        self.orders: list[Message] = []
+        self.writers_started = 0
+        writer = SimpleNamespace(start=self._start_writer)
+        self.host = SimpleNamespace(progress={"workers": 2, "phase": "training"}, writer=writer)
+
+    def _start_writer(self) -> None:
+        self.writers_started += 1
+
+    def obey(self, order: Message) -> None:
+        self.orders.append(json.loads(json.dumps(order)))
+
+
+class Headed:
+    """A head with its agent, and the far ends of all connections."""
+
+    def __init__(self, directory: Path) -> None:
+        self.lease = os.open(os.devnull, os.O_RDONLY)
+        self.agent = FakeAgent(directory, os.dup(self.lease))
+        self.head = Head(cast(Agent, self.agent))
+        self.now = 100.0
+        self.exit_code: ExitCode | None = None
+        self.is_idle = False
+        self._ends: list[Channel] = []
+
+    def connect(self, message: Message, fds: tuple[int, ...] = ()) -> Channel:
+        """Connect to the head as its agent would let one, and introduce oneself."""
+        theirs, ours = pair()
+        self._ends += [theirs, ours]
+        visitor = Visitor(ours, lambda found: self.head.introduce(visitor, found), ours.close)
+        self.agent.reactor.watch_channel(ours, visitor.take, visitor.end)
+        theirs.post(message, fds)
+        self.turn()
+        return theirs
+
+    def begin(self, *events: Message, job: Job | None = None, **more: Any) -> Channel:
+        """Begin the job as a client, let it hear events, and return the client's end."""
+        client = self.connect({"kind": "client", "job": to_plain(job or job_of()), **more})
+        self.tell(*events)
+        return client
+
+    def attach(self, asked: list[Any] | None = None) -> Channel:
+        return self.connect({"kind": "client", "asked": asked})
+
+    def tell(self, *events: Message) -> None:
+        """Let things happen on the host."""
+        for event in events:
+            self.head.tell(event)
+        self.turn()
+
+    def turn(self, seconds: int = 1) -> None:
+        """Let time pass by: handle what has come, once a second."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.agent.reactor.run_once(0.0)
+            self.exit_code = self.head.poll(self.now, is_idle=self.is_idle)
+
+    def writer(self) -> Channel:
+        """Give the head a writer; return the writer's end."""
+        ours, theirs = pair()
+        self._ends += [theirs, ours]
+        self.head.on_files(ours)
+        return theirs
+
+    @property
+    def kinds(self) -> list[str]:
+        return [str(order.get("what", order["kind"])) for order in self.agent.orders]
+
+    @property
+    def said(self) -> list[str]:
+        return self.agent.streams.said.decode().splitlines()
+
+    def close(self) -> None:
+        self.head.finish()
+        self.head.close()
+        for end in self._ends:
+            end.close()
+        self.agent.reactor.close()
+        os.close(self.lease)
+
+
+@pytest.fixture
+def headed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Headed]:
+    monkeypatch.setattr(run_link, "_ENDS_WITHIN_S", 0.0)
+    made = Headed(tmp_path)
+    yield made
+    made.close()
+
+
+def told(channel: Channel) -> list[Message]:
+    """Return what came, with descriptors closed."""
+    messages = channel.drain()
+    for message in messages:
+        for fd in message.pop(FDS, ()):
+            os.close(fd)
+    return messages
+
+
+def greeting_of(client: Channel) -> Message:
+    greeting = told(client)[0]
+    assert greeting["kind"] == "attached"
+    return greeting
+
+
+def kinds(messages: list[Message]) -> list[str]:
+    return [message["kind"] for message in messages]
+
+
+def lines_of(writer: Channel) -> list[Record]:
+    """Return the records that a writer was sent."""
+    messages = [message for message in told(writer) if message["kind"] == "lines"]
+    return [json.loads(line) for message in messages for line in message["lines"]]
+
+
+def test_client_begins_a_job_and_gets_all_that_another_head_would_need(
+    headed: Headed, tmp_path: Path
+) -> None:
+    job = job_of(spares=1)
+    client = headed.begin(job=job)
+
+    (order,) = headed.agent.orders
+    assert (order["kind"], order["config"]["workers"]) == ("launch", [0, 1, 2])
+    (greeting,) = client.drain()
+    (lease,) = greeting.pop(FDS)
+    assert os.path.samestat(os.fstat(lease), os.fstat(headed.lease))
+    os.close(lease)
+    assert from_plain(Job, greeting.pop("job")) == job
+    assert greeting == {
+        "kind": "attached",
+        "order": order,
+        "told": [],
+        "directory": str(tmp_path),
+        "cwd": os.getcwd(),
+        "environment": dict(os.environ),
+    }
+
+
+def test_streams_of_a_client_are_written_to_from_then_on(headed: Headed, tmp_path: Path) -> None:
+    kept = [os.dup(number) for number in (1, 2)]
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as ours, err.open("wb") as errors:
+        message = {"kind": "client", "job": to_plain(job_of())}
+        headed.connect(message, (ours.fileno(), errors.fileno()))
+    try:
+        os.write(1, b"to stdout")
+        os.write(2, b"to stderr")
+    finally:
+        for number, fd in enumerate(kept, start=1):
+            os.dup2(fd, number)
+            os.close(fd)
+
+    assert (out.read_text(), err.read_text()) == ("to stdout", "to stderr")
+    assert headed.agent.streams.redirected == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"kind": "client", "asked": None}, {"kind": "save", "is_waiting": True}, {"kind": "stop"}],
+    ids=["attach", "save", "stop"],
+)
+def test_head_without_a_job_is_just_starting(headed: Headed, message: Message) -> None:
+    visitor = headed.connect(message)
+
+    assert told(visitor) == [{"kind": "starting"}]
+    assert visitor.is_closed
+    assert headed.head.is_present
+
+
+@pytest.mark.parametrize(
+    ("parent_lives", "is_late", "code"),
+    [(True, False, None), (False, False, ExitCode.DONE), (True, True, ExitCode.DONE)],
+    ids=["waits", "its client is gone", "its client tells it nothing"],
+)
+def test_head_waits_for_its_first_client_but_not_for_ever(
+    headed: Headed,
+    monkeypatch: pytest.MonkeyPatch,
+    code: ExitCode | None,
+    *,
+    parent_lives: bool,
+    is_late: bool,
+) -> None:
+    killed: list[int] = []
+    parent = os.getppid() if parent_lives else 1 << 30
+    monkeypatch.setattr(module, "kill_standing_parent", killed.append)
+    monkeypatch.setattr(module.os, "getppid", lambda: parent)
+    now = module.witnessed_s() + (61.0 if is_late else 0.0)
+
+    assert headed.head.poll(now, is_idle=True) is code
+    assert killed == ([] if code is None else [headed.agent.settings.parent])
+
+
+def test_second_job_is_refused(headed: Headed) -> None:
+    headed.begin()
+
+    other = headed.begin()
+
+    assert told(other) == [{"kind": "busy"}]
+    assert other.is_closed
+    assert headed.kinds == ["launch"]
+
+
+def test_second_client_is_refused_while_the_first_is_well(headed: Headed) -> None:
+    first = headed.begin(WARM)
+    told(first)
+
+    second = headed.attach()
+
+    assert told(second) == [{"kind": "attached_already", "pid": os.getpid()}]
+    assert second.is_closed
+    first.post({"kind": "ping", "columns": 80})
+    headed.turn()
+    assert told(first) == [{"kind": "pong"}]
+
+
+def test_descriptors_of_a_client_that_is_refused_are_closed(headed: Headed) -> None:
+    headed.begin()
+    read, write = os.pipe()
+
+    headed.connect({"kind": "client", "asked": None}, (write, write))
+    os.close(write)
+
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_client_that_stands_still_is_killed_and_replaced(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(
+        module, "kill_peer", lambda channel, unless: killed.append(channel.peer_pid)
+    )
+    first = headed.begin(WARM, *joined(0, 1))
+    told(first)
+
+    headed.turn(8)
+    second = headed.attach()
+
+    assert greeting_of(second)["told"]
+    assert killed == [os.getpid()]
+    told(first)
+    assert first.is_closed
+    headed.tell(exited(0))
+    assert kinds(told(second)) == ["event"]
+    assert headed.kinds == ["launch"]
+
+
+def test_client_that_says_something_now_and_then_stays(headed: Headed) -> None:
+    first = headed.begin()
+
+    for _ in range(10):
+        headed.turn(3)
+        first.post({"kind": "ping", "columns": 0})
+
+    assert kinds(told(headed.attach())) == ["attached_already"]
+
+
+def test_job_whose_client_is_gone_goes_on_and_takes_another(headed: Headed) -> None:
+    writer = headed.writer()
+    headed.begin(WARM, *joined(0, 1)).close()
+    headed.tell(*LOST)
+    assert headed.kinds == ["launch", "launch"]
+
+    greeting = greeting_of(headed.attach())
+
+    assert greeting["order"]["config"]["workers"] == [2, 3]
+    assert greeting["told"] == []
+    records = lines_of(writer)
+    assert records[-1]["event"] == "taken_over"
+    assert (records[-1]["agent"], records[-1]["workers"]) == (os.getpid(), [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_taken"),
+    [
+        (None, True),
+        ([False, "/a/train.py", "--lr", "1"], True),
+        ([False, "/a/train.py"], False),
+        ([True, "/a/train.py", "--lr", "1"], False),
+    ],
+    ids=["attach", "the same job", "other arguments", "fresh"],
+)
+def test_only_a_request_for_the_same_job_is_shown_it(
+    headed: Headed, asked: list[Any] | None, *, is_taken: bool
+) -> None:
+    headed.begin(job=job_of(argv=("--lr", "1"))).close()
+    headed.turn()
+
+    answer = told(headed.attach(asked))[0]
+
+    if is_taken:
+        assert answer["kind"] == "attached"
+    else:
+        its = [False, "/a/train.py", "--lr", "1"]
+        assert answer == {"kind": "another_job", "job": its}
+
+
+def test_client_is_sent_what_another_head_would_decide_by(headed: Headed) -> None:
+    client = headed.begin()
+    told(client)
+
+    headed.tell(WARM, *joined(0, 1), report(0, "notice", text="hi"), report(1, "joined"))
+
+    heard = told(client)
+    assert [message["event"]["report"]["kind"] for message in heard] == ["joined"] * 3
+    assert all("now" in message["event"] for message in heard)
+
+
+def test_client_is_sent_each_new_launch_after_the_end_of_the_last(headed: Headed) -> None:
+    client = headed.begin(WARM, *joined(0, 1))
+    told(client)
+
+    headed.tell(*LOST)
+
+    heard = told(client)
+    assert kinds(heard) == ["event"] * 3 + ["launch"]
+    assert heard[-1]["order"] == headed.agent.orders[1]
+
+
+def test_next_head_goes_on_from_the_greeting_of_the_last(
+    headed: Headed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headed.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5), exited(0)).close()
+    headed.turn()
+    greeting = greeting_of(headed.attach())
+    after = {"order": greeting["order"], "told": greeting["told"], "reason": ""}
+
+    successor = Headed(tmp_path)
+    client = successor.begin(job=from_plain(Job, greeting["job"]), after=after)
+
+    (order,) = successor.agent.orders
+    assert (order["config"]["workers"], order["relaunch"]) == ([2, 3], 1)
+    assert greeting_of(client)["order"] == order
+    assert successor.said == [
+        "holdfast: the agent of this host died, and its workers with it",
+        "holdfast: relaunching 2 workers (worker 0: signal SIGKILL, worker 1: its agent died)",
+    ]
+    successor.close()
+
+
+def test_live_line_is_drawn_as_wide_as_the_client_says_and_goes_with_it(headed: Headed) -> None:
+    client = headed.begin()
+    headed.turn()
+    assert headed.agent.streams.live == []
+
+    client.post({"kind": "ping", "columns": 80})
+    headed.turn(2)
+    assert len(headed.agent.streams.live) > 0
+    assert headed.agent.streams.live[-1] != b""
+    client.close()
+    headed.turn()
+
+    assert headed.agent.streams.live[-1] == b""
+
+
+def test_live_line_goes_while_the_client_stands_still(headed: Headed) -> None:
+    client = headed.begin()
+    client.post({"kind": "ping", "columns": 80})
+    headed.turn(2)
+
+    headed.turn(8)
+    assert headed.agent.streams.live[-1] == b""
+    client.post({"kind": "ping", "columns": 80})
+    headed.turn(2)
+
+    assert headed.agent.streams.live[-1] != b""
+
+
+def test_signal_of_head_and_client_is_one_order(headed: Headed) -> None:
+    client = headed.begin(WARM, *joined(0, 1))
+
+    headed.head.take_signals(bytes([TERM]))
+    client.post({"kind": "signals", "numbers": [TERM]})
+    headed.turn()
+
+    assert headed.kinds == ["launch", "stop"]
+
+
+def test_signal_before_there_is_a_job_asks_for_nothing(headed: Headed) -> None:
+    headed.head.take_signals(bytes([TERM]))
+
+    headed.begin(WARM, *joined(0, 1))
+
+    assert headed.kinds == ["launch"]
+
+
+def records(*events: tuple[str, Record], source: str = "worker 0") -> Message:
+    return records_message(events) | {"source": source}
+
+
+WORLD = records(("world", {}))
+
+
+def checkpoint(step: int) -> Message:
+    return records(("checkpoint", {"step": step, "seconds": 0.0}))
+
+
+def test_save_is_answered_with_the_checkpoint_that_was_begun_after_it(headed: Headed) -> None:
+    headed.begin(WARM, *joined(0, 1), WORLD)
+
+    saver = headed.connect({"kind": "save", "is_waiting": True})
+    assert told(saver) == [{"kind": "asked"}]
+    headed.tell(checkpoint(7))
+
+    (saved,) = told(saver)
+    assert (saved["kind"], saved["step"]) == ("saved", 7)
+    assert headed.kinds == ["launch", "save"]
+
+
+def test_save_of_a_job_that_ends_is_answered(headed: Headed) -> None:
+    headed.begin(WARM, *joined(0, 1), WORLD)
+    saver = headed.connect({"kind": "save", "is_waiting": True})
+
+    headed.tell(*completed(0, 1))
+
+    assert told(saver)[-1] == {"kind": "unsaved", "reason": ""}
+
+
+def test_save_of_somebody_who_has_gone_is_forgotten(headed: Headed) -> None:
+    headed.begin(WARM, *joined(0, 1))
+    headed.connect({"kind": "save", "is_waiting": True}).close()
+    headed.turn()
+
+    headed.tell(WORLD, checkpoint(7))
+
+    assert headed.kinds == ["launch"]
+
+
+@pytest.mark.parametrize("is_urgent", [False, True])
+def test_stop_is_answered_at_once_and_with_the_exit_code_at_the_end(
+    headed: Headed, *, is_urgent: bool
+) -> None:
+    headed.begin(WARM, *joined(0, 1))
+
+    stopper = headed.connect({"kind": "stop", "is_urgent": is_urgent})
+    assert told(stopper) == [{"kind": "stopping"}]
+    assert headed.kinds == ["launch", "stop", *["kill"] * is_urgent]
+    stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
+    headed.tell(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
+    headed.head.close()
+
+    assert headed.exit_code is not None
+    (ended,) = told(stopper)
+    assert (ended["kind"], ended["exit_code"]) == ("ended", headed.exit_code)
+
+
+def test_stopper_who_leaves_or_asks_again_fails_nothing(headed: Headed) -> None:
+    headed.begin(WARM, *joined(0, 1))
+    headed.connect({"kind": "stop"}).close()
+    again = headed.connect({"kind": "stop"})
+
+    again.post({"kind": "stop"})
+    headed.turn(2)
+    headed.tell(*LOST)
+    headed.head.close()
+
+    assert headed.kinds == ["launch", "stop"]
+    assert kinds(told(again)) == ["stopping", "stopping", "ended"]
+
+
+def test_stranger_is_shown_the_door(headed: Headed) -> None:
+    headed.begin()
+
+    stranger = headed.connect({"kind": "dance"})
+
+    assert told(stranger) == []
+    assert stranger.is_closed
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "client", "job": 3},
+        {"kind": "client", "job": {}},
+        {"kind": "client", "job": {"config": {"options": []}}},
+    ],
+    ids=str,
+)
+def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Message) -> None:
+    stranger = headed.connect(message)
+
+    assert told(stranger) == []
+    assert stranger.is_closed
+    assert greeting_of(headed.begin())["order"] == headed.agent.orders[0]
+
+
+def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
+    nothing = {"pid": os.getpid(), "client": None, "run_dir": None, "launch": None}
+    assert headed.head.describe() == nothing
+
+    client = headed.begin()
+    launch = {"script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0}
+    described = {"pid": os.getpid(), "run_dir": "/run", "launch": launch}
+    assert headed.head.describe() == described | {"client": os.getpid()}
+    client.close()
+    headed.turn()
+
+    assert headed.head.describe() == described | {"client": None}
+
+
+def test_event_is_handled_only_when_its_teller_has_returned(headed: Headed) -> None:
+    """A decision must meet no host in the middle of a change."""
+    headed.begin(WARM, *joined(0, 1))
+
+    for event in LOST:
+        headed.head.tell(event)
+    assert headed.kinds == ["launch"]
+    headed.turn()
+
+    assert headed.kinds == ["launch", "launch"]
+
+
+def test_writer_is_started_until_there_is_one(headed: Headed) -> None:
+    headed.begin()
+    headed.turn(2)
+    started = headed.agent.writers_started
+    assert started > 0
+
+    headed.writer()
+    headed.turn(2)
+
+    assert headed.agent.writers_started == started
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the job", "after it has begun"])
+def test_records_of_all_processes_reach_the_writer_in_order(
+    headed: Headed, *, is_first: bool
+) -> None:
+    writer = headed.writer() if is_first else None
+    headed.begin(WARM, *joined(0, 1), WORLD, *LOST)
+    writer = writer or headed.writer()
+
+    written = lines_of(writer)
+
+    events = [record["event"] for record in written]
+    assert events == ["launch", "world", "failure", "failure", "relaunch", "launch"]
+    assert written[1]["source"] == "worker 0"
+    assert {record["source"] for record in written[:1] + written[2:]} == {"head"}
+
+
+def test_workers_of_the_next_launch_know_the_records_of_the_last(headed: Headed) -> None:
+    headed.begin(WARM, *joined(0, 1), records(("rejected", {"step": 7})), *LOST)
+
+    assert headed.agent.orders[1]["config"]["history"]["rejected"] == [7]
+
+
+def test_warning_of_the_writer_is_told_and_recorded(headed: Headed) -> None:
+    writer = headed.writer()
+    headed.begin()
+
+    writer.post({"kind": "warning", "text": "the disk is full"})
+    headed.turn()
+
+    assert headed.said == ["holdfast: the disk is full"]
+    assert lines_of(writer)[-1]["text"] == "the disk is full"
+
+
+def test_journal_that_was_begun_again_gets_the_begin_and_the_run_no_failure(
+    headed: Headed,
+) -> None:
+    writer = headed.writer()
+    headed.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5))
+
+    writer.post({"kind": "checked", "is_begun_again": True})
+    headed.turn()
+    headed.tell(*LOST)
+
+    (begun,) = [record for record in lines_of(writer) if record["event"] == "job_started"]
+    assert (begun["script"], begun["workers"]) == ("/a/train.py", 2)
+    failures = [order["config"]["history"]["failures"] for order in headed.agent.orders]
+    assert failures == [0, 1]
+
+
+def test_lease_that_was_made_again_is_held_handed_on_and_that_of_the_next_writer(
+    headed: Headed,
+) -> None:
+    writer = headed.writer()
+    client = headed.begin()
+    told(client)
+
+    with open("/dev/full", "rb") as lease:
+        device = os.fstat(lease.fileno()).st_rdev
+        writer.post({"kind": "lease"}, (lease.fileno(),))
+        headed.turn()
+
+    (handed_on,) = client.drain()
+    assert handed_on["kind"] == "lease"
+    held = [handed_on[FDS][0]]
+    held.append(headed.writer().drain()[0][FDS][0])
+    client.close()
+    headed.turn()
+    held.append(headed.attach().drain()[0][FDS][0])
+    assert [os.fstat(fd).st_rdev for fd in held] == [device] * 3
+    for fd in held:
+        os.close(fd)
+
+
+def test_client_hears_the_end_with_the_limits_that_were_hit(headed: Headed) -> None:
+    client = headed.begin(WARM, *joined(0, 1))
+    told(client)
+
+    headed.tell(*completed(0, 1))
+    assert headed.exit_code == ExitCode.DONE
+    headed.head.finish()
+    headed.head.close()
+
+    ended = told(client)[-1]
+    assert (ended["kind"], ended["exit_code"]) == ("ended", ExitCode.DONE)
+    assert ended["limits"] == to_plain(job_of().limits)
+    assert client.is_closed
+
+
+def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) -> None:
+    """It then starts another head."""
+    client = headed.begin(WARM)
+    told(client)
+
+    headed.head.close()
+
+    assert told(client) == []
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: bool) -> None:
+    writer = headed.writer()
+    headed.begin(WARM, *joined(0, 1), *(completed(0, 1) if is_over else []))
+    headed.head.tell({"kind": "output_dropped", "lines": 3})
+
+    headed.head.finish()
+
+    assert headed.said[-1].startswith("holdfast: 3 lines of the job's output were lost")
+    sent = told(writer)
+    last = [line for message in sent if message["kind"] == "lines" for line in message["lines"]]
+    assert json.loads(last[-1])["event"] == "output_dropped"
+    assert (sent[-1]["kind"] == "over") is is_over
+
+
+def test_head_without_a_job_has_nothing_to_write_down(headed: Headed) -> None:
+    headed.head.finish()
+    headed.head.close()
+
+
+ODD: Message = {"kind": "odd"}
+
+
+@pytest.fixture
+def broken(headed: Headed, monkeypatch: pytest.MonkeyPatch) -> Headed:
+    """A head that makes a mistake at an odd event."""
+    heard = JobConsole.heard
+
+    def fail(self: JobConsole, message: Message) -> None:
+        if message["kind"] == "odd":
+            raise ZeroDivisionError("a mistake")
+        heard(self, message)
+
+    monkeypatch.setattr(JobConsole, "heard", fail)
+    return headed
+
+
+def test_mistake_in_a_decision_ends_no_worker_and_is_told_once(broken: Headed) -> None:
+    writer = broken.writer()
+    client = broken.begin(WARM, *joined(0, 1))
+
+    broken.tell(ODD, ODD, exited(0))
+
+    assert broken.exit_code is None
+    assert broken.kinds == ["launch"]
+    assert [line for line in broken.said if "a mistake" in line] == broken.said
+    failed = [record for record in lines_of(writer) if record["event"] == "supervisor_failed"]
+    assert [record["reason"] for record in failed] == ["ZeroDivisionError: a mistake"]
+    client.post({"kind": "ping", "columns": 0})
+    broken.turn()
+    assert kinds(told(client))[-1] == "pong"
+
+
+def test_job_ends_with_the_launch_of_a_head_that_has_failed(broken: Headed) -> None:
+    broken.begin(WARM, *joined(0, 1), ODD)
+
+    broken.tell(*LOST)
+
+    assert broken.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
+    assert broken.kinds == ["launch"]
+
+
+def test_head_that_has_failed_still_stops_the_job_and_saves(broken: Headed) -> None:
+    broken.begin(WARM, *joined(0, 1), WORLD, ODD)
+
+    saver = broken.connect({"kind": "save", "is_waiting": True})
+    stopper = broken.connect({"kind": "stop"})
+    broken.tell(checkpoint(7))
+
+    assert kinds(told(saver)) == ["asked", "saved"]
+    assert kinds(told(stopper)) == ["stopping"]
+    assert broken.kinds == ["launch", "save", "stop"]
+
+
+def test_mistake_in_the_first_decision_ends_the_job(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(JobConsole, "launching", fail)
+    headed.is_idle = True
+
+    headed.begin()
+    headed.turn(10)
+
+    assert headed.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
+    assert headed.kinds == []

@@ -1,0 +1,347 @@
+"""The head's way to the run directory: what the writer is sent, counts and answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heads import RECORD, job_of
+
+from holdfast.runtime.head import run_link
+from holdfast.runtime.head.run_link import RunLink
+from holdfast.runtime.run.journal import Record, records_message
+from holdfast.runtime.run.run_directory import RunRecord
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.reactor import Reactor
+
+
+class Writer:
+    """The writer's end of a channel."""
+
+    def __init__(self, link: RunLink) -> None:
+        ours, self.channel = pair()
+        link.connect(ours)
+        self.opening, *self._told = self.channel.drain()
+
+    def told(self) -> list[Message]:
+        """Return what was sent since the last time."""
+        told, self._told = [*self._told, *self.channel.drain()], []
+        return told
+
+    def lines(self) -> list[Record]:
+        """Return the records that were sent since the last time."""
+        messages = [message for message in self.told() if message["kind"] == "lines"]
+        return [json.loads(line) for message in messages for line in message["lines"]]
+
+    def close(self) -> None:
+        for fd in self.opening.pop(FDS, ()):
+            os.close(fd)
+        self.channel.close()
+
+
+class Linked:
+    """A link, its owner, and the writers so far."""
+
+    def __init__(self) -> None:
+        self.reactor = Reactor()
+        self.lease = os.open(os.devnull, os.O_RDONLY)
+        self.link = RunLink(self.reactor, job_of(), self.lease, Path("/dev/shm/h/agent.sock"), 12)
+        self.link.serve(self)
+        self.heard: list[tuple[str, Any]] = []
+        self.records: list[Record] = []
+        self._writers: list[Writer] = []
+
+    def connect(self) -> Writer:
+        self._writers.append(Writer(self.link))
+        return self._writers[-1]
+
+    def turn(self) -> None:
+        """Handle what has come."""
+        self.reactor.run_once(0.0)
+
+    def answer(self, writer: Writer, kind: str, **fields: Any) -> None:
+        writer.channel.post({"kind": kind, **fields})
+        self.turn()
+
+    def on_record(self, record: Record) -> None:
+        self.records.append(record)
+
+    def on_run_warning(self, text: str) -> None:
+        self.heard.append(("warning", text))
+
+    def on_journal_begun_again(self) -> None:
+        self.heard.append(("begun again", None))
+
+    def on_lease(self, fd: int) -> None:
+        self.heard.append(("lease", os.fstat(fd).st_rdev))
+        os.close(fd)
+
+    def close(self) -> None:
+        self.link.close(is_over=False)
+        for writer in self._writers:
+            writer.close()
+        self.reactor.close()
+        os.close(self.lease)
+
+
+@pytest.fixture
+def linked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    monkeypatch.setattr(run_link, "_ENDS_WITHIN_S", 0.05)
+    made = Linked()
+    yield made
+    made.close()
+
+
+def events(records: list[Record]) -> list[str]:
+    return [record["event"] for record in records]
+
+
+def test_writer_is_told_the_run_and_gets_its_lease(linked: Linked) -> None:
+    writer = linked.connect()
+
+    (lease,) = writer.opening[FDS]
+    assert os.path.samestat(os.fstat(lease), os.fstat(linked.lease))
+    assert writer.opening["kind"] == "open"
+    assert RunRecord.decode(writer.opening["record"].encode()) == RECORD
+    told = {name: writer.opening[name] for name in ("run_dir", "socket", "pid")}
+    assert told == {"run_dir": "/run", "socket": "/dev/shm/h/agent.sock", "pid": 12}
+
+
+def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
+    writer = linked.connect()
+    before = time.monotonic()
+
+    linked.link.record("launch", generation=3)
+
+    (record,) = writer.lines()
+    assert before <= record["now"] <= time.monotonic()
+    assert abs(record["time"] - time.time()) < 3600.0
+    named = {name: record[name] for name in ("event", "run_id", "source", "generation")}
+    assert named == {"event": "launch", "run_id": "r", "source": "head", "generation": 3}
+    assert linked.records == [record]
+
+
+def test_records_of_another_process_keep_their_order_and_their_age(linked: Linked) -> None:
+    """Its host may have another clock."""
+    writer = linked.connect()
+    message = records_message([("step", {"step": step}) for step in (1, 2)])
+    message["records"][0][2] = 5.0
+
+    linked.link.take(message | {"source": "worker 3"})
+    linked.link.record("launch")
+
+    first, second, third = writer.lines()
+    assert [first["step"], second["step"], third["event"]] == [1, 2, "launch"]
+    assert (first["source"], third["source"]) == ("worker 3", "head")
+    assert second["now"] - first["now"] == pytest.approx(5.0, abs=0.5)
+    assert events(linked.records) == ["step", "step", "launch"]
+
+
+def test_records_wait_for_the_first_writer(linked: Linked) -> None:
+    linked.link.record("job_started")
+    linked.link.record("launch")
+
+    writer = linked.connect()
+
+    (message,) = writer.told()
+    assert [json.loads(line)["event"] for line in message["lines"]] == ["job_started", "launch"]
+    assert (message["lost"], message["is_again"]) == (0, True)
+
+
+def test_only_what_was_not_counted_is_sent_to_the_next_writer(linked: Linked) -> None:
+    first = linked.connect()
+    for event in ("job_started", "launch", "world"):
+        linked.link.record(event)
+    linked.answer(first, "written", count=2)
+    first.channel.close()
+    linked.turn()
+    assert not linked.link.is_connected
+    linked.link.record("step")
+
+    second = linked.connect()
+
+    (message,) = second.told()
+    assert [json.loads(line)["event"] for line in message["lines"]] == ["world", "step"]
+    assert message["is_again"] is True
+    linked.answer(second, "written", count=2)
+    second.channel.close()
+    assert linked.connect().told() == []
+
+
+def test_next_writer_takes_over_from_one_that_is_still_there(linked: Linked) -> None:
+    first = linked.connect()
+    linked.link.record("launch")
+
+    second = linked.connect()
+
+    assert events(second.lines()) == ["launch"]
+    first.told()
+    assert first.channel.is_closed
+    linked.link.record("world")
+    assert events(second.lines()) == ["world"]
+
+
+def test_of_lines_that_no_writer_takes_the_newest_are_kept_and_the_rest_is_counted(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
+    for step in range(5):
+        linked.link.record("step", step=step)
+
+    (message,) = linked.connect().told()
+
+    assert [json.loads(line)["step"] for line in message["lines"]] == [2, 3, 4]
+    assert message["lost"] == 2
+
+
+def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones() -> None:
+    reactor = Reactor()
+    link = RunLink(reactor, job_of(lost_lines=2), 2, Path("/dev/shm/h/agent.sock"), 12)
+    link.record("launch")
+
+    writer = Writer(link)
+
+    assert [message["lost"] for message in writer.told()] == [2]
+    link.close(is_over=False)
+    writer.close()
+    reactor.close()
+
+
+def test_bound_holds_ten_thousand_lines() -> None:
+    assert run_link._MOST_WAITING == 10_000
+
+
+@pytest.mark.parametrize(("count", "lost"), [(0, 2), (1, 1), (2, 0), (3, 0)])
+def test_line_that_a_hanging_writer_was_sent_is_counted_if_it_dies_with_it(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, count: int, lost: int
+) -> None:
+    monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
+    hanging = linked.connect()
+    for step in range(5):
+        linked.link.record("step", step=step)
+    assert len(hanging.lines()) == 5
+
+    linked.answer(hanging, "written", count=count)
+    hanging.channel.close()
+    linked.turn()
+
+    (message,) = linked.connect().told()
+    newest = range(max(2, count), 5)
+    assert [json.loads(line)["step"] for line in message["lines"]] == list(newest)
+    assert message["lost"] == lost
+
+
+def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_head(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
+    slow = linked.connect()
+    for step in range(5):
+        linked.link.record("step", step=step)
+
+    linked.answer(slow, "written", count=5)
+    linked.link.record("launch")
+
+    assert [message["lost"] for message in slow.told()] == [0] * 6
+
+
+def test_lease_that_was_handed_on_is_that_of_the_next_writer(linked: Linked) -> None:
+    lease = os.open("/dev/full", os.O_RDONLY)
+
+    linked.link.hold(lease)
+
+    (found,) = linked.connect().opening[FDS]
+    assert os.fstat(found).st_rdev == os.fstat(lease).st_rdev
+    os.close(lease)
+
+
+def test_begin_that_is_written_once_more_is_news_to_nobody(linked: Linked) -> None:
+    """The history of the run would count a second job, and a failure of the first one."""
+    writer = linked.connect()
+
+    linked.link.record_again("job_started", workers=2)
+
+    assert events(writer.lines()) == ["job_started"]
+    assert linked.records == []
+
+
+def test_what_the_writer_tells_reaches_the_owner(linked: Linked) -> None:
+    writer = linked.connect()
+    with open("/dev/full", "rb") as lease:
+        device = os.fstat(lease.fileno()).st_rdev
+        linked.answer(writer, "warning", text="the disk is full")
+        linked.answer(writer, "checked", is_begun_again=False)
+        linked.answer(writer, "checked", is_begun_again=True)
+        writer.channel.post({"kind": "lease"}, (lease.fileno(),))
+        linked.turn()
+
+    assert linked.heard == [
+        ("warning", "the disk is full"),
+        ("begun again", None),
+        ("lease", device),
+    ]
+
+
+def test_directory_is_looked_after_by_the_writer_alone(linked: Linked) -> None:
+    linked.link.check()  # nobody is there
+
+    writer = linked.connect()
+    linked.link.check()
+
+    assert writer.told() == [{"kind": "check"}]
+
+
+def test_close_without_a_writer_waits_for_nobody(linked: Linked) -> None:
+    linked.link.record("launch")
+
+    linked.link.close(is_over=True)
+
+    assert not linked.link.is_connected
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_close_waits_until_all_is_counted(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    monkeypatch.setattr(run_link, "_ENDS_WITHIN_S", 90.0)
+    writer = linked.connect()
+    for event in ("world", "job_ended"):
+        linked.link.record(event)
+    for message in ({"kind": "written", "count": 1}, {"kind": "warning", "text": "late"}):
+        writer.channel.post(message)
+    writer.channel.post({"kind": "written", "count": 1})
+
+    linked.link.close(is_over=is_over)
+
+    assert [message["kind"] for message in writer.told()] == ["lines"] * 2 + ["over"] * is_over
+    assert linked.heard == [("warning", "late")]
+    assert writer.channel.is_closed
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["hangs", "dies"])
+def test_close_waits_for_no_writer_that_counts_nothing(linked: Linked, *, is_dead: bool) -> None:
+    writer = linked.connect()
+    linked.link.record("job_ended")
+    if is_dead:
+        writer.channel.close()
+
+    linked.link.close(is_over=True)
+
+    assert not linked.link.is_connected
+
+
+def test_writer_that_breaks_the_protocol_is_left_alone(linked: Linked) -> None:
+    ours, theirs = pair()
+    linked.link.connect(ours)
+    linked.link.record("job_ended")
+    os.write(theirs.fileno(), b"no JSON\n")
+
+    linked.link.close(is_over=False)
+
+    assert not linked.link.is_connected
+    Channel.close(theirs)

@@ -1,0 +1,315 @@
+"""The files of a run directory in the writer's process: journal, record and lease."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from holdfast.runtime.run.journal import JournalFile, line_of, read_journal, stamped
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.saving.run_files import RunFiles
+from holdfast.runtime.system.channel import FDS, Message, pair
+
+BOUND_S = 90.0
+RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)
+
+
+def line(event: str, **fields: Any) -> str:
+    return line_of(stamped(event, fields, 0.0, {"run_id": "r", "source": "head"}))
+
+
+class Files:
+    """The files of a run, and the head's end of their channel."""
+
+    def __init__(self, directory: RunDirectory, lease: Lease) -> None:
+        self.channel, self._theirs = pair()
+        opening = {
+            "kind": "open",
+            "run_dir": str(directory.path),
+            "record": RECORD.encode().decode(),
+            "socket": "/dev/shm/h/agent.sock",
+            "pid": 12,
+        }
+        self.channel.post(opening, (lease.fileno(),))
+        self.files = RunFiles(self._theirs)
+
+    def send(self, *lines: str, lost: int = 0, is_again: bool = False) -> Message:
+        """Have lines written; return the answer."""
+        self.post(*lines, lost=lost, is_again=is_again)
+        return self.answer()
+
+    def post(self, *lines: str, lost: int = 0, is_again: bool = False) -> None:
+        said = {"kind": "lines", "lines": list(lines), "lost": lost, "is_again": is_again}
+        self.channel.post(said)
+
+    def answer(self) -> Message:
+        """Return the next answer."""
+        if not self.channel.has_message:
+            assert select.select([self.channel], [], [], BOUND_S)[0], "no answer"
+        answer = self.channel.receive()
+        assert answer is not None
+        return answer
+
+    def check(self) -> list[Message]:
+        """Have the directory looked at; return the answers up to the last one."""
+        self.channel.post({"kind": "check"})
+        answers = [self.answer()]
+        while answers[-1]["kind"] != "checked":
+            answers.append(self.answer())
+        return answers
+
+    def close(self) -> None:
+        self.channel.close()
+        self.files.close(BOUND_S)
+        self._theirs.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.prepare()
+    made.create_record(RECORD)
+    return made
+
+
+@pytest.fixture
+def lease(directory: RunDirectory) -> Iterator[Lease]:
+    """The lease as the head holds it."""
+    lease = directory.acquire_lease()
+    yield lease
+    lease.release()
+
+
+@pytest.fixture
+def files(directory: RunDirectory, lease: Lease) -> Iterator[Files]:
+    made = Files(directory, lease)
+    yield made
+    made.close()
+
+
+def events(directory: RunDirectory) -> list[str]:
+    return [record["event"] for record in read_journal(directory.journal_path)]
+
+
+def test_lines_are_written_as_they_are_and_counted(files: Files, directory: RunDirectory) -> None:
+    lines = [line("launch", generation=3), line("world")]
+
+    counted = files.send(*lines)
+
+    assert counted == {"kind": "written", "count": 2}
+    assert directory.journal_path.read_text().splitlines() == lines
+
+
+def test_lines_keep_the_order_in_which_they_came(files: Files, directory: RunDirectory) -> None:
+    for step in range(20):
+        files.post(line("step", step=step))
+
+    counts = [files.answer()["count"] for _ in range(20)]
+
+    assert counts == [1] * 20
+    assert [record["step"] for record in read_journal(directory.journal_path)] == list(range(20))
+
+
+def test_line_that_a_lost_writer_has_written_but_not_counted_is_not_written_twice(
+    directory: RunDirectory, lease: Lease
+) -> None:
+    lines = [line("launch"), line("world"), line("step", step=1)]
+    lost = Files(directory, lease)
+    lost.send(*lines[:2])
+    lost.close()
+
+    files = Files(directory, lease)
+    counted = files.send(*lines, is_again=True)
+    files.send(line("step", step=2))
+    files.close()
+
+    assert counted["count"] == 3
+    assert events(directory) == ["launch", "world", "step", "step"]
+
+
+def test_torn_line_of_a_lost_writer_is_written_again_as_a_whole(
+    directory: RunDirectory, lease: Lease
+) -> None:
+    whole = line("launch", generation=3)
+    directory.journal_path.write_text(whole[:20])
+
+    files = Files(directory, lease)
+    files.send(whole, is_again=True)
+    files.close()
+
+    assert directory.journal_path.read_text().splitlines() == [whole[:20], whole]
+
+
+def test_lines_that_the_head_has_lost_are_a_gap_before_the_others(
+    files: Files, directory: RunDirectory
+) -> None:
+    files.send(line("launch"), lost=3)
+
+    gap, launch = read_journal(directory.journal_path)
+    assert (gap["event"], gap["lines"], launch["event"]) == ("journal_gap", 3, "launch")
+
+
+def test_lines_that_no_file_takes_are_told_and_counted_as_a_gap(
+    directory: RunDirectory, lease: Lease
+) -> None:
+    directory.journal_path.mkdir()
+    files = Files(directory, lease)
+    for event in ("launch", "world"):
+        files.post(line(event))
+    told = [files.answer()]
+    while len([answer for answer in told if answer["kind"] == "written"]) < 2:
+        told.append(files.answer())
+
+    directory.journal_path.rmdir()
+    files.send(line("step"))
+    files.close()
+
+    (warning,) = {answer["text"] for answer in told if answer["kind"] == "warning"}
+    assert f"journal {directory.journal_path} loses events" in warning
+    gap, step = read_journal(directory.journal_path)
+    assert (gap["event"], gap["lines"], step["event"]) == ("journal_gap", 2, "step")
+
+
+def test_directory_that_is_whole_is_left_as_it_is(files: Files, directory: RunDirectory) -> None:
+    files.send(line("launch"))
+    before = {path: path.read_bytes() for path in directory.path.iterdir() if path.is_file()}
+
+    assert files.check() == [{"kind": "checked", "is_begun_again": False}]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_record_that_was_removed_is_made_again(files: Files, directory: RunDirectory) -> None:
+    files.send(line("launch"))
+    directory.record_path.unlink()
+
+    warning, checked = files.check()
+
+    assert "RUN.json was removed from" in warning["text"]
+    assert checked["is_begun_again"] is False
+    assert directory.load_record() == RECORD
+
+
+def test_journal_that_was_removed_is_begun_again_and_that_is_told(
+    files: Files, directory: RunDirectory
+) -> None:
+    files.send(line("launch"))
+    assert files.check()[-1]["is_begun_again"] is False
+    directory.journal_path.unlink()
+
+    *_, checked = files.check()
+    files.send(line("job_started"))
+
+    assert checked["is_begun_again"] is True
+    assert events(directory) == ["journal_removed", "job_started"]
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_directory_that_was_removed_is_made_again_and_its_lease_handed_on(
+    files: Files, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
+) -> None:
+    """Even if nothing can be written into the lease."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files.send(line("launch"))
+    shutil.rmtree(directory.path)
+    if not is_written:
+        monkeypatch.setattr(Lease, "name_head", fail)
+
+    lease, warning, checked = files.check()
+
+    assert lease["kind"] == "lease"
+    (fd,) = lease[FDS]
+    assert os.path.samestat(os.fstat(fd), directory.lease_path.stat())
+    os.close(fd)
+    assert "is made again without the journal and the checkpoints" in warning["text"]
+    assert checked["is_begun_again"] is True
+    assert directory.load_record() == RECORD
+    agent = Path("/dev/shm/h/agent.sock")
+    assert directory.agent_socket() == (agent if is_written else None)
+
+
+def test_lease_keeps_its_token_through_a_removal(files: Files, directory: RunDirectory) -> None:
+    """The token tells savers of the same job from those of another one."""
+    token = directory.lease_token()
+    files.send(line("launch"))
+    shutil.rmtree(directory.path)
+
+    for answer in files.check():
+        for fd in answer.get(FDS, ()):
+            os.close(fd)
+
+    assert directory.lease_token() == token
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_lease_says_the_end_of_a_job_only_if_the_head_did(
+    directory: RunDirectory, lease: Lease, *, is_over: bool
+) -> None:
+    files = Files(directory, lease)
+    files.send(line("job_ended"))
+    if is_over:
+        files.channel.post({"kind": "over"})
+
+    files.close()
+
+    assert directory.lease_owner().get("ended", False) is is_over
+
+
+def test_everything_that_came_before_the_end_is_written(
+    directory: RunDirectory, lease: Lease
+) -> None:
+    files = Files(directory, lease)
+    files.post(*[line("step", step=step) for step in range(100)])
+    files.post(line("job_ended"))
+
+    files.close()
+
+    assert events(directory) == ["step"] * 100 + ["job_ended"]
+
+
+def test_disk_that_hangs_holds_up_no_end(
+    directory: RunDirectory, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, goes_on = threading.Event(), threading.Event()
+    write = JournalFile.write
+
+    def hang(self: JournalFile, lines: Any) -> None:
+        begins.set()
+        goes_on.wait()
+        write(self, lines)
+
+    monkeypatch.setattr(JournalFile, "write", hang)
+    files = Files(directory, lease)
+    files.post(line("step", step=1))
+    files.channel.post({"kind": "over"})
+    begins.wait()
+
+    files.files.close(0.01)
+    assert directory.journal_path.read_text() == ""
+    assert "ended" not in directory.lease_owner()
+
+    goes_on.set()
+    assert files.answer()["count"] == 1
+    files.close()
+    assert events(directory) == ["step"]
+
+
+def test_head_that_is_gone_fails_no_line(directory: RunDirectory, lease: Lease) -> None:
+    files = Files(directory, lease)
+    files.post(line("step", step=1))
+    files.post(line("step", step=2))
+
+    files.close()
+
+    assert [record["step"] for record in read_journal(directory.journal_path)] == [1, 2]

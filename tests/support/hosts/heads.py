@@ -1,0 +1,150 @@
+"""A job without processes: how it is set up, what its agent says, and what its head is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs import worker_config
+
+from holdfast.runtime.head.console import JobConsole
+from holdfast.runtime.head.decider import Decider
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.journal import HistoryReader, Journal, Record
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.system.channel import Message
+
+WARM = {"kind": "warm", "pid": 4711}
+COLD = {"kind": "pool_restarted", "cause": "signal SIGKILL"}
+ENDED = {"kind": "launch_ended", "words": ""}
+RECORD = RunRecord("r", 1, 0.0, microbatches=2, seed=0, threads=1)
+
+
+def report(worker: int, kind: str, **fields: Any) -> Message:
+    return {"kind": "worker_report", "worker": worker, "report": {"kind": kind, **fields}}
+
+
+def joined(*workers: int) -> list[Message]:
+    return [report(worker, "joined") for worker in workers]
+
+
+def exited(worker: int, *, is_clean: bool = False) -> Message:
+    end = {"kind": "worker_exited", "worker": worker, "clean": is_clean, "cause": "signal SIGKILL"}
+    return end | {"step": 3, "phase": "training"}
+
+
+def completed(*workers: int) -> list[Message]:
+    """Return the words of workers that train to the end and leave."""
+    told = [
+        report(worker, "complete", step=9, sha256="cafe", is_first=worker == workers[0])
+        for worker in workers
+    ]
+    return [*told, *(exited(worker, is_clean=True) for worker in workers), ENDED]
+
+
+def setup_in(folder: Path, **options: Any) -> JobSetup:
+    """Return the setup of a job of two workers that begins a run in this folder."""
+    script, directory = folder / "train.py", RunDirectory(folder / "run")
+    script.touch()
+    directory.prepare()
+    directory.create_record(RECORD)
+    path = directory.journal_path
+    return JobSetup(
+        options=JobOptions(script, directory.path, **({"workers": 2} | options)),
+        record=RECORD,
+        mpiexec=Path("/opt/mpiexec"),
+        mpi_library="Open MPI",
+        journal=Journal(path, run_id="r", source="client"),
+        lease=directory.acquire_lease(),
+        first_generation=1,
+        preload=("numpy",),
+        environment={},
+        is_resumed=False,
+        warning=None,
+        key_file=None,
+        history=HistoryReader(path),
+        cwd=Path("/work"),
+    )
+
+
+def job_of(limits: TimeLimits | None = None, **fields: Any) -> Job:
+    """Return a job of two workers, unless these options say otherwise."""
+    settled = set(Job.__dataclass_fields__) - {"preload"}  # that is an option as well
+    changed = {name: fields.pop(name) for name in set(fields) & settled}
+    capacity = fields.pop("workers", 2)
+    wishes = {"capacity": capacity, "script": Path("/a/train.py"), "microbatches": 2} | fields
+    workers = range(capacity + fields.get("spares", 0))
+    made = {
+        "config": worker_config(workers=workers, **wishes),
+        "record": RECORD,
+        "mpiexec": Path("/opt/mpiexec"),
+        "mpi_library": "Open MPI",
+        "preload": ("numpy",),
+        "missing_modules": (),
+        "saved_step": None,
+        "struck": (),
+        "limits": limits or TimeLimits(),
+    }
+    return Job(**(made | changed))  # type: ignore[arg-type]
+
+
+class Run:
+    """A run directory that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.checks = 0
+
+    def record(self, event: str, /, **fields: object) -> None:
+        self.records.append({"event": event, **fields})
+
+    def check(self) -> None:
+        self.checks += 1
+
+    @property
+    def events(self) -> list[str]:
+        return [record["event"] for record in self.records]
+
+
+class Decided:
+    """A decider, what it has ordered, said and recorded."""
+
+    def __init__(self, job: Job, progress: ProgressLog | None = None) -> None:
+        self.run, self.said, self.orders = Run(), b"", list[Message]()
+        self.console = JobConsole(job, self.run, self._hear, progress)
+        self.decider = Decider(job, self.run, self.console, self.obey)  # type: ignore[arg-type]
+
+    def obey(self, order: Message) -> None:
+        """Keep an order as an agent would read it."""
+        self.orders.append(json.loads(json.dumps(order)))
+
+    def _hear(self, lines: bytes) -> None:
+        self.said += lines
+
+    @property
+    def kinds(self) -> list[str]:
+        return [str(order.get("what", order["kind"])) for order in self.orders]
+
+    @property
+    def lines(self) -> list[str]:
+        return self.said.decode().splitlines()
+
+    def begin(self, *messages: Message) -> None:
+        """Begin the job, and let it hear messages."""
+        self.decider.begin()
+        self.hear(*messages)
+
+    def hear(self, *messages: Message) -> None:
+        for message in messages:
+            self.decider.log.note(message)
+            self.decider.on_message(message)
+
+    def poll(self, seconds: int, start: float = 100.0, *, is_idle: bool = False) -> None:
+        """Let time pass by, a look each second; ``is_idle`` is whether no worker is hosted."""
+        for second in range(seconds + 1):
+            self.decider.poll(start + second, is_idle=is_idle)
