@@ -32,10 +32,6 @@ SENT_BY_BATCH_SYSTEMS = frozenset(
     }
 )
 
-SAVE_SIGNAL = signal.SIGRTMIN
-"""Asks a supervisor for a checkpoint.  Batch systems let users send SIGUSR2 before the time is
-up, so there it asks for the end; nobody sends a real-time signal by himself."""
-
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
