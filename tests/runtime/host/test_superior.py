@@ -44,7 +44,9 @@ class Agent:
     def visit(self, **introduction: object) -> Channel:
         """Connect and introduce somebody; return the other end of the connection."""
         ours, theirs = pair()
-        visitor = Visitor(ours, lambda message: self.superior.introduce(visitor, message), ours.close)
+        visitor = Visitor(
+            ours, lambda message: self.superior.introduce(visitor, message), ours.close
+        )
         self.reactor.watch_channel(ours, visitor.take, visitor.end)
         self._channels.append(theirs)
         theirs.send(introduction)

@@ -24,6 +24,7 @@ from holdfast.runtime.run.journal import (
     Journal,
     JournalReader,
     Record,
+    RunHistory,
     SentRecords,
     line_of,
     next_generation,
@@ -708,6 +709,35 @@ def test_disk_that_hangs_costs_only_the_newest_history(
 
     hung.set()
     assert found == known == FailureHistory(30.0, 1)
+
+
+def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
+    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
+    reader = HistoryReader(path)
+    assert reader.history.saved_step is None
+
+    reader.read()
+
+    assert reader.history.saved_step == 120
+
+
+def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> None:
+    """The head counts the records as they pass, up to the moment of each launch."""
+    history = RunHistory(FailureHistory(30.0, 1, (40,)), began=100.0)
+    for record in (
+        {"event": "step", "now": 110.0, "step": 3},
+        {"event": "relaunch", "now": 120.0},
+        {"event": "rejected", "now": 121.0, "step": 50},
+        {"event": "mended", "now": 122.0, "step": 40},
+        {"event": "checkpoint", "now": 123.0, "step": 60},
+    ):
+        history.saw(record)
+
+    assert history.at(130.0) == FailureHistory(60.0, 2, (50,))
+    assert history.saved_step == 60
 
 
 def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
