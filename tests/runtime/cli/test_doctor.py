@@ -8,10 +8,10 @@ from commands import holdfast_code
 
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.preconditions import Surroundings
 from holdfast.runtime.mpi.campaign import Finding
 from holdfast.runtime.mpi.fitness import Verdict
 from holdfast.runtime.mpi.trial_table import CAMPAIGN, Level, Outcome, Trial, Trust
-from holdfast.runtime.supervisor.preconditions import Surroundings
 from holdfast.runtime.system.channel import Loopback
 
 
