@@ -18,6 +18,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.run import files
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import (
     BoundedCalls,
     ForeignFile,
@@ -25,7 +26,7 @@ from holdfast.runtime.run.files import (
     open_to_write,
     read_at_most,
 )
-from holdfast.runtime.run.journal import HistoryReader, Journal, last_generation, read_journal
+from holdfast.runtime.run.journal import Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 from holdfast.runtime.tools.living_job import living_head
