@@ -38,6 +38,7 @@ from typing import TypeAlias
 
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.event import (
+    AbandonLaunch,
     AskToSave,
     AskToStop,
     CheckpointCommitted,
@@ -45,7 +46,6 @@ from holdfast.recovery.event import (
     End,
     Event,
     ExitCode,
-    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,

@@ -146,6 +146,9 @@ class _Host:
         """Show what the writer says."""
         print(notice["text"], flush=True)
 
+    def on_writer_records(self, message: Message) -> None:
+        """Ignore what the writer records."""
+
     def _tell_memory_and_plan(self) -> None:
         layout = self._plan.layout
         memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id}

@@ -42,7 +42,8 @@ from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault
 from holdfast.runtime.head.orders import Order, SignalOrders
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.journal import Record, RunHistory
+from holdfast.runtime.run.failure_history import RunHistory
+from holdfast.runtime.run.journal import Record
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain
 

@@ -31,9 +31,10 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.find_run import another_home, find_key, moved_to, other_home
-from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation, read_journal
+from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.witnessed_time import Stillness

@@ -205,6 +205,17 @@ class WarmPool:
             self._why_killed = why
             self._process.kill()
 
+    def abandon(self, why: str) -> None:
+        """Forget all requests, and start another pool, although this one may hang in the kernel."""
+        self._pending.clear()
+        if self._process is not None:
+            self._stop_watching()
+            self._process.kill()
+            self._process = None  # it is reaped as a stranger
+            self._importing, self.is_warm = None, False
+            self._owner.on_pool_event({"kind": "pool_restarted", "cause": why})
+            self._start()
+
     def close(self) -> None:
         """End the pool and wait for it; pending requests are dropped."""
         if self._process is not None:

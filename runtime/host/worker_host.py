@@ -187,7 +187,7 @@ class WorkerHost:
             else:
                 self._bury(hosted, hosted.write_off())
         self._has_lost_pool = False
-        self.pool.replace(why)
+        self.pool.abandon(why)
         self.writer.replace(why)
 
     def poll(self, now: float, mpiexec: int | None = None) -> None:

@@ -234,11 +234,11 @@ class RunDirectory:
     ) -> Lease:
         """Take the directory for this job; never waits.
 
-        Only a process that is given the descriptor inherits it: an agent that gets it
-        keeps the lease when the client dies.
+        Only a process that is given the descriptor inherits it: a head that gets it
+        keeps the lease when its client dies.
 
         Args:
-            takes_orders: whether the owner saves at `SAVE_SIGNAL`.
+            takes_orders: whether the owner saves and stops when it is asked to.
             token: that of a job that owns the directory already; "" for a new job.
             watch: one for all attempts of a job, to see that an owner without a lock is dead.
 

@@ -46,8 +46,8 @@ class LineSink:
         self._is_closing = False
         self._live_line = b""
         self._is_stale = False
-        self.erases = False
-        """Whether a live line may stand where the next line belongs, of any process."""
+        self._erases = False
+        """Whether a live line may stand where the next line belongs."""
         self._thread = threading.Thread(target=self._run, name="holdfast-sink", daemon=True)
         with blocked():  # signals are for the main thread, which may block them at its end
             self._thread.start()
@@ -71,7 +71,7 @@ class LineSink:
     def draw(self, live_line: bytes) -> None:
         """Let ``live_line``, which has no end, stand below all lines; an empty one removes it."""
         with self._changed:
-            self.erases = True
+            self._erases = True
             self._live_line = live_line
             self._is_stale = True
             self._changed.notify()
@@ -117,7 +117,7 @@ class LineSink:
         end = lines.rfind(b"\n", start, start + select.PIPE_BUF) + 1
         if end == 0:
             end = lines.index(b"\n", start) + 1
-        before = ERASE if self.erases else b""
+        before = ERASE if self._erases else b""
         try:
             return max(0, os.write(self.fd, before + lines[start:end]) - len(before))
         except BlockingIOError:  # another program of the terminal has made it so

@@ -1,9 +1,9 @@
 """The signals that a batch system sends to every process of a job.
 
 Schedulers do not know which process of a job decides: ``scancel``, systemd, PBS and a closed
-terminal signal the process, its group, its session or its cgroup.  Only client and agent
-act on these signals.  Every other process must outlive them, because the job still has a
-checkpoint to write.  How depends on what the process starts:
+terminal signal the process, its group, its session or its cgroup.  Only a job's client and its
+agents, of which the head is one, act on them.  Every other process must outlive them, because the
+job still has a checkpoint to write.  How depends on what the process starts:
 
 * mpiexec, pool and writer are started with the signals *blocked*.  Children inherit
   that, so there is no moment at which a signal would end them;
@@ -31,10 +31,6 @@ SENT_BY_BATCH_SYSTEMS = frozenset(
         signal.SIGXCPU,
     }
 )
-
-SAVE_SIGNAL = signal.SIGRTMIN
-"""Asks a supervisor for a checkpoint.  Batch systems let users send SIGUSR2 before the time is
-up, so there it asks for the end; nobody sends a real-time signal by himself."""
 
 
 @contextlib.contextmanager

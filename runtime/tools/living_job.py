@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.runtime.errors import JobError, NotSaved, UsageError
 from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import moved_to, no_job
-from holdfast.runtime.run.lease import has_ended
+from holdfast.runtime.run.lease import directory_in, has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
 from holdfast.runtime.system.processes import is_stopped
@@ -94,12 +94,9 @@ def find_life(directory: RunDirectory, answer: Mapping[str, Any] | None) -> tupl
 
 def _life_of_answer(directory: RunDirectory, answer: Mapping[str, Any]) -> tuple[Life, str]:
     place = Path(answer["run_dir"])
-    with contextlib.suppress(OSError):
-        if not place.samefile(directory.path):
-            error = OutOfReach(
-                Life.ELSEWHERE, directory, f", and its job (pid {answer['pid']}) works in {place}"
-            )
-            return error.life, str(error)
+    if _is_another(place, directory.path):
+        error = _elsewhere(directory, answer["pid"], place)
+        return error.life, str(error)
     if answer.get("client") is None:
         where = shlex.quote(str(directory.path))
         return Life.DETACHED, f"no client shows it: `holdfast attach {where}` does"
@@ -121,7 +118,7 @@ def living_head(directory: RunDirectory) -> Channel | None:
         )
     if owner.get("takes_orders") is not False:
         with contextlib.suppress(OSError, TypeError):
-            return connect(Path(owner["agent"]))
+            return _connected_here(directory, owner)
     holders = [owner[name] for name in ("pid", "client") if name in owner]
     holder = next((pid for pid in holders if _holds(pid, directory.lease_path)), None)
     if holder is not None:
@@ -134,6 +131,29 @@ def living_head(directory: RunDirectory) -> Channel | None:
     if has_ended(owner):  # as by `holdfast repair`
         raise OutOfReach(Life.ENDED, directory)
     raise OutOfReach(Life.UNKNOWN if owner.get("takes_orders") is False else Life.GONE, directory)
+
+
+def _connected_here(directory: RunDirectory, owner: Mapping[str, Any]) -> Channel:
+    """Return a connection to the head that a lease names; that of another directory is refused.
+
+    Raises ``OSError`` if no head listens.
+    """
+    channel, place = connect(Path(owner["agent"])), directory_in(owner)
+    if place is not None and _is_another(place, directory.path):
+        channel.close()
+        raise _elsewhere(directory, owner["pid"], place)
+    return channel
+
+
+def _is_another(place: Path, path: Path) -> bool:
+    """Return whether both are there, and are not one directory."""
+    with contextlib.suppress(OSError):
+        return not place.samefile(path)
+    return False
+
+
+def _elsewhere(directory: RunDirectory, pid: int, place: Path) -> OutOfReach:
+    return OutOfReach(Life.ELSEWHERE, directory, f", and its job (pid {pid}) works in {place}")
 
 
 def _owner_of(directory: RunDirectory) -> dict[str, Any]:
@@ -248,10 +268,11 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
         NotSaved: no job runs there, or none has begun the run yet; it ended or failed to save, or
             time ran out.
     """
-    path, order = directory.path, _Order(directory, timeout_s)
-    answer = order.carry_out({"kind": "save", "is_waiting": is_waiting}, until=_END_OF_SAVE)
-    while answer["kind"] == "asked" and is_waiting:
-        answer = order.next_answer(_END_OF_SAVE)
+    path = directory.path
+    with contextlib.closing(_Order(directory, timeout_s)) as order:
+        answer = order.carry_out({"kind": "save", "is_waiting": is_waiting}, until=_END_OF_SAVE)
+        while answer["kind"] == "asked" and is_waiting:
+            answer = order.next_answer(_END_OF_SAVE)
     match answer["kind"]:
         case "asked":
             return None
@@ -273,13 +294,13 @@ def order_stop(
     Raises:
         NotSaved: no job runs there, or time ran out.
     """
-    order = _Order(directory, timeout_s)
-    answer = order.carry_out({"kind": "stop", "is_urgent": is_urgent}, until=_END_OF_STOP)
-    if not is_waiting:
-        return None
-    while answer["kind"] != "ended":
-        answer = order.next_answer(_END_OF_STOP)
-    return int(answer["exit_code"])
+    with contextlib.closing(_Order(directory, timeout_s)) as order:
+        answer = order.carry_out({"kind": "stop", "is_urgent": is_urgent}, until=_END_OF_STOP)
+        if not is_waiting:
+            return None
+        while answer["kind"] != "ended":
+            answer = order.next_answer(_END_OF_STOP)
+        return int(answer["exit_code"])
 
 
 _END_OF_SAVE = "has not committed a checkpoint"
@@ -320,10 +341,15 @@ class _Order:
             if answer is not None and answer["kind"] != "starting":
                 return answer
             if answer is not None or self._channel.is_closed:
-                self._channel.close()
-                self._channel = None
+                self.close()
                 time.sleep(_RETRY_S)
         raise NotSaved(self._late(until))
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _late(self, until: str) -> str:
         path = self._directory.path

@@ -51,8 +51,9 @@ from holdfast.runtime.options.sources import (
     refuse_unknown,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.find_run import find_key
-from holdfast.runtime.run.journal import HistoryReader, next_generation
+from holdfast.runtime.run.journal import next_generation
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.run.run_directory import RunDirectory

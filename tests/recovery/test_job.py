@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.event import (
+    AbandonLaunch,
     AskToStop,
     CheckpointCommitted,
     Command,
     End,
     Event,
-    AbandonLaunch,
     KillLaunch,
     Launch,
     LaunchEnded,

@@ -1,4 +1,4 @@
-"""A supervisor in miniature: starts a real agent, speaks with it, and leaves nothing behind."""
+"""A superior in miniature: starts a real agent, speaks with it, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AgentHarness:
         self.channel = self.connect()
 
     def connect(self) -> Channel:
-        """Become the supervisor, in place of an earlier one."""
+        """Become the superior, in place of an earlier one."""
         channel = connect(self.directory / "agent.sock")
         channel.send({"kind": "superior"})
         return channel
@@ -185,7 +185,7 @@ class AgentHarness:
         ready: list[Channel] = []
         while not ready and time.monotonic() < deadline:
             ready = select.select([self.channel], [], [], PING_EVERY_S)[0]
-            self.channel.post({"kind": "ping"})  # as a supervisor that lives
+            self.channel.post({"kind": "ping"})  # as a superior that lives
         story = "\n".join(map(str, [*self.events, self.stderr.read_text()]))
         assert ready, f"no {awaited} within {BOUND_S} s; so far:\n{story}"
         self.events += self.channel.drain()

@@ -26,7 +26,8 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.store import save
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.run.journal import HistoryReader, Journal, parse_line, read_journal
+from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.runtime.run.journal import Journal, parse_line, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.tools.events import sound_records
 from holdfast.runtime.tools.summary import summarize

@@ -20,13 +20,13 @@ from victim import RUN, Aftermath, Intrusion
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.runtime.errors import JobError, RunDirectoryBusy
+from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import LASTS_S, Lease
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
-from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.system.witnessed_time import Stillness
 
 OLD, NEW, NEXT = 10, 20, 30

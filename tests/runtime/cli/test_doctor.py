@@ -8,9 +8,9 @@ from commands import holdfast_code
 
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.preconditions import Surroundings
 from holdfast.runtime.mpi.trial import Outcome, Trial
 from holdfast.runtime.mpi.trial_run import Finding
-from holdfast.runtime.supervisor.preconditions import Surroundings
 from holdfast.runtime.system.channel import Loopback
 
 

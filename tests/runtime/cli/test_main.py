@@ -170,7 +170,7 @@ def test_option_in_the_file_has_the_name_of_its_flag(
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.main", "supervisor.job_run", "host.agent", "host.pool", "host.guard"],
+    ["cli.main", "head.client", "head.head", "host.agent", "host.pool", "host.guard"],
 )
 def test_processes_around_the_workers_load_no_heavy_library(module: str) -> None:
     """They must start in milliseconds, and MPI or TensorFlow state must not be forked."""

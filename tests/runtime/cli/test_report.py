@@ -16,7 +16,7 @@ SHA256 = "0123456789abcdef" * 4
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2)
     journal.record("step", step=1, epoch=0, seconds=0.5, samples=8, generation=1)
     journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
@@ -65,7 +65,7 @@ def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
 ) -> None:
     """Its disk was full to the end, so not even the gap is in it."""
     lease = RunDirectory(tmp_path).acquire_lease()
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2)
     journal.close()
     lease.end()
@@ -77,7 +77,7 @@ def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
 
 
 def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2)
     seen = {"stacks": "  main thread:\n    contribute (/home/ann/train.py:42)", "limit": "stall"}
     samples = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validation": False}
@@ -114,7 +114,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_step_that_was_applied_at_last_is_not_blamed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2)
     for worker in (0, 1):
         journal.record("failure", worker=worker, cause="signal SIGKILL", step=7)
@@ -129,7 +129,7 @@ def test_step_that_was_applied_at_last_is_not_blamed(
 def test_tables_tell_each_failure_and_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, now=100.0)
     failure = {
         "worker": 1,
@@ -171,7 +171,7 @@ def test_words_of_the_script_are_shown_as_they_are(
     """Brackets are no markup, and one that closes nothing is no error."""
     monkeypatch.setenv("COLUMNS", "250")
     cause = "ValueError: [red]no[/red] token [/INST] in list[int]"
-    journal = Journal(tmp_path / "journal.jsonl", run_id="[r1]", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="[r1]", source="head")
     journal.record("job_started", workers=2)
     journal.record("failure", worker=1, cause=cause, step=1)
     journal.record("relaunch", reason=f"relaunch: {cause}", spent=1, workers=[2, 3])

@@ -13,22 +13,22 @@ from holdfast.runtime.options.job_options import JobOptions
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
-    """Stand in for the supervisor: keep what it was asked for, and stop early."""
+    """Stand in for the client: keep what it was asked for, and stop early."""
     asked: list[JobOptions] = []
 
     def run_job(config: JobOptions, **_: object) -> ExitCode:
         asked.append(config)
         return ExitCode.STOPPED_EARLY
 
-    supervisor = ModuleType("holdfast.runtime.supervisor.job_run")
-    supervisor.run_job = run_job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.job_run", supervisor)
+    client = ModuleType("holdfast.runtime.head.client")
+    client.run_job = run_job  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.head.client", client)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return asked
 
 
-def test_job_ends_with_the_supervisors_exit_code(asked: list[JobOptions]) -> None:
+def test_command_ends_with_the_exit_code_of_its_job(asked: list[JobOptions]) -> None:
     assert holdfast_code("run", "train.py") == ExitCode.STOPPED_EARLY
     assert len(asked) == 1
 
@@ -190,7 +190,7 @@ def test_faults_in_the_environment_stand_between_semicolons(
     assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
 
 
-def test_bad_request_never_reaches_the_supervisor(asked: list[JobOptions]) -> None:
+def test_bad_request_starts_no_job(asked: list[JobOptions]) -> None:
     assert holdfast_code("run", "-n", "0", "train.py") == ExitCode.USAGE
     assert asked == []
 

@@ -15,7 +15,7 @@ from holdfast.runtime.run.journal import Journal
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, script="/a/train.py")
     journal.record("launch", workers=[0, 1])
     journal.record("step", step=1, epoch=1, seconds=0.5, samples=8, generation=1)

@@ -32,7 +32,7 @@ STATE: dict[str, Tensor] = {
 
 
 class Job:
-    """Stands in for the supervisor: creates the run, and saves step 0 if it is to end well."""
+    """Stands in for the client: creates the run, and saves step 0 if it is to end well."""
 
     def __init__(self) -> None:
         self.asked: list[JobOptions] = []
@@ -56,9 +56,9 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     job = Job()
-    supervisor = ModuleType("holdfast.runtime.supervisor.job_run")
-    supervisor.run_job = job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.job_run", supervisor)
+    client = ModuleType("holdfast.runtime.head.client")
+    client.run_job = job  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.head.client", client)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     np.savez(tmp_path / "w.npz", **STATE)
@@ -207,7 +207,7 @@ def test_job_that_has_saved_nothing_leaves_no_run(
 
 
 def test_script_that_trains_nothing(job: Job, holdfast: Holdfast, tmp_path: Path) -> None:
-    job.code, job.saves = ExitCode.PROGRAM_FAILED, False  # the supervisor says why
+    job.code, job.saves = ExitCode.PROGRAM_FAILED, False  # the client says why
 
     assert holdfast("import", "w.npz", "train.py") == (ExitCode.PROGRAM_FAILED, "", "")
     assert _is_empty(tmp_path / "holdfast-train")

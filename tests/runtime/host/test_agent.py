@@ -163,7 +163,7 @@ def test_request_reaches_the_worker(harness: AgentHarness, what: str, bits: int)
     assert harness.wait_for_report(0, "asked")["requests"] == bits
 
 
-def test_training_goes_on_without_a_supervisor(harness: AgentHarness) -> None:
+def test_training_goes_on_without_a_superior(harness: AgentHarness) -> None:
     harness.launch([0], "leave_when_asked")
     guard = harness.guard(0)
     harness.wait_for_report(0, "joined")
@@ -176,7 +176,7 @@ def test_training_goes_on_without_a_supervisor(harness: AgentHarness) -> None:
     assert guard.wait() == 0
 
 
-def test_events_without_a_supervisor_wait_for_the_next(harness: AgentHarness) -> None:
+def test_events_without_a_superior_wait_for_the_next(harness: AgentHarness) -> None:
     harness.launch([0, 1], "0:leave", "wait")
     harness.guard(1)
     harness.wait_for_report(1, "joined")
@@ -211,7 +211,7 @@ def test_shutdown_kills_all_and_leaves_nothing(harness: AgentHarness) -> None:
     assert not (harness.directory / "agent.sock").exists()
 
 
-def test_signal_to_the_agent_is_told_to_its_supervisor_and_ends_nobody(
+def test_signal_to_the_agent_is_told_to_its_superior_and_ends_nobody(
     harness: AgentHarness,
 ) -> None:
     """A batch system signals every process of a job; one of them decides."""
@@ -230,28 +230,14 @@ def test_signal_to_the_agent_is_told_to_its_supervisor_and_ends_nobody(
     assert not [event for event in harness.events if event["kind"] == "pool_restarted"]
 
 
-def test_first_signal_to_an_agent_alone_asks_its_workers_to_stop(harness: AgentHarness) -> None:
-    harness.launch([0], "leave_when_asked")
-    guard = harness.guard(0)
-    harness.wait_for_report(0, "joined")
-    harness.channel.close()
-
-    harness.process.terminate()
-
-    assert guard.wait() == 0
-    assert harness.process.wait(BOUND_S) == 0
-
-
-def test_second_signal_to_an_agent_alone_ends_it_with_all_its_processes(
-    harness: AgentHarness,
-) -> None:
+def test_signal_to_an_agent_alone_ends_it_with_all_its_processes(harness: AgentHarness) -> None:
     harness.launch([0], "wait")
     guard = harness.guard(0)
     worker = harness.wait_for_report(0, "joined")["pid"]
     harness.channel.close()
     deadline = time.monotonic() + BOUND_S
 
-    while harness.process.poll() is None:  # the same signal within a second is the same wish
+    while harness.process.poll() is None:  # until it has seen the end of its superior
         assert time.monotonic() < deadline
         harness.process.terminate()
         time.sleep(0.1)
@@ -354,8 +340,8 @@ def test_agent_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["later", "at once"])
-def test_agent_whose_supervisor_dies_before_it_calls_ends(tmp_path: Path, *, waits: bool) -> None:
-    """A supervisor may be killed between starting its agent and connecting to it."""
+def test_agent_whose_starter_dies_before_it_calls_ends(tmp_path: Path, *, waits: bool) -> None:
+    """A superior may be killed between starting its agent and connecting to it."""
     script = (
         "import os, subprocess, sys\n"
         "ready, told = os.pipe()\n"
@@ -367,9 +353,9 @@ def test_agent_whose_supervisor_dies_before_it_calls_ends(tmp_path: Path, *, wai
     )
     arguments = [sys.executable, "-c", script, str(tmp_path)]
 
-    supervisor = subprocess.run(arguments, capture_output=True, check=True)
+    starter = subprocess.run(arguments, capture_output=True, check=True)
 
-    assert_ended(int(supervisor.stdout))
+    assert_ended(int(starter.stdout))
     assert os.listdir(tmp_path) == []
 
 
@@ -402,47 +388,6 @@ def _refuse(harness: AgentHarness) -> None:
 def _held_by(pid: int) -> tuple[int, list[str]]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return len(os.listdir(f"/proc/{pid}/fd")), children
-
-
-def test_takeover_is_refused_while_the_supervisor_is_well_and_costs_nothing(
-    harness: AgentHarness,
-) -> None:
-    harness.launch([0], "wait")
-    harness.guard(0)
-    harness.wait_for_report(0, "joined")
-    before = len(os.listdir(f"/proc/{harness.process.pid}/fd"))
-
-    for _ in range(20):
-        stranger = connect(harness.directory / "agent.sock")
-        stranger.send({"kind": "supervisor", "takes_over": True}, (1, 2))
-        assert stranger.receive() == {"kind": "supervised", "pid": os.getpid()}
-        assert stranger.receive() is None
-        stranger.close()
-
-    _refuse(harness)  # the supervisor is the one that it was
-    while len(os.listdir(f"/proc/{harness.process.pid}/fd")) > before:  # it may read a file now
-        _refuse(harness)
-
-
-def test_supervisor_that_takes_over_is_told_the_launch_so_far(harness: AgentHarness) -> None:
-    harness.launch([0], "wait", relaunch=2, spent=3)
-    harness.guard(0)
-    harness.wait_for_report(0, "joined")
-    harness.channel.close()
-    with open(os.devnull, "wb") as nowhere:
-        answer: Message = {"kind": "supervised"}
-        while answer["kind"] == "supervised":  # until the agent has seen the end of the last one
-            harness.channel = connect(harness.directory / "agent.sock")
-            order = {"kind": "supervisor", "takes_over": True}
-            harness.channel.send(order, (nowhere.fileno(), nowhere.fileno()))
-            answer = harness.channel.receive() or {"kind": "nothing"}
-
-    assert answer["kind"] == "agent_ready"
-    assert (answer["launch"]["relaunch"], answer["launch"]["spent"]) == (2, 3)
-    told = [event.get("report", event)["kind"] for event in answer["told"]]
-    assert told == ["worker_started", "joined"]
-    assert answer["cwd"] == os.getcwd()
-    assert answer["environment"]["PATH"] == os.environ["PATH"]
 
 
 def test_workers_leave_when_the_last_one_has_come_to_the_end(harness: AgentHarness) -> None:
@@ -584,7 +529,8 @@ def test_agent_can_follow_one_that_was_killed(harness: AgentHarness, tmp_path: P
         assert successor.guard(0, generation=2).wait() == 0
 
 
-def test_private_directory_goes_when_the_supervisor_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_lost", [True, False], ids=["superior lost", "shutdown"])
+def test_private_directory_goes_with_its_agent(tmp_path: Path, *, is_lost: bool) -> None:
     directory = tmp_path / "private"
     directory.mkdir()
     with agent_running(directory, "--private") as harness:
@@ -592,20 +538,15 @@ def test_private_directory_goes_when_the_supervisor_is_lost(tmp_path: Path) -> N
         guard = harness.guard(0)
         harness.wait_for_report(0, "joined")
         harness.send("request", what="stop")
-
-        harness.channel.close()
-
         assert guard.wait() == 0
+
+        if is_lost:
+            harness.channel.close()
+        else:
+            harness.send("shutdown")
+
         assert harness.process.wait() == 0
     assert not directory.exists()
-
-
-def test_private_directory_is_left_to_a_supervisor_that_lives(tmp_path: Path) -> None:
-    with agent_running(tmp_path, "--private") as harness:
-        harness.send("shutdown")
-
-        assert harness.process.wait() == 0
-    assert tmp_path.exists()
 
 
 def _end_of(harness: AgentHarness, worker: int) -> Message:

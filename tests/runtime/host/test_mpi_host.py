@@ -161,6 +161,20 @@ def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Ho
     assert not (host.folder / "launch-1").exists()
 
 
+def test_launch_that_is_abandoned_makes_room_for_another_and_is_told_by_nobody(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.abandon()
+
+    assert host.real.pid is None
+    assert wait_all_ended([pid], BOUND_S) == ()
+    host.real.poll(0.0, ALL_LEFT)
+    assert host.told == []
+    assert wait_all_ended([host.begin("exit 0", generation=2)], BOUND_S) == ()
+    host.real.poll(1.0, ALL_LEFT)
+    assert [event["generation"] for event in host.told] == [2]
+
+
 def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
     assert wait_all_ended([host.begin("echo no slots; exit 1")], BOUND_S) == ()
 

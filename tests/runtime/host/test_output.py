@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import tty
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from open_files import open_files
 
 from holdfast.runtime.host.output import Forwarded, NoiseFilter, OutputForwarder, without_rules
-from holdfast.runtime.system.line_sink import ERASE
+from holdfast.runtime.host.streams import Streams
+from holdfast.runtime.system.line_sink import LineSink
 
 BOUND_S = 90.0
 NOISE = b"Error in NBC_Start_round() (-1)\n"
@@ -54,6 +54,30 @@ class Terminal:
             return stream.read()
 
 
+class Sinks(Streams):
+    """A sink for any descriptor, in place of those of our own stdout and stderr."""
+
+    def __init__(self) -> None:
+        self._sinks, self._left = {}, []
+
+    def __getitem__(self, fd: int) -> LineSink:
+        if fd not in self._sinks:
+            self._sinks[fd] = LineSink(fd)
+        return self._sinks[fd]
+
+
+class Output(OutputForwarder):
+    """A forwarder to any descriptors, which are written to when it is closed."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self.sinks = Sinks()
+        super().__init__(self.sinks, verbose=verbose)
+
+    def close(self, timeout_s: float) -> None:
+        super().close(timeout_s)
+        self.sinks.close(BOUND_S)
+
+
 @pytest.fixture
 def terminal() -> Terminal:
     return Terminal()
@@ -63,13 +87,13 @@ def terminal() -> Terminal:
 class Piped:
     """A pipe that is forwarded, and its end to write to."""
 
-    output: OutputForwarder
+    output: Output
     write_end: int
     forwarded: Forwarded
 
     @staticmethod
     def to(sink_fd: int, prefix: str = "", *, verbose: bool = False) -> Piped:
-        output = OutputForwarder(verbose=verbose)
+        output = Output(verbose=verbose)
         read_end, write_end = os.pipe()
         return Piped(output, write_end, output.forward(read_end, prefix, sink_fd))
 
@@ -121,25 +145,6 @@ def test_endless_line_is_cut_rather_than_kept(
     assert terminal.rest() == b"x" * 1500 + b"\n"
 
 
-def test_line_erases_the_live_line_of_a_terminal_and_of_nothing_else(terminal: Terminal) -> None:
-    controller, screen = os.openpty()
-    tty.setraw(screen)
-    output = OutputForwarder(verbose=False)
-    output.erase_live_line(is_there=True)
-    for sink_fd in (screen, terminal.write_fd):
-        read_end, write_end = os.pipe()
-        output.forward(read_end, "", sink_fd)
-        os.write(write_end, b"one\n")
-        os.close(write_end)
-
-    output.close(BOUND_S)
-
-    assert os.read(controller, 100) == ERASE + b"one\n"
-    assert terminal.rest() == b"one\n"
-    os.close(screen)
-    os.close(controller)
-
-
 def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
     piped = Piped.to(terminal.write_fd)
 
@@ -153,7 +158,7 @@ def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
 
 
 def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
+    output = Output()
     writers = []
     for worker in range(3):
         read_end, write_end = os.pipe()
@@ -178,7 +183,7 @@ def test_thread_may_see_the_end_before_it_is_woken_for_it(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = set(threading.enumerate())
-    output = OutputForwarder(verbose=False)
+    output = Output()
     (forwarding,) = set(threading.enumerate()) - others
     read_end, write_end = os.pipe()
     forwarded = output.forward(read_end, "", terminal.write_fd)
@@ -202,7 +207,7 @@ def test_thread_may_see_the_end_before_it_is_woken_for_it(
 
 def test_descriptors_of_an_ended_output_are_closed(terminal: Terminal) -> None:
     others = open_files()
-    output = OutputForwarder(verbose=False)
+    output = Output()
     read_end, write_end = os.pipe()
     output.forward(read_end, "", terminal.write_fd)
     opened = open_files() - others
@@ -223,7 +228,7 @@ def test_worker_can_go_on_when_nobody_reads_its_output(terminal: Terminal) -> No
         piped.write(b"z" * 8191 + b"\n")
 
     piped.end()
-    assert piped.output.dropped == 100
+    assert piped.output.sinks.dropped == 100
     os.close(terminal.write_fd)
 
 
@@ -237,39 +242,6 @@ def test_pipe_that_never_ends_does_not_hold_up_the_end(terminal: Terminal) -> No
 
     assert terminal.rest() == b"no end\n"
     os.close(piped.write_end)
-
-
-def test_output_goes_to_a_new_place_although_the_old_one_is_held(terminal: Terminal) -> None:
-    """Another supervisor takes over while a write to the terminal of the last one hangs."""
-    held_read, held_write = os.pipe()
-    os.set_blocking(held_write, False)
-    while select.select([], [held_write], [], 0)[1]:
-        os.write(held_write, b"." * 4096)
-    os.set_blocking(held_write, True)
-    output = OutputForwarder(verbose=False)
-    read_end, write_end = os.pipe()
-    output.forward(read_end, "", held_write)
-    os.write(write_end, b"before\n")
-
-    os.dup2(terminal.write_fd, held_write)
-    output.redirect()
-    os.write(write_end, b"after\n")
-
-    assert b"after\n" in _until(terminal.read_fd, b"after\n")
-    os.close(write_end)
-    os.close(held_read)
-    output.close(BOUND_S)
-    os.close(held_write)
-    terminal.rest()
-
-
-def _until(fd: int, end: bytes) -> bytes:
-    """Read until ``end`` was read."""
-    data = b""
-    while end not in data:
-        assert select.select([fd], [], [], BOUND_S)[0]
-        data += os.read(fd, 4096)
-    return data
 
 
 def test_last_lines_are_those_that_the_pipe_holds_by_now(terminal: Terminal) -> None:
@@ -296,7 +268,7 @@ def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
 
 
 def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Terminal) -> None:
-    output = OutputForwarder(verbose=False)
+    output = Output()
     output.speaker = 4
     writers = {}
     for worker in (4, 7):

@@ -106,6 +106,24 @@ def test_worker_that_was_killed_before_it_was_made_is_told_so(harness: AgentHarn
     assert guard.wait() == -signal.SIGKILL
 
 
+def test_pool_that_hangs_does_not_keep_its_launch(harness: AgentHarness) -> None:
+    """What it was asked for is forgotten, and another pool makes the next launch."""
+    pool = harness.wait_for("warm")["pid"]
+    os.kill(pool, signal.SIGSTOP)
+    harness.launch([0, 1], "leave")
+
+    harness.send("abandon", reason="it does not end")
+
+    for worker in (0, 1):
+        cause = harness.wait_for("worker_exited", worker=worker)["cause"]
+        assert cause == "not started: it does not end"
+    harness.wait_for("launch_ended", generation=1)
+    assert harness.wait_for("pool_restarted")["cause"] == "it does not end"
+    assert_ended(pool)
+    harness.launch([2], "leave", generation=2)
+    assert harness.guard(0, generation=2).wait() == 0
+
+
 def test_pool_dies_with_its_agent(harness: AgentHarness) -> None:
     pool = harness.wait_for("warm")["pid"]
 

@@ -16,7 +16,9 @@ from configs import worker_config
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import ForkRequest, PoolSettings
+from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.host.worker_host import WorkerHost
+from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
@@ -35,6 +37,7 @@ class FakePool:
         self.pages: dict[int, WorkerStatus] = {}
         self.controls: dict[int, Channel] = {}
         """The workers' ends of their channels."""
+        self.abandoned: list[str] = []
         self.is_warm = True
         self.pid = os.getpid()
 
@@ -46,6 +49,9 @@ class FakePool:
 
     def poll(self, now: float) -> None: ...
 
+    def abandon(self, why: str) -> None:
+        self.abandoned.append(why)
+
     def close(self) -> None:
         for page in self.pages.values():
             page.close()
@@ -56,9 +62,10 @@ class FakePool:
 class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
-    def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
+    def __init__(self, reactor: Reactor, owner: WorkerHost, on_files: object) -> None:
         self.told: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
+        self.replaced: list[str] = []
         self.pid = None
         self.progress = 0
 
@@ -87,6 +94,11 @@ class FakeWriter:
     def settled(self, step: int | None) -> None:
         self.waiting.pop()({"kind": "settled", "step": step})
 
+    def replace(self, why: str) -> None:
+        self.replaced.append(why)
+        if self.waiting:
+            self.settled(None)
+
     def poll(self, now: float) -> None: ...
 
     def close(self) -> None: ...
@@ -98,7 +110,8 @@ class Host:
     def __init__(self) -> None:
         self.events: list[Message] = []
         self.reactor = Reactor()
-        self.output = OutputForwarder(verbose=True)
+        self.streams = Streams()
+        self.output = OutputForwarder(self.streams, verbose=True)
         self.real = WorkerHost(
             self.reactor,
             self.output,
@@ -180,6 +193,7 @@ class Host:
         self.real.close()
         self.reactor.close()
         self.output.close(10.0)
+        self.streams.close(10.0)
         for process in self._processes:
             process.kill()
             process.wait()
@@ -349,7 +363,7 @@ def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
         host.reactor.run_once(10.0)
 
     assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
-    assert host.events == [], "the supervisor does not hear of it"
+    assert host.events == [], "the superior does not hear of it"
 
 
 def test_question_of_a_worker_is_answered_by_the_writer(host: Host) -> None:
@@ -385,6 +399,35 @@ def test_killed_worker_that_does_not_end_is_written_off(
     assert cause.startswith("killed with its launch; process ")
     assert cause.endswith(" does not end")
     assert host.real.is_idle
+
+
+def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.guard_both(Phase.TRAINING)
+    monkeypatch.setattr("holdfast.runtime.host.hosted_worker.kill_group", lambda pid: None)
+
+    host.real.abandon("it does not end")
+
+    assert host.of_kind("worker_exited") == [0, 1]
+    assert host.real.is_idle
+    assert host.writer.replaced == ["it does not end"]
+    pool: FakePool = host.real.pool  # type: ignore[assignment]
+    assert pool.abandoned == ["it does not end"]
+
+
+def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> None:
+    message = records_message([("epoch", {"step": 3})])
+
+    host.control(1).send(message)
+    while not host.events:
+        host.reactor.run_once(10.0)
+    host.real.on_writer_records(message)
+
+    assert host.events == [
+        {**message, "source": "worker 1"},
+        {**message, "source": "snapshot writer"},
+    ]
 
 
 def test_worker_that_no_descriptor_is_left_for_is_given_up(

@@ -16,7 +16,9 @@ import pytest
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.run import files
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import (
     BoundedCalls,
     ForeignFile,
@@ -24,11 +26,10 @@ from holdfast.runtime.run.files import (
     open_to_write,
     read_at_most,
 )
-from holdfast.runtime.run.journal import HistoryReader, Journal, last_generation, read_journal
+from holdfast.runtime.run.journal import Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.supervisor.job_setup import open_journal
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
-from holdfast.runtime.tools.save_request import LeaseHolder
+from holdfast.runtime.tools.living_job import living_head
 
 RECORD = RunRecord(
     run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2
@@ -235,13 +236,13 @@ def test_record_is_not_created_in_the_place_of_what_is_planted(
 
 
 @TO_READ
-def test_planted_lease_names_no_supervisor(
+def test_planted_lease_names_no_head(
     directory: RunDirectory, target: Path, plant: Plant, complaint: str
 ) -> None:
     plant(directory.lease_path, target)
 
     with pytest.raises(UsageError, match=rf"/run/lease {complaint}"):
-        LeaseHolder.find(directory)
+        living_head(directory)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The journal of a run, and what it tells: the generation that comes next, and the failures."""
+"""The journal of a run, and the generation that comes next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,22 +16,24 @@ import pytest
 
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.journal import (
     EVENTS,
     TAIL_BYTES,
-    HistoryReader,
     Journal,
     JournalReader,
+    Record,
+    SentRecords,
+    line_of,
     next_generation,
     parse_line,
     read_journal,
+    stamped,
 )
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 SOON_S = 0.2
 _RECORDING = frozenset(
-    {"record", "note", "noted", "introduce", "_keep", "_write", "_line", "_record"}
+    {"record", "note", "noted", "introduce", "_keep", "_write", "_line", "_own", "_record"}
 )
 _RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
 
@@ -40,7 +43,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
-def _journal(path: Path, source: str = "supervisor") -> Journal:
+def _journal(path: Path, source: str = "head") -> Journal:
     return Journal(path, run_id="r1", source=source)
 
 
@@ -102,13 +105,46 @@ def test_events_that_are_recorded_together_come_one_after_the_other(path: Path) 
     assert (step["step"], step["now"], epoch["epoch"]) == (1, 0.25, 1)
 
 
+def test_records_of_another_process_are_sent_with_their_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its clock may be another host's, so the head stamps them by its own."""
+    sent: list[Record] = []
+    records = SentRecords(sent.append)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    records.record("step", step=7, loss=np.float32(0.5), places={2, 1})
+    records.record_all([("epoch", {"now": now - 3.0, "epoch": 1}), ("step", {"now": now + 1.0})])
+    records.close()
+
+    first, both = sent
+    fields = {"step": 7, "loss": 0.5, "places": [1, 2]}
+    assert first == {"kind": "records", "records": [["step", fields, 0.0]]}
+    assert both["records"] == [["epoch", {"epoch": 1}, pytest.approx(3.0)], ["step", {}, 0.0]]
+    json.dumps(sent)
+
+
+def test_stamp_tells_when_it_was_by_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+
+    record = stamped("step", {"step": 7}, 3.0, {"run_id": "r1", "source": "worker 2"})
+
+    assert record == {
+        "event": "step", "now": 47.0, "time": 997.0,
+        "run_id": "r1", "source": "worker 2", "step": 7,
+    }  # fmt: skip
+    assert parse_line(line_of(record).encode()) == record
+
+
 def test_second_journal_appends_to_the_first(path: Path) -> None:
-    for source in ("supervisor", "worker 0"):
+    for source in ("head", "worker 0"):
         journal = _journal(path, source)
         journal.record("hello")
         journal.close()
 
-    assert [record["source"] for record in read_journal(path)] == ["supervisor", "worker 0"]
+    assert [record["source"] for record in read_journal(path)] == ["head", "worker 0"]
 
 
 @pytest.mark.parametrize("gone", ["file", "directory"])
@@ -170,7 +206,7 @@ def test_journal_of_another_run_that_took_the_directory_gets_no_line(
     path.unlink()
     other = RunRecord("other", FORMAT, 1.5, microbatches=1, seed=0, threads=1)
     RunDirectory(path.parent).create_record(other)
-    theirs = Journal(path, run_id="other", source="supervisor")
+    theirs = Journal(path, run_id="other", source="head")
 
     journal.record("step", step=7)
     theirs.record("step", step=1)
@@ -263,7 +299,7 @@ def test_journal_whose_descriptor_fails_is_opened_again(
     """A server has restarted, say: the file is still there."""
     journal = _journal(path)
     journal.record("step", step=1)
-    broken, fstat, close = journal._fd, os.fstat, os.close
+    broken, fstat, close = journal._file._fd, os.fstat, os.close
     monkeypatch.setattr(os, "fstat", lambda fd: _fail(number) if fd == broken else fstat(fd))
     monkeypatch.setattr(os, "close", lambda fd: (close(fd), _fail(number)))
 
@@ -298,7 +334,7 @@ def test_journal_that_is_removed_on_another_machine_is_begun_again(
     """NFS tells this host only that its descriptor is stale."""
     journal = _journal(path)
     journal.record("step", step=1)
-    stale, fstat = journal._fd, os.fstat
+    stale, fstat = journal._file._fd, os.fstat
     monkeypatch.setattr(os, "fstat", lambda fd: _fail(errno.ESTALE) if fd == stale else fstat(fd))
     path.unlink()
 
@@ -507,7 +543,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def write_journal(directory: RunDirectory, generation: int) -> None:
-    journal = Journal(directory.journal_path, run_id="r", source="supervisor")
+    journal = Journal(directory.journal_path, run_id="r", source="head")
     journal.record("launch", generation=generation)
     journal.close()
 
@@ -568,132 +604,3 @@ def test_journal_counts_where_it_knows_more(directory: RunDirectory) -> None:
     write_journal(directory, 11)
 
     assert next_generation(directory) == 12
-
-
-def lines(*events: tuple[str, float]) -> list[bytes]:
-    return [json.dumps({"event": name, "now": now}).encode() + b"\n" for name, now in events]
-
-
-def history(path: Path, journal: list[bytes]) -> FailureHistory:
-    path.write_bytes(b"".join(journal))
-    return HistoryReader(path).read()
-
-
-@pytest.mark.parametrize(
-    ("events", "seconds", "failures"),
-    [
-        ([], 0.0, 0),
-        ([("job_started", 10.0)], 0.0, 0),
-        ([("job_started", 10.0), ("step", 25.0)], 15.0, 0),
-        ([("job_started", 10.0), ("step", 25.0), ("job_ended", 30.0)], 20.0, 0),
-        ([("job_started", 10.0), ("relaunch", 12.0), ("relaunch", 20.0), ("step", 40.0)], 30.0, 2),
-        # The host went down in the first job, and its clock began anew.
-        ([("job_started", 900.0), ("step", 950.0), ("job_started", 5.0), ("step", 8.0)], 53.0, 1),
-        (
-            [("job_started", 1.0), ("job_ended", 3.0), ("job_started", 100.0), ("step", 101.0)],
-            3.0,
-            0,
-        ),
-    ],
-)
-def test_history_is_told_by_jobs_and_relaunches(
-    path: Path, events: list[tuple[str, float]], seconds: float, failures: int
-) -> None:
-    assert history(path, lines(*events)) == FailureHistory(seconds, failures)
-
-    gradually = HistoryReader(path)
-    for count in range(len(events) + 1):
-        path.write_bytes(b"".join(lines(*events[:count])))
-        found = gradually.read()
-    assert found == FailureHistory(seconds, failures)
-
-
-def test_journal_that_was_removed_during_a_job_is_no_failure(path: Path) -> None:
-    path.write_bytes(b"".join(lines(("job_started", 10.0), *[("step", 15.0)] * 9)))
-    reader = HistoryReader(path)
-    reader.read()
-    again = lines(("journal_removed", 16.0), ("job_started", 17.0), ("step", 20.0))
-    path.write_bytes(b"".join(again))
-
-    assert reader.read() == FailureHistory(8.0, 0)
-
-
-def test_renewal_is_no_failure(path: Path) -> None:
-    renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
-    journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
-
-    assert history(path, journal) == FailureHistory(1.0, 0)
-
-
-def test_torn_lines_tell_nothing(path: Path) -> None:
-    journal = lines(("job_started", 10.0), ("step", 20.0))
-
-    journal += [b'{"event": "relaunch", "no', b"\n", b'{"event": "job_ended"}\n', b"]["]
-
-    assert history(path, journal).failures == 0
-
-
-def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
-    journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
-
-    assert history(path, journal) == FailureHistory(1.0, 1)
-
-
-def test_event_that_mentions_another_is_not_taken_for_it(path: Path) -> None:
-    line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
-
-    assert history(path, [line.encode() + b"\n"]) == FailureHistory()
-
-
-def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
-    reader = HistoryReader(path)
-    assert reader.read() == FailureHistory()
-    journal = Journal(path, run_id="r", source="supervisor")
-    for event in ("job_started", "relaunch", "relaunch"):
-        journal.record(event)
-    journal.close()
-
-    assert reader.read().failures == 2
-
-
-def test_disk_that_hangs_costs_only_the_newest_history(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hung = threading.Event()
-    path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
-    reader = HistoryReader(path)
-    known = reader.read()
-    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # the first read had its time
-    monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
-
-    found = reader.read()
-
-    hung.set()
-    assert found == known == FailureHistory(30.0, 1)
-
-
-def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
-    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
-    reader = HistoryReader(path)
-    assert reader.saved_step is None
-
-    reader.read()
-
-    assert reader.saved_step == 120
-
-
-def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
-    journal = Journal(path, run_id="r", source="worker 0")
-    for step in (10, 20, 30, 40, 50):
-        journal.record("rejected", step=step, reason="a byte")
-    journal.record("checkpoint", step=40, seconds=1.0, bytes=1, place="local directory")
-    journal.record("checkpoint", step=50, seconds=1.0, bytes=1, place="local directory")
-    journal.record("drained", step=50)
-    journal.record("checkpoint", step=20, seconds=1.0, bytes=1)
-    journal.record("mended", step=30)
-    journal.close()
-
-    assert HistoryReader(path).read().rejected == (10, 40), "the run directory has these"

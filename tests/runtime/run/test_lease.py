@@ -92,16 +92,17 @@ def test_owner_that_renews_keeps_its_lease(place: Place) -> None:
     lease.release()
 
 
-def test_renewal_changes_nothing_that_a_supervisor_writes(place: Place) -> None:
+def test_renewal_changes_nothing_that_names_the_head(place: Place) -> None:
     lease = place.take()
     heir = Lease(os.dup(lease.fileno()))
     seen = set()
     for socket in (Path("/a.sock"), Path("/another/longer.sock"), Path("/b")):
-        lease.name_agent(socket)
+        lease.name_head(7, socket)
         assert renew(heir)
         seen.add(place.owner.pop("renewed"))
         found = place.owner
-        assert (found["agent"], found["token"], len(found)) == (str(socket), lease.token, 6)
+        assert (found["agent"], found["pid"], len(found)) == (str(socket), 7, 6)
+        assert found["token"] == lease.token
     assert len(seen) == 3
     for one in (lease, heir):
         one.release()

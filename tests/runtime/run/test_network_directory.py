@@ -14,9 +14,10 @@ from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.runtime.batch.incarnations import ChainFile
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import files
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import refusal
 from holdfast.runtime.run.find_run import find_key, no_run
-from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation
+from holdfast.runtime.run.journal import Journal, next_generation
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.ENOTSUP]

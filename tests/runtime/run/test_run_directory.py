@@ -154,7 +154,7 @@ def test_released_lease_can_be_taken_again(directory: RunDirectory) -> None:
 
 
 def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) -> None:
-    """The agent inherits the descriptor and so owns the directory after the supervisor."""
+    """The head gets the descriptor, and so owns the directory after the client."""
     lease = directory.acquire_lease()
     heir = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lease.fileno(),)
@@ -214,17 +214,20 @@ def test_lease_in_an_unusable_directory_is_a_usage_error(tmp_path: Path) -> None
         RunDirectory(tmp_path / "nowhere").acquire_lease()
 
 
-def test_owner_and_agent_are_named_in_the_lease(directory: RunDirectory) -> None:
+def test_head_and_client_are_named_in_the_lease(directory: RunDirectory) -> None:
     lease = directory.acquire_lease()
-
-    lease.name_agent(Path("/dev/shm/holdfast-1-x/agent.sock"))
-    lease.name_owner()
-
-    owner = json.loads(directory.lease_path.read_bytes())
+    before = json.loads(directory.lease_path.read_bytes())
     host = os.uname().nodename
-    agent = "/dev/shm/holdfast-1-x/agent.sock"
-    named = {"host": host, "pid": os.getpid(), "agent": agent, "token": lease.token}
-    assert owner == named | {"directory": str(directory.path)}
+    first = {"host": host, "pid": os.getpid(), "token": lease.token}
+    assert before == first | {"directory": str(directory.path)}
+
+    socket = Path("/dev/shm/holdfast-1-x/agent.sock")
+    lease.name_head(77, socket, 66)
+
+    named = {"pid": 77, "agent": str(socket), "client": 66}
+    assert json.loads(directory.lease_path.read_bytes()) == before | named
+    lease.name_head(78, socket)  # the client stays who it was
+    assert json.loads(directory.lease_path.read_bytes()) == before | named | {"pid": 78}
     lease.release()
     assert "agent" not in _owner_of_next_lease(directory)
 
@@ -242,12 +245,12 @@ def test_disk_that_takes_nothing_leaves_the_names_in_the_lease(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     lease = directory.acquire_lease()
-    lease.name_agent(Path("/somewhere/agent.sock"))
+    lease.name_head(77, Path("/somewhere/agent.sock"))
     before = directory.lease_path.read_bytes()
     monkeypatch.setattr(os, "pwrite", refuse)
 
     with pytest.raises(OSError, match="No space"):
-        lease.name_owner()
+        lease.name_head(78, Path("/elsewhere/agent.sock"))
 
     assert directory.lease_path.read_bytes() == before
     lease.release()

@@ -26,8 +26,8 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.find_run import claim
-from holdfast.runtime.run.journal import HistoryReader
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.local_level import LocalLevel, LocalTerms

@@ -74,8 +74,7 @@ def test_writer_mends_before_any_plan_and_tells_it(
 
     assert run.restore(ranks) == [(20, 2.0)] * ranks
 
-    (mended,) = run.journal("mended")
-    assert mended["source"] == "snapshot writer"
+    (mended,) = writer.recorded("mended")
     assert (mended["taken"], mended["holder"]) == (1, str(run.second_holder))
     assert [text for text in writer.notices if "was mended" in text]
     assert changed_by == {None}, "no worker has changed a name"
@@ -91,7 +90,7 @@ def test_step_that_only_the_mirror_has_is_put_in_place_by_the_writer(
     )
 
     assert run.restore(2) == [(30, 3.0)] * 2
-    assert run.journal("mended")[0]["source"] == "snapshot writer"
+    assert [record["step"] for record in writer.recorded("mended")] == [30]
 
 
 def test_what_the_writer_cannot_mend_it_tells_and_all_go_on_from_the_older_step(
@@ -101,8 +100,7 @@ def test_what_the_writer_cannot_mend_it_tells_and_all_go_on_from_the_older_step(
         flip_a_byte(store, shard(1), 5000)
 
     assert run.restore(2) == [(10, 1.0)] * 2
-    (failed,) = run.journal("mend_failed")
-    assert failed["source"] == "snapshot writer"
+    (failed,) = writer.recorded("mend_failed")
     assert "neither holder has" in failed["reason"]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from host_saves import STEP, Copied, Workers, plan_of, saved_steps, state_of
 from host_simulation import HostSimulation
-from host_writer import Disk, RunningWriter, journal
+from host_writer import Disk, RunningWriter
 
 from holdfast.checkpoint import repair
 from holdfast.checkpoint.filesystem import LocalFileSystem
@@ -44,9 +44,8 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     assert answer.pop("bytes") > 36_000
     assert answer == {"kind": "saved", "launch": 7, "attempt": 1, "step": STEP}
     assert saved_steps(tmp_path) == (STEP,)
-    (record,) = journal(tmp_path, "checkpoint")
+    (record,) = writer.recorded("checkpoint")
     assert (record["step"], record["generation"]) == (STEP, 7)
-    assert record["source"] == "snapshot writer"
     assert max(writer.being_written) > 18_000, "the agent waits for a file of half of the state"
     assert writer.being_written[-1] == 0
     assert writer.kept() == STEP
@@ -83,7 +82,7 @@ def test_parts_of_states_that_differ_are_refused(
 
     assert (answer["kind"], answer["attempt"]) == ("unsaved", 1)
     assert "the workers' states differ after step 30, so it is not saved" in answer["reason"]
-    (record,) = journal(tmp_path, "checkpoint_failed")
+    (record,) = writer.recorded("checkpoint_failed")
     assert record["reason"] == answer["reason"]
     assert writer.settle() is None
     assert saved_steps(tmp_path) == ()
@@ -114,7 +113,7 @@ def test_save_that_stays_incomplete_is_answered_when_a_later_one_begins(
     assert writer.answer() == expected
     writer.tell(later[1])
     assert (writer.answer()["kind"], saved_steps(tmp_path)) == ("saved", (30,))
-    assert journal(tmp_path, "checkpoint_failed") == []
+    assert writer.recorded("checkpoint_failed") == []
     assert writer.notices == []
 
 
@@ -159,7 +158,7 @@ def test_parts_of_a_save_that_is_done_change_nothing(
     writer.tell(*copied)
 
     assert writer.settle() == STEP
-    assert len(journal(tmp_path, "checkpoint")) == 1
+    assert len(writer.recorded("checkpoint")) == 1
 
 
 def test_new_world_ends_the_wait_for_a_save_that_stays_incomplete(
@@ -251,7 +250,7 @@ def test_save_that_fails_at_any_shard_leaves_nothing_and_the_next_one_succeeds(
     assert (answer["kind"], answer["attempt"]) == ("unsaved", 1)
     assert f"({errno.errorcode[number]})" in answer["reason"]
     assert CheckpointStore(tmp_path).names() == ()
-    (record,) = journal(tmp_path, "checkpoint_failed")
+    (record,) = writer.recorded("checkpoint_failed")
     assert (record["step"], record["reason"]) == (20, answer["reason"])
     assert writer.save(workers, 30, 2)["kind"] == "saved"
     assert saved_steps(tmp_path) == (30,)
@@ -297,7 +296,7 @@ def test_file_system_that_guarantees_less_is_told_of_once(
         assert writer.save(workers, step, step)["kind"] == "saved"
 
     reason = "space cannot be reserved ahead: a full disk shows late"
-    assert [r["reason"] for r in journal(tmp_path, "storage_downgrade")] == [reason]
+    assert [r["reason"] for r in writer.recorded("storage_downgrade")] == [reason]
     assert writer.notices == [f"checkpoints are at risk: {reason}"]
 
 
@@ -339,7 +338,7 @@ def test_checkpoints_that_somebody_removed_are_told_of_once(
 
     directory = tmp_path / "checkpoints"
     assert saved_steps(tmp_path) == (30, 20)
-    assert [r["directory"] for r in journal(tmp_path, "store_removed")] == [str(directory)]
+    assert [r["directory"] for r in writer.recorded("store_removed")] == [str(directory)]
     assert writer.notices == [
         f"{directory} was removed, or its disk unmounted: it has no checkpoint before step 20"
     ]
@@ -352,7 +351,7 @@ def test_step_that_is_durable_is_said_again(
 
     assert writer.settle() == STEP
     assert writer.settle() == STEP
-    assert len(journal(tmp_path, "checkpoint")) == 1
+    assert len(writer.recorded("checkpoint")) == 1
 
 
 def test_part_of_one_worker_alone_is_not_committed(
@@ -389,7 +388,7 @@ def test_newest_complete_save_that_the_disk_refused_is_committed(
     assert writer.settle() == 40
 
     assert saved_steps(tmp_path) == (40, 10)
-    assert [record["step"] for record in journal(tmp_path, "checkpoint")] == [10, 40]
+    assert [record["step"] for record in writer.recorded("checkpoint")] == [10, 40]
 
 
 def test_disk_that_is_still_full_has_the_step_before(
@@ -404,7 +403,7 @@ def test_disk_that_is_still_full_has_the_step_before(
 
     assert writer.kept() == 20
     assert CheckpointStore(tmp_path).names() == ("step-000000000010",)
-    assert [r["step"] for r in journal(tmp_path, "checkpoint_failed")] == [20, 20]
+    assert [r["step"] for r in writer.recorded("checkpoint_failed")] == [20, 20]
     disk.is_full = False
     assert writer.settle() == 20
 
@@ -573,7 +572,7 @@ def test_no_memory_to_mend_with_costs_nothing_that_is_kept(
     with monkeypatch.context() as patched:
         patched.setattr(repair, "bytearray", refuse, raising=False)
         assert writer.mend(tmp_path, STEP)["result"] is None
-    assert "no memory for shard 0" in journal(tmp_path, "mend_failed")[0]["reason"]
+    assert "no memory for shard 0" in writer.recorded("mend_failed")[0]["reason"]
 
     assert writer.mend(tmp_path, STEP)["result"]
     assert saved_steps(tmp_path) == (STEP,)
@@ -601,7 +600,7 @@ def test_save_that_the_disk_refused_is_kept_and_may_be_read_from_memory(
             memory.seek(base)
             assert memory.read(shard.size) == image
     assert writer.mend(tmp_path, STEP)["result"] is None
-    assert "ENOSPC" in journal(tmp_path, "mend_failed")[0]["reason"]
+    assert "ENOSPC" in writer.recorded("mend_failed")[0]["reason"]
     disk.is_full = False
     assert writer.mend(tmp_path, STEP)["result"]
     assert saved_steps(tmp_path) == (STEP,)
@@ -748,7 +747,7 @@ def test_key_that_has_been_replaced_fails_saves_until_it_is_back(
 
     assert answer["kind"] == "unsaved"
     assert f"not {key_file.key_id}" in answer["reason"]
-    (record,) = journal(tmp_path / "run", "checkpoint_failed")
+    (record,) = writer.recorded("checkpoint_failed")
     assert record["reason"] == answer["reason"]
     assert writer.settle() is None
     Path(key_file.path).write_bytes(key)
@@ -771,7 +770,7 @@ def test_save_of_the_stage_before_is_kept_when_the_key_of_the_next_one_is_gone(
     assert (writer.kept(), writer.ask("open")["step"]) == (STEP, None)
     reason = writer.mend(tmp_path / "run", STEP, key_file)["reason"]
     assert f"not {key_file.key_id}" in reason
-    reasons = [r["reason"] for r in journal(tmp_path / "run", "checkpoint_failed")]
+    reasons = [r["reason"] for r in writer.recorded("checkpoint_failed")]
     assert "ENOSPC" in reasons[0]
     assert f"not {key_file.key_id}" in reasons[1]
 

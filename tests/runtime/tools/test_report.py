@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.runtime.tools.living_job import Life
 from holdfast.runtime.tools.report import (
     CheckpointReport,
     EpochReport,
@@ -37,7 +38,6 @@ from holdfast.runtime.tools.report import (
     finite,
     to_json,
 )
-from holdfast.runtime.tools.save_request import Life
 from holdfast.runtime.tools.summary import summarize
 
 NOTHING = summarize([])
@@ -180,23 +180,22 @@ def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None
     ("facts", "life", "words"),
     [
         ({"exit_code": 0, "reason": None}, Life.GONE, "exit 0"),
-        ({"exit_code": 70, "reason": "budget"}, Life.SUPERVISED, "exit 70: budget"),
-        ({}, Life.SUPERVISED, "still running"),
-        ({}, Life.ALONE, "still running, without a supervisor"),
-        ({}, Life.GONE, "lost with its supervisor: go on with `holdfast run`"),
-        ({}, Life.UNKNOWN, "still running, or its supervisor was lost"),
+        ({"exit_code": 70, "reason": "budget"}, Life.RUNNING, "exit 70: budget"),
+        ({}, Life.RUNNING, "still running"),
+        ({}, Life.ALONE, "still running, without `holdfast run`"),
+        ({}, Life.GONE, "lost with its head: go on with `holdfast run`"),
+        ({}, Life.UNKNOWN, "still running, or lost"),
         ({}, Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`"),
         ({}, Life.ELSEWHERE, "moved or copied: `holdfast status` says where its job works"),
         (
             {"completed_step": 0},
             Life.GONE,
-            "completed step 0, after its supervisor was lost",
+            "completed step 0, after its head was lost",
         ),
         (
             {"completed_step": 9},
-            Life.ORPHANED,
-            "completed step 9; still running without its supervisor: "
-            "take it over with `holdfast attach /run`",
+            Life.DETACHED,
+            "completed step 9; still running without a client: `holdfast attach /run` shows it",
         ),
     ],
 )
@@ -209,12 +208,12 @@ def test_outcome_tells_the_end_or_what_is_left(
 @pytest.mark.parametrize(
     ("facts", "life", "words"),
     [
-        ({"jobs": 1}, Life.SUPERVISED, "whole"),
+        ({"jobs": 1}, Life.RUNNING, "whole"),
         ({"jobs": 1}, Life.GONE, "whole"),
         ({"jobs": 1, "exit_code": 0}, Life.ENDED, "whole"),
         ({}, Life.ENDED, "whole"),
         ({"jobs": 1}, Life.ENDED, "lacks the end of the last job; so the numbers"),
-        ({"lost_events": 1}, Life.SUPERVISED, "lacks 1 event that could not be written; so"),
+        ({"lost_events": 1}, Life.RUNNING, "lacks 1 event that could not be written; so"),
         (
             {"jobs": 1, "exit_code": 0, "is_begun_again": True},
             Life.ENDED,

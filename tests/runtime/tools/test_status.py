@@ -1,18 +1,16 @@
-"""How a job stands: from a journal and the answer of its agent, at each look anew."""
+"""How a job stands: from a journal and the answer of its head, at each look anew."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_head import head_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +18,10 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.tools.events import sound_records, told_events
-from holdfast.runtime.tools.save_request import Life
+from holdfast.runtime.tools.living_job import JobSocket, Life
 from holdfast.runtime.tools.status import (
     AgentAnswer,
-    AgentQuestion,
     Ending,
     JobStatus,
     StatusSource,
@@ -128,7 +124,7 @@ def test_next_save_has_not_come_by_a_save_of_the_job_before() -> None:
     assert status_of(story, answer=ANSWER).next_save == "at step 20"
 
 
-def test_running_job_shows_what_its_agent_says() -> None:
+def test_running_job_shows_what_its_head_says() -> None:
     story = Story().begin(0, 1).steps(*range(1, 9))
     story.tell("checkpoint", step=5, seconds=0.1, bytes=10, after=2.0)
 
@@ -152,7 +148,7 @@ def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
 
 
 @pytest.mark.parametrize(("after", "told"), [(0.1, None), (-1.0, "at step 20")])
-def test_next_save_that_has_come_since_the_agent_was_told_is_none(
+def test_next_save_that_has_come_since_the_head_was_told_is_none(
     after: float, told: str | None
 ) -> None:
     """An older checkpoint of that step is of a launch before, which has lost it."""
@@ -248,15 +244,15 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
 @pytest.mark.parametrize(
     ("events", "life", "outcome", "is_over"),
     [
-        ([], Life.SUPERVISED, "running", False),
-        (["completed"], Life.SUPERVISED, "running", False),
-        ([], Life.ORPHANED, "running, but why", False),
+        ([], Life.RUNNING, "running", False),
+        (["completed"], Life.RUNNING, "running", False),
+        ([], Life.DETACHED, "running, and why", False),
         ([], Life.ALONE, "running without `holdfast run`, which nobody supervises", False),
         (["completed", "job_ended"], Life.GONE, "ended with exit code 0: done", True),
         (["job_ended"], Life.UNKNOWN, "ended with exit code 0: done", True),
-        (["completed"], Life.GONE, "completed step 5, after its supervisor was lost", True),
+        (["completed"], Life.GONE, "completed step 5, after its head was lost", True),
         (["completed"], Life.UNKNOWN, "completed step 5", True),
-        ([], Life.GONE, "lost with its supervisor; go on with `holdfast run`", True),
+        ([], Life.GONE, "lost with its head; go on with `holdfast run`", True),
         ([], Life.UNKNOWN, "running, or lost: why", False),
         ([], Life.ELSEWHERE, "why", True),
         ([], Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`", True),
@@ -348,7 +344,7 @@ SAVING_ANSWER = {
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     """The journal of a run that lies in the temporary directory, with a launch in it."""
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, script="/a/train.py")
     journal.record("launch", workers=[0, 1])
     yield journal
@@ -365,32 +361,6 @@ def source(tmp_path: Path) -> Iterator[StatusSource]:
 def step(journal: Journal, number: int, **changes: Any) -> None:
     fields = {"step": number, "epoch": 1, "seconds": 0.5, "samples": 8, "generation": 1}
     journal.record("step", **(fields | changes))
-
-
-@contextmanager
-def supervised(path: Path, serve: Callable[[Channel], object]) -> Iterator[None]:
-    """This process owns the run, whose agent serves one visitor."""
-    lease = RunDirectory(path).acquire_lease()
-    listener = Listener(path / "agent.sock")
-    lease.name_agent(listener.path)
-    visitors: list[Channel] = []
-
-    def accept() -> None:
-        channel = listener.accept()
-        if channel is not None:
-            visitors.append(channel)
-            serve(channel)
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        for visitor in visitors:
-            visitor.close()
-        listener.close()
-        os.close(lease.fileno())
 
 
 def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: Journal) -> None:
@@ -429,7 +399,7 @@ def test_line_that_makes_no_sense_is_left_out(source: StatusSource, journal: Jou
 def test_job_without_a_lease_may_run_elsewhere(source: StatusSource, journal: Journal) -> None:
     found = source.poll(0.0)
 
-    assert found.outcome.startswith("running, or lost: no supervisor runs in ")
+    assert found.outcome.startswith("running, or lost: no job runs in ")
     assert not found.is_over
 
 
@@ -447,26 +417,26 @@ def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
     assert (left.outcome, left.is_over) == ("ended with exit code 75: stopped at step 1", True)
 
 
-def test_agent_tells_what_the_journal_does_not(
+def test_head_tells_what_the_journal_does_not(
     source: StatusSource, journal: Journal, tmp_path: Path
 ) -> None:
-    with supervised(tmp_path, lambda channel: channel.send(SAVING_ANSWER)):
+    with head_of(RunDirectory(tmp_path), lambda _: [SAVING_ANSWER]):
         found = source.poll(0.0)
 
     assert (found.outcome, found.phase, found.launched) == ("running", "saving", 2)
     assert [worker.worker for worker in found.workers] == [4]
 
 
-def test_silent_agent_is_told_and_the_journal_has_to_do(
+def test_silent_head_is_told_and_the_journal_has_to_do(
     source: StatusSource, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AgentQuestion.ask, "__defaults__", (0.02,))
+    monkeypatch.setattr(JobSocket.ask, "__defaults__", (0.02,))
     step(journal, 3)
 
-    with supervised(tmp_path, lambda channel: None):
+    with head_of(RunDirectory(tmp_path), lambda _: []):
         found = source.poll(0.0)
 
-    assert found.outcome == "running; its agent does not answer"
+    assert found.outcome == "running; its head does not answer"
     assert (found.is_over, found.step, found.workers, found.phase) == (False, 3, (), None)
 
 
@@ -486,63 +456,3 @@ def test_journal_that_goes_between_two_looks_is_refused_in_one_sentence(
 
     with pytest.raises(UsageError, match="no job has started"):
         source.poll(0.0)
-
-
-SILENT_S = 0.05
-
-
-@pytest.fixture
-def question(tmp_path: Path) -> Iterator[AgentQuestion]:
-    question = AgentQuestion(RunDirectory(tmp_path))
-    yield question
-    question.close()
-
-
-def test_agent_is_asked_again_and_again(question: AgentQuestion, tmp_path: Path) -> None:
-    def serve(channel: Channel) -> None:
-        for number in range(3):
-            assert channel.receive() == {"kind": "status"}
-            channel.send({"kind": "status", "number": number})
-
-    with supervised(tmp_path, serve):
-        answers = [question.ask(90.0) for _ in range(3)]
-
-    assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
-    assert not question.is_silent
-
-
-def test_silent_agent_is_asked_once_and_its_late_answer_counts(
-    question: AgentQuestion, tmp_path: Path
-) -> None:
-    may_answer, asked = threading.Event(), []
-
-    def serve(channel: Channel) -> None:
-        may_answer.wait()
-        asked.append(channel.receive())
-        channel.send({"kind": "status", "number": 1})
-
-    with supervised(tmp_path, serve):
-        assert question.ask(SILENT_S) is None
-        assert question.is_silent
-        assert question.ask(SILENT_S) is None
-        may_answer.set()
-        answer = question.ask(90.0)
-
-        assert answer is not None
-        assert not question.is_silent
-        assert asked == [{"kind": "status"}]
-
-
-def test_agent_that_goes_away_has_no_answer(question: AgentQuestion, tmp_path: Path) -> None:
-    def serve(channel: Channel) -> None:
-        (tmp_path / "lease").write_text("{}")  # nobody is found at another try
-        channel.close()
-
-    with supervised(tmp_path, serve):
-        assert question.ask(90.0) is None
-        assert not question.is_silent
-
-
-def test_run_without_an_agent_has_nobody_to_ask(question: AgentQuestion) -> None:
-    assert question.ask() is None
-    assert not question.is_silent

@@ -17,7 +17,7 @@ STAMPS = {
     "runtime/run/journal.py": '"time": time.time()',
     "runtime/worker/records.py": "_Commit(event, now, time.time(),",
 }
-DEADLINES = ("runtime/supervisor/batch_job.py", "runtime/supervisor/supervisor.py")
+DEADLINES = ("runtime/head/batch_job.py", "runtime/head/decider.py", "runtime/head/orders.py")
 """A batch system says when its allocation ends, as seconds since 1970."""
 FILE_TIMES = ("runtime/fit/script_setup.py",)
 """Compared with the times of files only, which are of the same clock."""

@@ -19,7 +19,7 @@ from holdfast.runtime.errors import (
     RecoveryImpossible,
     UsageError,
 )
-from holdfast.runtime.run.journal import HistoryReader
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.system.worker_status import RequestFlag
 
 NUMBERS = sorted(TRANSIENT)

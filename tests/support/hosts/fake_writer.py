@@ -82,6 +82,9 @@ class AgentOfFakes:
     def on_writer_notice(self, notice: Message) -> None:
         """Ignore a sentence for the user."""
 
+    def on_writer_records(self, message: Message) -> None:
+        """Ignore records for the journal."""
+
     def copied(self, attempt: int, part: int, **fields: object) -> None:
         """Tell that a part of a save was copied."""
         message = {"kind": "copied", "launch": 1, "layout": "L", "generation": 1}

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from copied_saves import CopiedSaves
+from host_writer import records_in
 
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import MendOrder
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
@@ -22,6 +24,7 @@ class AgentOfProcess:
     def __init__(self, run_dir: Path) -> None:
         self.answers: list[Message] = []
         self.notices: list[Message] = []
+        self.records: list[Record] = []
         self.reactor = Reactor()
         self.now = 1000.0
         self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
@@ -46,6 +49,9 @@ class AgentOfProcess:
 
     def on_writer_notice(self, notice: Message) -> None:
         self.notices.append(notice)
+
+    def on_writer_records(self, message: Message) -> None:
+        self.records += records_in(message)
 
     def write(self, attempt: int) -> None:
         for message in self.saves.save(attempt):

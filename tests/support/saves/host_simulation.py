@@ -160,6 +160,8 @@ class HostSimulation:
 
     def on_writer_notice(self, notice: Message) -> None: ...
 
+    def on_writer_records(self, message: Message) -> None: ...
+
     def act(self) -> None:
         """Let something happen, and look whether all is well."""
         actions: list[tuple[int, Callable[[], object]]] = [
@@ -338,10 +340,6 @@ class _Report(StrikeResult):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
-
-    def begin(self, run_dir: Path, run_id: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _fd(content: bytes) -> int:

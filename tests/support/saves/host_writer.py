@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from host_saves import LAUNCH, RUN, Copied, Workers
 
 from holdfast.checkpoint.signature import KeyFile
-from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import MendOrder, SavePlan
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
@@ -25,6 +26,8 @@ class RunningWriter:
         self.notices: list[str] = []
         self.being_written: list[int] = []
         """What the writer has told of its disk."""
+        self._records: list[Record] = []
+        self._answers: deque[Message] = deque()
         self._thread = threading.Thread(target=_run, args=(theirs,), name="writer")
         self._thread.start()
 
@@ -80,20 +83,33 @@ class RunningWriter:
 
     def answer(self) -> Message:
         """Return the next message that answers."""
-        while True:
+        while not self._answers:
             message = self.channel.receive()
             assert message is not None, "the writer has ended"
-            if message["kind"] == "progress":
-                self.being_written.append(message["bytes"])
-            elif message["kind"] == "notice":
-                self.notices.append(message["text"])
-            else:
-                return message
+            self._take(message)
+        return self._answers.popleft()
+
+    def recorded(self, *events: str) -> list[Record]:
+        """Return the records of some events that the writer has sent for the journal so far."""
+        for message in self.channel.drain():
+            self._take(message)
+        return [record for record in self._records if record["event"] in events]
 
     def close(self) -> None:
         """Close the connection, as an agent that ends, and wait for the writer's end."""
         self.channel.close()
         self._thread.join()
+
+    def _take(self, message: Message) -> None:
+        match message["kind"]:
+            case "progress":
+                self.being_written.append(message["bytes"])
+            case "notice":
+                self.notices.append(message["text"])
+            case "records":
+                self._records += records_in(message)
+            case _:
+                self._answers.append(message)
 
     def _send(self, message: Message, content: bytes | None) -> None:
         if content is None:
@@ -121,7 +137,6 @@ def _run(channel: Channel) -> None:
         channel.close()
 
 
-def journal(run_dir: Path, *events: str) -> list[Record]:
-    """Return the records of some events, or of all."""
-    records = read_journal(run_dir / "journal.jsonl")
-    return [record for record in records if not events or record["event"] in events]
+def records_in(message: Message) -> list[Record]:
+    """Return the records of a process as the journal has them, but for their stamps."""
+    return [{"event": event, **fields} for event, fields, _ in message["records"]]

@@ -1,0 +1,140 @@
+"""The history of a run's failures: how often it has lost all of its workers.
+
+A death that leaves survivors does not send the run back to a checkpoint, so it does not count.
+Each launch that was lost and followed by another one counts.  So does each job without a record of
+its end: its host or its head died.  The journal tells it to a job that begins (`HistoryReader`),
+and the head counts on, record by record (`RunHistory`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.files import BoundedCalls
+from holdfast.runtime.run.journal import JournalReader, Record, parse_line
+
+_HISTORY_WITHIN_S = 10.0
+"""The journal of a year is read in a few seconds."""
+
+_TELLING = (
+    *("job_started", "job_ended", "journal_removed", "relaunch"),
+    *("rejected", "checkpoint", "drained", "mended"),
+)
+# Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
+_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
+_NO_HISTORY = FailureHistory()
+
+
+class RunHistory:
+    """The history of a run's failures, counted record by record."""
+
+    def __init__(self, before: FailureHistory = _NO_HISTORY, began: float | None = None) -> None:
+        """Go on from a history; ``began`` is the second in which the present job has begun.
+
+        Its begin is no other job's, if it is written down once more.
+        """
+        self._seconds = before.seconds
+        self._failures = before.failures
+        self._rejected = set(before.rejected)
+        self._began = self._last = began
+        self._is_of_one_job = began is not None
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint that a record has told of."""
+        self.local_dir: str | None = None
+        """The ``--local-dir`` of the last job, None if it had none."""
+
+    def saw(self, record: Record) -> None:
+        """Count a record, which may be of any event."""
+        now = _time_of(record)
+        if record["event"] in _TELLING and now is not None:
+            self._count(record, now)
+            self._note_step(record)
+        self._last = now
+
+    def passed(self, now: float | None) -> None:
+        """Take note of the second of a record that counts for nothing else; None without one."""
+        self._last = now
+
+    def at(self, now: float | None = None) -> FailureHistory:
+        """Return the training time and the failures, up to ``now`` or the last record."""
+        open_s = self._open_seconds(self._last if now is None else now)
+        return FailureHistory(self._seconds + open_s, self._failures, tuple(sorted(self._rejected)))
+
+    def _count(self, record: Record, now: float) -> None:
+        event = record["event"]
+        if event == "checkpoint":
+            self.saved_step = record.get("step")
+        self._failures += event == "relaunch" and record.get("is_renewal") is not True
+        if event == "job_started" and not self._is_of_one_job:
+            local = record.get("local_dir")
+            self.local_dir = local if isinstance(local, str) else None
+            self._failures += self._began is not None
+            self._seconds += self._open_seconds(self._last)
+            self._began = now
+        elif event == "journal_removed":  # its job goes on, and writes down its begin once more
+            self._seconds += self._open_seconds(self._last)
+            self._began = None
+        elif event == "job_ended" and self._began is not None:
+            self._seconds += max(0.0, now - self._began)
+            self._began = None
+
+    def _note_step(self, record: Record) -> None:
+        event, step = record["event"], record.get("step")
+        is_local = "place" in record  # the run directory may have a sound one
+        if event == "rejected" and isinstance(step, int) and not is_local:
+            self._rejected.add(step)
+        elif event in ("checkpoint", "drained", "mended") and not is_local:
+            self._rejected.discard(step)
+
+    def _open_seconds(self, last: float | None) -> float:
+        """Return the time of a job without an end, up to ``last``.
+
+        Monotonic times are compared only within one job, which lived within one boot.
+        """
+        if self._began is None or last is None:
+            return 0.0
+        return max(0.0, last - self._began)
+
+
+class HistoryReader:
+    """Reads a run's history, and later only what its journal has got since.
+
+    A disk that hangs costs the newest part of it, and holds up no launch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._calls = BoundedCalls("holdfast-history", _HISTORY_WITHIN_S)
+        self._reader = JournalReader(path)
+        self.history = RunHistory()
+        self._before = b""
+
+    def read(self) -> FailureHistory:
+        """Return the training time and the failures so far; a journal that fails adds none."""
+        self._calls.run(self._read)
+        return self.history.at(_time_of(parse_line(self._before)))
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            for line in self._reader.lines():
+                record = _telling(line)
+                if record is not None:
+                    self.history.passed(_time_of(parse_line(self._before)))
+                    self.history.saw(record)
+                self._before = line
+
+
+def _telling(line: bytes) -> Record | None:
+    """Return the record of a line that counts here and has a time, None for any other."""
+    if not any(mark in line for mark in _MARKS):
+        return None
+    record = parse_line(line)
+    if record is None or record["event"] not in _TELLING:
+        return None
+    return None if _time_of(record) is None else record
+
+
+def _time_of(record: Record | None) -> float | None:
+    now = None if record is None else record.get("now")
+    return float(now) if isinstance(now, (int, float)) else None

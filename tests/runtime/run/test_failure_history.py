@@ -1,0 +1,172 @@
+"""How often a run has lost all of its workers: told by its journal, or counted as it happens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.failure_history import HistoryReader, RunHistory
+from holdfast.runtime.run.journal import Journal, JournalReader
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def lines(*events: tuple[str, float]) -> list[bytes]:
+    return [json.dumps({"event": name, "now": now}).encode() + b"\n" for name, now in events]
+
+
+def history(path: Path, journal: list[bytes]) -> FailureHistory:
+    path.write_bytes(b"".join(journal))
+    return HistoryReader(path).read()
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds", "failures"),
+    [
+        ([], 0.0, 0),
+        ([("job_started", 10.0)], 0.0, 0),
+        ([("job_started", 10.0), ("step", 25.0)], 15.0, 0),
+        ([("job_started", 10.0), ("step", 25.0), ("job_ended", 30.0)], 20.0, 0),
+        ([("job_started", 10.0), ("relaunch", 12.0), ("relaunch", 20.0), ("step", 40.0)], 30.0, 2),
+        # The host went down in the first job, and its clock began anew.
+        ([("job_started", 900.0), ("step", 950.0), ("job_started", 5.0), ("step", 8.0)], 53.0, 1),
+        (
+            [("job_started", 1.0), ("job_ended", 3.0), ("job_started", 100.0), ("step", 101.0)],
+            3.0,
+            0,
+        ),
+    ],
+)
+def test_history_is_told_by_jobs_and_relaunches(
+    path: Path, events: list[tuple[str, float]], seconds: float, failures: int
+) -> None:
+    assert history(path, lines(*events)) == FailureHistory(seconds, failures)
+
+    gradually = HistoryReader(path)
+    for count in range(len(events) + 1):
+        path.write_bytes(b"".join(lines(*events[:count])))
+        found = gradually.read()
+    assert found == FailureHistory(seconds, failures)
+
+
+def test_journal_that_was_removed_during_a_job_is_no_failure(path: Path) -> None:
+    path.write_bytes(b"".join(lines(("job_started", 10.0), *[("step", 15.0)] * 9)))
+    reader = HistoryReader(path)
+    reader.read()
+    again = lines(("journal_removed", 16.0), ("job_started", 17.0), ("step", 20.0))
+    path.write_bytes(b"".join(again))
+
+    assert reader.read() == FailureHistory(8.0, 0)
+
+
+def test_renewal_is_no_failure(path: Path) -> None:
+    renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
+    journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
+
+    assert history(path, journal) == FailureHistory(1.0, 0)
+
+
+def test_torn_lines_tell_nothing(path: Path) -> None:
+    journal = lines(("job_started", 10.0), ("step", 20.0))
+
+    journal += [b'{"event": "relaunch", "no', b"\n", b'{"event": "job_ended"}\n', b"]["]
+
+    assert history(path, journal).failures == 0
+
+
+def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
+    journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
+
+    assert history(path, journal) == FailureHistory(1.0, 1)
+
+
+def test_event_that_mentions_another_is_not_taken_for_it(path: Path) -> None:
+    line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
+
+    assert history(path, [line.encode() + b"\n"]) == FailureHistory()
+
+
+def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
+    reader = HistoryReader(path)
+    assert reader.read() == FailureHistory()
+    journal = Journal(path, run_id="r", source="head")
+    for event in ("job_started", "relaunch", "relaunch"):
+        journal.record(event)
+    journal.close()
+
+    assert reader.read().failures == 2
+
+
+def test_disk_that_hangs_costs_only_the_newest_history(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+    path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
+    reader = HistoryReader(path)
+    known = reader.read()
+    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # the first read had its time
+    monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
+
+    found = reader.read()
+
+    hung.set()
+    assert found == known == FailureHistory(30.0, 1)
+
+
+def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
+    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
+    reader = HistoryReader(path)
+    assert reader.history.saved_step is None
+
+    reader.read()
+
+    assert reader.history.saved_step == 120
+
+
+def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> None:
+    """The head counts the records as they pass, up to the moment of each launch."""
+    history = RunHistory(FailureHistory(30.0, 1, (40,)), began=100.0)
+    for record in (
+        {"event": "step", "now": 110.0, "step": 3},
+        {"event": "relaunch", "now": 120.0},
+        {"event": "rejected", "now": 121.0, "step": 50},
+        {"event": "mended", "now": 122.0, "step": 40},
+        {"event": "checkpoint", "now": 123.0, "step": 60},
+    ):
+        history.saw(record)
+
+    assert history.at(130.0) == FailureHistory(60.0, 2, (50,))
+    assert history.saved_step == 60
+
+
+def test_begin_of_a_running_job_that_is_written_down_once_more_is_no_failure() -> None:
+    """Its journal was removed; the file of the next one tells that to readers only."""
+    history = RunHistory(FailureHistory(30.0, 1), began=100.0)
+
+    history.saw({"event": "job_started", "now": 110.0})
+
+    assert history.at(130.0) == FailureHistory(60.0, 1)
+
+
+def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
+    journal = Journal(path, run_id="r", source="worker 0")
+    for step in (10, 20, 30, 40, 50):
+        journal.record("rejected", step=step, reason="a byte")
+    journal.record("checkpoint", step=40, seconds=1.0, bytes=1, place="local directory")
+    journal.record("checkpoint", step=50, seconds=1.0, bytes=1, place="local directory")
+    journal.record("drained", step=50)
+    journal.record("checkpoint", step=20, seconds=1.0, bytes=1)
+    journal.record("mended", step=30)
+    journal.close()
+
+    assert HistoryReader(path).read().rejected == (10, 40), "the run directory has these"
