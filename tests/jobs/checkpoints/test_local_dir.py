@@ -13,7 +13,7 @@ from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, wait_for
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.save_request import order_save
+from holdfast.runtime.tools.living_job import order_save
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi

@@ -15,7 +15,8 @@ from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.journal import HistoryReader, Journal, Record
+from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Message
 
