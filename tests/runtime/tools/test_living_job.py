@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,8 @@ def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) 
 
         assert (str(save.value), str(stop.value)) == (told, told)
         assert head.heard == [], "and it is ordered nothing"
-        assert open_descriptors() == before
+        while open_descriptors() > before:  # the head sees the end of a connection later
+            time.sleep(0.001)
     assert life_of(copy) is Life.ELSEWHERE, "the run itself is still there"
     shutil.rmtree(directory.path)
     assert life_of(copy) is Life.GONE
