@@ -31,15 +31,11 @@ class RunHistory:
     """The history of a run's failures, counted record by record."""
 
     def __init__(self, before: FailureHistory = _NO_HISTORY, began: float | None = None) -> None:
-        """Go on from a history; ``began`` is the second in which the present job has begun.
-
-        Its begin is no other job's, if it is written down once more.
-        """
+        """Go on from a history; ``began`` is the second in which the present job has begun."""
         self._seconds = before.seconds
         self._failures = before.failures
         self._rejected = set(before.rejected)
         self._began = self._last = began
-        self._is_of_one_job = began is not None
         self.saved_step: int | None = None
         """The step of the newest checkpoint that a record has told of."""
         self.local_dir: str | None = None
@@ -67,7 +63,7 @@ class RunHistory:
         if event == "checkpoint":
             self.saved_step = record.get("step")
         self._failures += event == "relaunch" and record.get("is_renewal") is not True
-        if event == "job_started" and not self._is_of_one_job:
+        if event == "job_started":
             local = record.get("local_dir")
             self.local_dir = local if isinstance(local, str) else None
             self._failures += self._began is not None

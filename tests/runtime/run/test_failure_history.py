@@ -149,15 +149,6 @@ def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> No
     assert history.saved_step == 60
 
 
-def test_begin_of_a_running_job_that_is_written_down_once_more_is_no_failure() -> None:
-    """Its journal was removed; the file of the next one tells that to readers only."""
-    history = RunHistory(FailureHistory(30.0, 1), began=100.0)
-
-    history.saw({"event": "job_started", "now": 110.0})
-
-    assert history.at(130.0) == FailureHistory(60.0, 1)
-
-
 def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
     journal = Journal(path, run_id="r", source="worker 0")
     for step in (10, 20, 30, 40, 50):
