@@ -71,6 +71,20 @@ def test_drain_returns_what_is_there_without_waiting(ends: tuple[LineChannel, Li
     assert not right.is_closed
 
 
+def test_message_that_came_with_another_is_known_although_nothing_is_readable(
+    ends: tuple[LineChannel, LineChannel],
+) -> None:
+    ours, theirs = ends
+    for number in range(2):
+        ours.send({"n": number})
+    assert not theirs.has_message
+
+    assert theirs.receive() == {"n": 0}
+    assert theirs.has_message
+    assert theirs.receive() == {"n": 1}
+    assert not theirs.has_message
+
+
 def test_end_comes_after_the_last_message(ends: tuple[LineChannel, LineChannel]) -> None:
     left, right = ends
     left.send({"n": 1})
