@@ -45,6 +45,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
@@ -252,7 +253,7 @@ class RunningJob:
             stdout=self._path("stdout").read_text(errors="replace"),
             stderr=self.stderr,
             journal=tuple(journal),
-            report=summarize(journal),
+            report=summarize(entries_of(journal)),
             leftovers=self.leftovers(),
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms, follow_run
 from holdfast.runtime.tools.strike import (
     DEFAULT_BLOWS,
@@ -146,7 +147,7 @@ def _overload(seconds: float, root: Path) -> int:
         while time.monotonic() - began < seconds:
             case = Case(OVERLOADED_WORKERS, 6, FEATURES[0], epochs=OVERLOADED_EPOCHS)
             run = _follow(case, root / f"overloaded-{runs}")
-            failures = summarize(run.records).failures
+            failures = summarize(entries_of(run.records)).failures
             lost += len(failures) + (run.failure is not None)
             runs += 1
             for failure in failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,10 +12,10 @@ from rich.text import Text
 
 from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.cli.terminal import grid, output
+from holdfast.runtime.run.entries import Entry, read_on
 from holdfast.runtime.run.find_run import refuse_no_job
-from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.events import read_on
 from holdfast.runtime.tools.living_job import life_of
 from holdfast.runtime.tools.report import (
     Report,
@@ -44,9 +45,9 @@ def report(run_dir: Path, *, as_json: bool) -> None:
     """Summarize the run in RUN_DIR from its journal."""
     refuse_no_job(run_dir)
     directory = RunDirectory(run_dir)
-    records: list[Record] = []
-    read_on(directory, lambda: read_journal(directory.journal_path), records)
-    summary = summarize(records)
+    entries: list[Entry[Any]] = []
+    read_on(directory, JournalReader(directory.journal_path).read, entries)
+    summary = summarize(entries)
     if as_json:
         click.echo(to_json(summary))
     else:

@@ -58,20 +58,6 @@ Record: TypeAlias = dict[str, Any]
 TAIL_BYTES = 1 << 20
 """The end of a journal that tells how a run stands."""
 
-EVENTS = frozenset({
-    "agent_killed", "checkpoint", "checkpoint_failed", "checkpoint_skipped", "completed",
-    "deadline", "drain_failed", "drained", "epoch", "failure", "fault", "hung_up",
-    "incarnation", "initial_weights",
-    "job_ended", "job_started", "journal_gap", "journal_removed", "launch", "local_failed",
-    "memory_differs",
-    "mend_failed", "mended", "numerics_differ", "output_dropped", "paused", "pool_restarted",
-    "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
-    "restored", "scrub_failed", "scrubbed", "signal_repeated",
-    "stalled", "step", "stopped", "storage_downgrade", "store_removed", "supervisor_failed",
-    "suspected", "suspicion", "taken_over", "unreadable", "warning", "world",
-})  # fmt: skip
-"""Every event that some process of a job records."""
-
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)

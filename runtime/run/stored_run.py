@@ -15,8 +15,10 @@ from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.signature import SigningKey
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
+from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.entries import entries_of, last_of
 from holdfast.runtime.run.find_run import find_key, key_in, refuse_no_run
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX, Ownership, RunDirectory
 
 _MOST_STEPS = 10
@@ -69,15 +71,14 @@ class StoredRun:
     def _why_none(self) -> str:
         directory = RunDirectory(self.path)
         reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
-        saved: list[Record] = []
+        saved = None
         with contextlib.suppress(OSError):
-            saved = [found for found in reader.read() if found["event"] == "checkpoint"]
-        if not saved:
+            saved = last_of(entries_of(reader.read()), Checkpoint)
+        if saved is None:
             return "its run has saved none yet"
-        is_local = "place" in saved[-1]
         where = f"only the job's --local-dir had, in {LOCAL_PREFIX}{self.run_id} there"
-        return f"its journal knows of step {saved[-1].get('step')}, which " + (
-            where if is_local else "was removed"
+        return f"its journal knows of step {saved.event.step}, which " + (
+            where if saved.event.place is not None else "was removed"
         )
 
     def step(self, wanted: int | None) -> int:

@@ -25,6 +25,13 @@ from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import Tensors
+from holdfast.runtime.run.checkpoint_events import (
+    Checkpoint,
+    Drained,
+    LocalFailed,
+    StorageDowngrade,
+)
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.held_save import Contents, HeldSave
 from holdfast.runtime.saving.maintenance import NOWHERE, CheckpointMaintenance, Places
 from holdfast.runtime.saving.mending import Report, tell_removal
@@ -150,17 +157,17 @@ class Committer:
         return manifest.nbytes
 
     def _tell(self, ticket: SaveTicket, manifest: Manifest, places: Places) -> None:
-        self._report.record(
-            "checkpoint",
+        committed = Checkpoint(
             step=ticket.step,
-            generation=ticket.generation,
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
-            **self.place,
+            generation=ticket.generation,
+            place=self.place.get("place"),
         )
+        record(self._report, committed)
         self._tell_local_failure(ticket.step)
         if places.is_local and places.is_run:
-            self._report.record("drained", step=ticket.step)
+            record(self._report, Drained(step=ticket.step))
         self._maintenance.committed(ticket.step, places)
 
     def _on_host(self, ticket: SaveTicket, write: _Write) -> Manifest | None:
@@ -176,7 +183,7 @@ class Committer:
         except SnapshotDamaged:
             raise
         except CheckpointError as error:  # also a step that is there, and cannot be read
-            self._report.record("local_failed", step=ticket.step, reason=str(error))
+            record(self._report, LocalFailed(step=ticket.step, reason=str(error)))
             self._local_failure = self._local_failure or str(error)
             return None
         if self._has_told_failure:
@@ -236,5 +243,5 @@ class Committer:
 
     def _tell_downgrades(self, store: CheckpointStore) -> None:
         for reason in store.disk.new_downgrades(self._downgrades_told):
-            self._report.record("storage_downgrade", reason=reason)
+            record(self._report, StorageDowngrade(reason=reason))
             self._report.notify(f"checkpoints are at risk: {reason}")

@@ -26,6 +26,14 @@ from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.scrub import Reading, Scrubber
+from holdfast.runtime.run.checkpoint_events import (
+    Drained,
+    DrainFailed,
+    PruneFailed,
+    Scrubbed,
+    ScrubFailed,
+)
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.local_level import LocalLevel
 from holdfast.runtime.saving.mending import Mender, Report, mirrors, tell_removal
 from holdfast.runtime.saving.plan import SavePlan
@@ -167,7 +175,7 @@ class CheckpointMaintenance:
             self._make_room(self._nbytes, StagingName(step, self._generation, 1))
             self._put(local, step)
         self._forget(step)
-        self._report.record("drained", step=step)
+        record(self._report, Drained(step=step))
 
     def _put(self, local: LocalLevel, step: int) -> None:
         with self.in_hand.putting(StagingName(step, self._generation, 1)):
@@ -195,7 +203,7 @@ class CheckpointMaintenance:
     def _tell_undrained(self, error: Exception) -> None:
         if self._is_given_up:  # the next care drains
             return
-        self._report.record("drain_failed", reason=str(error))
+        record(self._report, DrainFailed(reason=str(error)))
         self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
 
     def _tidy(self) -> None:
@@ -218,7 +226,7 @@ class CheckpointMaintenance:
 
     def _tell_left(self, reasons: Iterable[str]) -> None:
         for reason in () if self._is_given_up else reasons:
-            self._report.record("prune_failed", reason=reason)
+            record(self._report, PruneFailed(reason=reason))
             if _SPACE in reason:  # the user has set a bound that does not hold
                 self._report.notify(reason)
 
@@ -244,7 +252,7 @@ class CheckpointMaintenance:
         try:
             finding = self._scrubber.read(step)
         except MemoryError:  # another step has its turn the next time
-            self._report.record("prune_failed", reason=f"no memory to read step {step} again")
+            record(self._report, PruneFailed(reason=f"no memory to read step {step} again"))
             return
         with contextlib.suppress(RuntimeError):  # it is closed
             self._thread.submit(self._heard, self._conclude, finding)
@@ -254,19 +262,19 @@ class CheckpointMaintenance:
         try:
             failure = self._scrubber.conclude(finding, now)
         except CheckpointError as error:  # the directory is another job's now
-            self._report.record("prune_failed", reason=str(error))
+            record(self._report, PruneFailed(reason=str(error)))
             return
         if failure is None:
             if self._marks.time_of(finding.step) == now:  # else it was removed meanwhile
-                self._report.record("scrubbed", step=finding.step)
+                record(self._report, Scrubbed(step=finding.step))
             return
-        self._report.record(
-            "scrub_failed",
+        found = ScrubFailed(
             step=failure.step,
             reason=failure.reason,
             moved_to=failure.moved_to,
             mended=failure.is_mended,
         )
+        record(self._report, found)
         self._report.notify(str(failure))
 
 

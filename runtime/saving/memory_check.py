@@ -22,6 +22,7 @@ from holdfast.recovery.step import REFUSAL, DigestComparison, compare_digests
 from holdfast.runtime.errors import WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.run.events import MemoryDiffers
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
@@ -86,7 +87,7 @@ class MemoryCheck:
         """Act on a difference: raise, or fence this worker; never returns."""
         workers = [self._membership.world.workers[rank] for rank in found.minority]
         self._records.note(
-            "memory_differs", step=step, workers=workers, has_majority=found.has_majority
+            MemoryDiffers(step=step, workers=tuple(workers), has_majority=found.has_majority)
         )
         if not found.has_majority:
             # A peer whose comparison broke at the last moment must not go on alone.  It votes

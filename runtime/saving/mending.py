@@ -28,6 +28,8 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.repair import Holders, MendResult, mend_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.checkpoint_events import Mended, MendFailed, StoreRemoved
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
@@ -54,7 +56,7 @@ def tell_removal(report: Report, store: CheckpointStore, newest: int) -> None:
     directory, step = str(store.directory), newest
     with contextlib.suppress(CheckpointError):
         step = min(store.steps(), default=newest)
-    report.record("store_removed", directory=directory, step=step)
+    record(report, StoreRemoved(directory=directory, step=step))
     report.notify(
         f"{directory} was removed, or its disk unmounted: it has no checkpoint before step {step}"
     )
@@ -62,7 +64,7 @@ def tell_removal(report: Report, store: CheckpointStore, newest: int) -> None:
 
 def tell_failure(report: Report, holder: str, step: int | None, reason: str) -> None:
     """Tell that a step, or any step if it is None, was not mended from a holder."""
-    report.record("mend_failed", step=step, reason=reason, holder=holder)
+    record(report, MendFailed(reason=reason, holder=holder, step=step))
     what = "no checkpoint" if step is None else f"checkpoint step {step}"
     verb = "can be" if step is None else "was not"
     report.notify(f"{what} {verb} mended from {holder}: {reason}")
@@ -137,14 +139,14 @@ class Mender(KnownHolders[SecondHolder]):
     def _tell(self, holder: SecondHolder, result: MendResult) -> None:
         if not result.faults:
             return  # it is whole: the fault was gone at this reading
-        self._report.record(
-            "mended",
+        mended = Mended(
             step=result.step,
             taken=result.taken,
             parts=result.parts,
-            bad_name=result.bad_name,
             holder=holder.name,
+            bad_name=result.bad_name,
         )
+        record(self._report, mended)
         aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
         self._report.notify(
             f"checkpoint step {result.step} was mended, {result.taken} of {result.parts} parts "

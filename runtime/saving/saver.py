@@ -26,6 +26,8 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.in_process_saver import (
@@ -140,7 +142,7 @@ class Saver:
         work_plan = self._terms.work_plan
         is_due = work_plan.is_save_due(cursor)
         if is_due and self._flight is not None:
-            self._records.note("checkpoint_skipped", step=cursor.step)
+            self._records.note(CheckpointSkipped(step=cursor.step))
         is_wanted = is_due or (self._is_wanted and work_plan.is_save_point(cursor))
         is_new = cursor.step != self.saved_step or self.is_unfinished
         return is_wanted and self._flight is None and is_new
@@ -381,7 +383,7 @@ class Saver:
         if failure is None or isinstance(failure, SnapshotNotWritten):
             return  # the committer has told it
         reason = _reason_of(failure)
-        self._context.journal.record("checkpoint_failed", step=flight.step, reason=reason)
+        record(self._context.journal, CheckpointFailed(step=flight.step, reason=reason))
         self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
 
 

@@ -9,196 +9,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.runtime.evidence.repeats import describe_work
+from holdfast.runtime.run.checkpoint_events import (
+    Checkpoint,
+    CheckpointFailed,
+    Mended,
+    MendFailed,
+    Rejected,
+    ScrubFailed,
+    Unreadable,
+)
+from holdfast.runtime.run.entries import kind_of
+from holdfast.runtime.run.events import (
+    Epoch,
+    Failure,
+    FaultStruck,
+    MemoryDiffers,
+    Pressure,
+    Recovery,
+    Relaunch,
+    Suspected,
+)
 from holdfast.runtime.tools.living_job import Life
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """A committed checkpoint."""
+class Troubling(Protocol):
+    """An event that the report tells in a sentence."""
 
-    step: int
-    seconds: float
-    bytes: int
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A checkpoint that could not be written, or was found invalid at a restore."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A checkpoint that a restore gave up after so many seconds; it may be whole."""
-
-    step: int
-    reason: str
-    seconds: float
-    tries: int = 1
-
-    def __str__(self) -> str:
-        return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rotten:
-    """An old checkpoint that did not verify any more, its new name, and whether it was mended."""
-
-    step: int
-    reason: str
-    moved_to: str | None = None
-    mended: bool = False
-
-    def __str__(self) -> str:
-        aside = f"moved to {self.moved_to}" if self.moved_to else "not moved"
-        fate = "mended" if self.mended else aside
-        return f"step {self.step} did not verify any more, {fate}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """A damaged checkpoint that is whole again: ``taken`` of its ``parts`` came from ``holder``."""
-
-    step: int
-    taken: int
-    parts: int
-    holder: str
-    bad_name: str | None = None
-
-    def __str__(self) -> str:
-        return f"step {self.step} mended: {self.taken} of {self.parts} parts from {self.holder}"
-
-
-@dataclass(frozen=True, slots=True)
-class NotMended:
-    """The failure of a second holder to mend a checkpoint, or any checkpoint without a step."""
-
-    reason: str
-    holder: str
-    step: int | None = None
-
-    def __str__(self) -> str:
-        what = "nothing" if self.step is None else f"step {self.step} not"
-        return f"{what} mended from {self.holder}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class WrongMemory:
-    """Workers whose state differed from the others'; without a majority all may be wrong."""
-
-    step: int
-    workers: tuple[int, ...]
-    has_majority: bool
-
-    def __str__(self) -> str:
-        workers = ", ".join(map(str, self.workers))
-        fate = "fenced" if self.has_majority else "no majority shows whose state is right"
-        return f"step {self.step} differs in the memory of workers {workers}: {fate}"
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """An injected fault that struck; the names are those of a fault's address."""
-
-    kind: str
-    worker: int
-    step: int
-    site: str
-    attempt: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A worker's death, as the supervisor saw it."""
-
-    worker: int
-    cause: str
-    step: int | None = None
-    phase: str | None = None
-    fenced: bool = False
-    generation: int | None = None
-    limit: str | None = None
-    """The limit that it was killed for: heartbeat, stall, standstill or unkillable."""
-    launch_rank: int | None = None
-    core: int | None = None
-    stderr: tuple[str, ...] = ()
-    traceback: str = ""
-    """Of the exception of its script, from the script's own first call on."""
-    stacks: str = ""
-    samples: dict[str, Any] | None = None
-    collateral: bool = False
-    """Whether it was killed together with others, and not for anything of its own."""
-    job: int | None = None
-    """The number of the run's job that it belonged to, from 1."""
-    after_s: float | None = None
-    """Its time, from the begin of that job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suspected:
-    """A worker that did not come on for half of its limit; it may have done so afterwards."""
-
-    worker: int
-    seconds: float
-    step: int
-    where: str = ""
-    stacks: str = ""
-    samples: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """A limit of the host that was about to be met, as people were told."""
-
-    resource: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """A recovery in place, in milliseconds since the survivors detected the failure.
-
-    ``since_failure_ms`` is counted from the fault, or from the failure where none
-    was injected, to the next applied step.
-    """
-
-    generation: int
-    step: int
-    lost: tuple[int, ...]
-    survivors: tuple[int, ...]
-    attempts: int = 1
-    revoked_ms: float | None = None
-    shrunk_ms: float | None = None
-    agreed_ms: float | None = None
-    adopted_ms: float | None = None
-    next_step_ms: float | None = None
-    since_failure_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Relaunch:
-    """A job that died whole, or was renewed, and was started again.
-
-    ``restored_step`` is ``None`` when it began from nothing; ``since_failure_ms``, for a renewal
-    since its stop, is ``None`` when no step was applied any more, or neither is on record.
-    """
-
-    reason: str
-    workers: tuple[int, ...]
-    restored_step: int | None = None
-    since_failure_ms: float | None = None
-    is_renewal: bool = False
+    def trouble(self) -> str:
+        """Return the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +53,21 @@ class EpochReport:
     step: int
     samples: int
     exact: bool
-    metrics: dict[str, float] = field(default_factory=dict)
-    validation: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(epoch: Epoch) -> EpochReport:
+        """Return the end of an epoch as the report has it."""
+        ledger = epoch.ledger or {}
+        return EpochReport(
+            epoch=epoch.epoch,
+            step=epoch.step,
+            samples=ledger.get("samples", 0),
+            exact=bool(ledger.get("exact", False)),
+            metrics=epoch.metrics or {},
+            validation=epoch.validation or {},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,26 +85,27 @@ class Report:
     samples: int
     epochs: tuple[EpochReport, ...]
     metrics: dict[str, float]
-    faults: tuple[Struck, ...]
-    failures: tuple[Failure, ...]
-    suspected: tuple[Suspected, ...]
     repeated: tuple[str, ...]
     """A sentence on each step, rank or core that kills workers again and again."""
-    recoveries: tuple[Recovery, ...]
-    relaunches: tuple[Relaunch, ...]
-    checkpoints: tuple[CheckpointReport, ...]
-    failed_checkpoints: tuple[Rejected, ...]
-    rejected_checkpoints: tuple[Rejected, ...]
     skipped_checkpoints: int
-    scrub_failures: tuple[Rotten, ...]
-    mends: tuple[Mended, ...]
-    failed_mends: tuple[NotMended, ...]
-    memory_differences: tuple[WrongMemory, ...]
     jobs: int
     wall_s: float
     step_s: float
     goodput: float
     final_sha256: str | None
+    faults: tuple[FaultStruck, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    suspected: tuple[Suspected, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    relaunches: tuple[Relaunch, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    failed_checkpoints: tuple[CheckpointFailed, ...] = ()
+    rejected_checkpoints: tuple[Rejected, ...] = ()
+    unread_checkpoints: tuple[Unreadable, ...] = ()
+    scrub_failures: tuple[ScrubFailed, ...] = ()
+    mends: tuple[Mended, ...] = ()
+    failed_mends: tuple[MendFailed, ...] = ()
+    memory_differences: tuple[MemoryDiffers, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     completed_step: int | None = None
     """The step that the last launch has completed; its script may go on for a while."""
@@ -257,14 +115,13 @@ class Report:
     """Whether the journal was removed during a job, so that it lacks all that was before."""
     lost_lines: int = 0
     """Lines of the workers and of holdfast that stdout and stderr have not taken."""
-    unread_checkpoints: tuple[Unread, ...] = ()
     paused_s: float = 0.0
     """How long the whole job stood still, which is a part of the wall time."""
 
 
 def to_json(report: Report) -> str:
     """Return the report as strict JSON; numbers that JSON lacks (NaN) become null."""
-    return json.dumps(finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
+    return json.dumps(finite(report), indent=2, allow_nan=False)
 
 
 def describe_ledger(report: Report) -> str:
@@ -275,7 +132,7 @@ def describe_ledger(report: Report) -> str:
     return f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
 
 
-def describe_metrics(metrics: dict[str, float]) -> str:
+def describe_metrics(metrics: Mapping[str, float]) -> str:
     """Return metrics as ``name=value`` pairs."""
     return " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) or "-"
 
@@ -298,7 +155,7 @@ def describe_troubles(report: Report) -> list[str]:
     failed = report.failed_checkpoints
     last = [f"step {f.step} failed, the last of {len(failed)}: {f.reason}" for f in failed[-1:]]
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
-    others = (
+    others: tuple[Troubling, ...] = (
         *report.unread_checkpoints,
         *report.scrub_failures,
         *report.mends,
@@ -306,7 +163,7 @@ def describe_troubles(report: Report) -> list[str]:
         *report.memory_differences,
         *report.pressures,
     )
-    return [*last, *rejected, *map(str, others)]
+    return [*last, *rejected, *(event.trouble() for event in others)]
 
 
 def describe_failure(failure: Failure) -> str:
@@ -361,8 +218,16 @@ def describe_ms(milliseconds: float | None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value in which numbers that JSON lacks are null."""
-    if isinstance(value, dict):
+    """Return a value as JSON has it: numbers that JSON lacks are null.
+
+    Of an event, the fields that a report leaves out are not there.
+    """
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    kind = kind_of(value)
+    if kind is not None:
+        value = {name: one for name, one in value._asdict().items() if name not in kind.hidden}
+    if isinstance(value, Mapping):
         return {name: finite(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(member) for member in value]

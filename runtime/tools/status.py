@@ -8,15 +8,27 @@ Then the journal says as much as it can.  It has what has happened, the agent wh
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Drained
+from holdfast.runtime.run.entries import Entry, last_of, of, read_on
+from holdfast.runtime.run.events import (
+    Completed,
+    Epoch,
+    JobEnded,
+    JobStarted,
+    Launch,
+    Restored,
+    Step,
+    Stopped,
+    WorldBegan,
+)
 from holdfast.runtime.run.find_run import refuse_no_job
-from holdfast.runtime.run.journal import JournalReader, Record, completed_step
+from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace, next_save_of
 from holdfast.runtime.run.progress import (
     AFTER_TRAINING,
@@ -27,10 +39,15 @@ from holdfast.runtime.run.progress import (
     phase,
 )
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.events import EventLine, read_on, told_events
 from holdfast.runtime.tools.living_job import JobSocket, Life, find_life
 from holdfast.runtime.tools.report import finite
-from holdfast.runtime.tools.summary import Goodput, goodput_of, jobs_of, last_of
+from holdfast.runtime.tools.summary import (
+    Entries,
+    Goodput,
+    completed_step,
+    goodput_of,
+    jobs_of,
+)
 
 _RUNNING = {
     Life.RUNNING: "running",
@@ -61,7 +78,7 @@ class StatusSource:
         self._directory = RunDirectory(run_dir)
         self._reader = JournalReader(self._directory.journal_path)
         self._socket = JobSocket(self._directory)
-        self._records: list[Record] = []
+        self._entries: list[Entry[Any]] = []
 
     def poll(self, wall_s: float) -> JobStatus:
         """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
@@ -74,26 +91,25 @@ class StatusSource:
         answer = self._socket.ask()
         life, words = find_life(self._directory, answer)
         # After the look at the processes: the last record may tell of their end.
-        read_on(self._directory, self._reader.read, self._records)
-        ending = ending_of(newest_job(self._records), life, words)
+        read_on(self._directory, self._reader.read, self._entries)
+        ending = ending_of(newest_job(self._entries), life, words)
         if self._socket.is_silent:
             ending = Ending(f"{ending.outcome}; its head does not answer", ending.is_over)
         found = None if answer is None else AgentAnswer.of(answer)
-        return job_status(self._records, ending, found, (time.monotonic(), wall_s))
+        return job_status(self._entries, ending, found, (time.monotonic(), wall_s))
 
     def close(self) -> None:
         """Leave the job alone."""
         self._socket.close()
 
 
-def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
+def ending_of(job: Entries, life: Life, words: str) -> Ending:
     """Return how a job stands, in words; ``words`` say more of it."""
     if life in _RUNNING:
         return Ending(_RUNNING[life].format(words), is_over=False)
-    ended = [record for record in job if record["event"] == "job_ended"]
-    if ended:
-        code, reason = ended[-1]["exit_code"], ended[-1]["reason"]
-        return Ending(f"ended with exit code {code}: {reason}", is_over=True)
+    ended = last_of(job, JobEnded)
+    if ended is not None:
+        return Ending(ended.event.words(), is_over=True)
     step = completed_step(job)
     if step is not None:
         lost = ", after its head was lost" if life is Life.GONE else ""
@@ -111,6 +127,14 @@ class LastSave:
     step: int
     age_s: float
     place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """One event; ``time`` is in seconds since 1970."""
+
+    time: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,38 +196,36 @@ class Ending:
 
 
 def job_status(
-    records: Sequence[Record],
-    ending: Ending,
-    answer: AgentAnswer | None,
-    now_s: tuple[float, float],
+    entries: Entries, ending: Ending, answer: AgentAnswer | None, now_s: tuple[float, float]
 ) -> JobStatus:
-    """Return the status of the newest job in ``records``, which are all sound.
+    """Return the status of the newest job in ``entries``.
 
     ``now_s`` is the moment: seconds of the monotonic clock, and since 1970.
     """
     monotonic, wall = now_s
-    job = newest_job(records)
+    job = newest_job(entries)
     progress = None if answer is None else answer.progress
-    steps = [record for record in job if record["event"] == "step"]
     trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
-    epoch, launch = last_of(records, "epoch"), last_of(job, "launch")
+    epoch, launch = last_of(entries, Epoch), last_of(job, Launch)
+    started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
+    launched = () if launch is None else launch.event.workers
     return JobStatus(
-        run_id=records[-1].get("run_id") if records else None,
+        run_id=entries[-1].run_id if entries else None,
         outcome=_outcome(ending, answer),
         is_over=ending.is_over,
-        exit_code=last_of(job, "job_ended").get("exit_code"),
-        script=last_of(records, "job_started").get("script"),
+        exit_code=ended and ended.event.exit_code,
+        script=started and started.event.script,
         phase=None if answer is None else answer.phase,
-        step=_journalled_step(records) if progress is None else progress.step,
-        launched=len(launch.get("workers", ())) if answer is None else answer.launched,
+        step=_journalled_step(entries) if progress is None else progress.step,
+        launched=len(launched) if answer is None else answer.launched,
         workers=() if answer is None else answer.workers,
         progress=progress,
-        steps_per_s=pace_of(steps).per_s if trains else 0.0,
-        epoch=EndedEpoch.of(epoch) if epoch else None,
-        last_save=_last_save(records, wall),
-        next_save=_next_save(progress, last_of(job, "checkpoint"), monotonic),
-        goodput=goodput_of(records, None if ending.is_over else monotonic),
-        events=told_events(records, _MOST_EVENTS),
+        steps_per_s=pace_of(of(job, Step)).per_s if trains else 0.0,
+        epoch=epoch and EndedEpoch.of(epoch.event._asdict()),
+        last_save=_last_save(entries, wall),
+        next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
+        goodput=goodput_of(entries, None if ending.is_over else monotonic),
+        events=told_events(entries, _MOST_EVENTS),
     )
 
 
@@ -214,54 +236,67 @@ def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
     return f"{ending.outcome}: {phase(CONCLUDING)}"
 
 
-def newest_job(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records from the last ``job_started`` on; all of them without one."""
-    return (jobs_of(records) or [records])[-1]
+def newest_job(entries: Entries) -> Entries:
+    """Return the entries from the last begin of a job on; all of them without one."""
+    return (jobs_of(entries) or [entries])[-1]
 
 
-def pace_of(steps: Sequence[Record]) -> Pace:
-    """Return the speed over the last seconds of step records; nothing after a relaunch."""
+def pace_of(steps: Sequence[Entry[Step]]) -> Pace:
+    """Return the speed over the last seconds of steps; nothing after a relaunch."""
     pace = Pace()
     if steps:
-        since = steps[-1]["now"] - _PACE_OVER_S
-        generation = steps[-1]["generation"]
-        for record in steps:
-            if record["now"] >= since and record["generation"] == generation:
-                pace = pace.observe(record["step"], record["now"])
+        since = steps[-1].now - _PACE_OVER_S
+        generation = steps[-1].event.generation
+        for entry in steps:
+            if entry.now >= since and entry.event.generation == generation:
+                pace = pace.observe(entry.event.step, entry.now)
     return pace
 
 
-def _journalled_step(records: Sequence[Record]) -> int:
-    """Return the step that the newest launch has reached by its records."""
-    for record in reversed(records):
-        if record["event"] in ("step", "completed", "stopped", "restored", "world"):
-            return int(record["step"])
+def _journalled_step(entries: Entries) -> int:
+    """Return the step that the newest launch has reached by its journal."""
+    for entry in reversed(entries):
+        if isinstance(entry.event, (Step, Completed, Stopped, Restored, WorldBegan)):
+            return entry.event.step
     return 0
 
 
-def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
-    saves = [record for record in records if record["event"] in ("checkpoint", "drained")]
-    record = last_of(saves, "checkpoint")
-    if not record:
+def _last_save(entries: Entries, wall: float) -> LastSave | None:
+    saved = last_of(entries, Checkpoint)
+    if saved is None:
         return None
-    has_drained = saves[-1]["event"] == "drained" and saves[-1].get("step") == record["step"]
-    place = None if has_drained else record.get("place")
-    return LastSave(record["step"], max(0.0, wall - record["time"]), place)
+    newest = next(e.event for e in reversed(entries) if isinstance(e.event, (Checkpoint, Drained)))
+    has_drained = isinstance(newest, Drained) and newest.step == saved.event.step
+    place = None if has_drained else saved.event.place
+    return LastSave(saved.event.step, max(0.0, wall - saved.time), place)
 
 
-def _next_save(progress: StepReport | None, saved: Record, now: float) -> str | None:
+def _next_save(
+    progress: StepReport | None, saved: Entry[Checkpoint] | None, now: float
+) -> str | None:
     """Return when the next save comes, unless it came after the agent was told of it."""
     if progress is None:
         return None
-    if saved and saved["step"] == progress.next_save_step and saved["now"] > progress.now:
+    if saved and saved.event.step == progress.next_save_step and saved.now > progress.now:
         return None
     return next_save_of(progress, now)
 
 
+def told_events(entries: Entries, most: int) -> tuple[EventLine, ...]:
+    """Return the newest ``most`` events that are worth a line, the newest last."""
+    found: list[EventLine] = []
+    for entry in reversed(entries):
+        text = entry.words
+        if text and text not in {event.text for event in found[-1:]}:  # workers tell some too
+            found.append(EventLine(float(entry.time), text))
+        if len(found) == most:
+            break
+    return tuple(reversed(found))
+
+
 def to_json(status: JobStatus) -> dict[str, Any]:
     """Return the status as a JSON object, with the goodput that its parts make."""
-    fields = dataclasses.asdict(status)
+    fields: dict[str, Any] = finite(status)
     if status.goodput is not None:
         fields["goodput"]["share"] = status.goodput.share
-    plain: dict[str, Any] = finite(fields)
-    return plain
+    return fields

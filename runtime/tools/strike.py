@@ -34,7 +34,8 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.recovery.order import WORD, chain
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.journal import EVENTS, Record
+from holdfast.runtime.run.entries import event_names
+from holdfast.runtime.run.journal import Record
 
 _EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
 _LINE = re.compile(
@@ -240,8 +241,8 @@ def parse_plan(text: str) -> tuple[Strike, ...]:
 def _check(match: re.Match[str], blow: Blow) -> None:
     """Refuse an event that no journal has, and a length where nothing lasts."""
     event = match["event"]
-    if event is not None and event not in EVENTS:
-        raise ValueError(f"no journal has an event {event!r}; events: {', '.join(sorted(EVENTS))}")
+    if event is not None and event not in event_names():
+        raise ValueError(f"no journal has an event {event!r}; events: {', '.join(event_names())}")
     if match["lasting"] is not None and blow.kind not in LASTING:
         raise ValueError(
             f"{blow.kind.value} cannot last; leave `for` out, or take full or stop+cont"

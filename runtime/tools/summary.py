@@ -20,193 +20,190 @@ one definition, for ``holdfast report`` and ``holdfast status``.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
-from holdfast.runtime.run.journal import Record, completed_step
-from holdfast.runtime.tools.report import (
-    CheckpointReport,
-    EpochReport,
+from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed, CheckpointSkipped
+from holdfast.runtime.run.entries import Entry, kind_of, last_of, of
+from holdfast.runtime.run.events import (
+    Completed,
+    Epoch,
     Failure,
-    Mended,
-    NotMended,
-    Pressure,
+    FaultStruck,
+    JobEnded,
+    JobStarted,
+    JournalGap,
+    JournalRemoved,
+    Launch,
+    OutputDropped,
+    Paused,
     Recovery,
-    Rejected,
     Relaunch,
-    Report,
-    Rotten,
-    Struck,
-    Suspected,
-    Unread,
-    WrongMemory,
+    Restored,
+    Step,
+    Stopped,
+    Suspicion,
 )
+from holdfast.runtime.tools.report import EpochReport, Report
 
-_AFTER_ALL: Record = {"event": "launch"}
-_BEGINNINGS = ("launch", "job_started")
-_Value = TypeVar("_Value")
 _NS = 1_000_000_000
-_LAUNCHES = ("launch", "job_started", "relaunch")
+_LAUNCHES = (Launch, JobStarted, Relaunch)
 """A supervisor that takes a job over launches nothing: training has gone on without it."""
 
-_SAVES = ("checkpoint", "checkpoint_failed")
 SINCE_LAST_STEP = "since the last step"
 """Nobody knows yet what it will turn out to be: another step, a repair, the end."""
 
+Entries = Sequence[Entry[Any]]
 
-def summarize(records: Sequence[Record]) -> Report:
-    """Return the report of a run from all records of its journal, in their order."""
-    has_job = any(record["event"] == "job_started" for record in records)
-    jobs = jobs_of(records) if has_job else []  # a script of its own writes no begin
-    steps, epochs = _what_counts(records)
-    completed = last_of(records, "completed")
-    ended = last_of(jobs[-1], "job_ended") if jobs else {}
-    wall_s = sum(_duration(job) for job in jobs)
-    goodput = goodput_of(records) if jobs else None
+
+def summarize(entries: Entries) -> Report:
+    """Return the report of a run from all lines of its journal, in their order."""
+    jobs = jobs_of(entries) if of(entries, JobStarted) else []  # a script alone writes no begin
+    steps, epochs = _what_counts(entries)
+    completed = last_of(entries, Completed)
+    ended = last_of(jobs[-1], JobEnded) if jobs else None
+    goodput = goodput_of(entries) if jobs else None
+    computed = {
+        "checkpoints": _put_once(entries),
+        "failures": tuple(_failures(entries)),
+        "recoveries": tuple(recovery for job in jobs for recovery in _recoveries(job)),
+        "relaunches": tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
+    }
     return Report(
-        run_id=records[-1].get("run_id") if records else None,
-        exit_code=ended.get("exit_code"),
-        reason=ended.get("reason"),
-        completed_step=completed_step(records),
-        steps=max([completed.get("step", 0)] + [step["step"] for step in steps[-1:]]),
+        run_id=entries[-1].run_id if entries else None,
+        exit_code=ended and ended.event.exit_code,
+        reason=ended and ended.event.reason,
+        completed_step=completed_step(entries),
+        steps=max([completed.event.step if completed else 0, *(step.step for step in steps[-1:])]),
         samples=_count_samples(steps, epochs),
         epochs=epochs,
-        metrics=_final_metrics(completed, epochs),
-        faults=_all(Struck, records, "fault"),
-        failures=tuple(_failures(records)),
-        suspected=_all(Suspected, records, "suspected"),
+        metrics=_final_metrics(completed and completed.event, epochs),
         repeated=_repeated(jobs, steps),
-        recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
-        relaunches=tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
-        checkpoints=_all(CheckpointReport, _put_once(records), "checkpoint"),
-        failed_checkpoints=_all(Rejected, records, "checkpoint_failed"),
-        rejected_checkpoints=_all(Rejected, records, "rejected"),
-        unread_checkpoints=_all(Unread, records, "unreadable"),
-        skipped_checkpoints=sum(record["event"] == "checkpoint_skipped" for record in records),
-        scrub_failures=_all(Rotten, records, "scrub_failed"),
-        mends=_all(Mended, records, "mended"),
-        failed_mends=_all(NotMended, records, "mend_failed"),
-        memory_differences=_all(WrongMemory, records, "memory_differs"),
+        skipped_checkpoints=len(of(entries, CheckpointSkipped)),
         jobs=len(jobs),
-        wall_s=wall_s,
-        step_s=sum(step["seconds"] for step in steps),
+        wall_s=sum(_duration(job) for job in jobs),
+        step_s=sum(step.seconds for step in steps),
         goodput=0.0 if goodput is None else goodput.share,
         paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.value],
-        final_sha256=completed.get("sha256"),
-        pressures=_all(Pressure, records, "pressure"),
-        lost_events=sum(map(_lines_of, records)),
-        is_begun_again=any(record["event"] == "journal_removed" for record in records),
-        lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
+        final_sha256=completed and completed.event.sha256,
+        lost_events=sum(entry.event.lines for entry in of(entries, JournalGap)),
+        is_begun_again=bool(of(entries, JournalRemoved)),
+        lost_lines=sum(_lost_lines(job, who) for job in jobs for who in ("workers", "supervisor")),
+        **(_listed(entries) | computed),
     )
 
 
-def _put_once(records: Sequence[Record]) -> list[Record]:
+def _listed(entries: Entries) -> dict[str, Any]:
+    """Return the events that the report lists as they are, by the fields that have them."""
+    found: defaultdict[str, list[NamedTuple]] = defaultdict(list)
+    for entry in entries:
+        kind = kind_of(entry.event)
+        if kind is not None and kind.listed is not None:
+            found[kind.listed].append(entry.event)
+    return {name: tuple(events) for name, events in found.items()}
+
+
+def _put_once(entries: Entries) -> tuple[Checkpoint, ...]:
     """Leave out the saves of a local directory that the run directory has taken as well."""
-    saves = [record for record in records if record["event"] == "checkpoint"]
-    lasting = {(r["step"], r.get("generation")) for r in saves if "place" not in r}
-    return [r for r in saves if "place" not in r or (r["step"], r.get("generation")) not in lasting]
+    saves = [entry.event for entry in of(entries, Checkpoint)]
+    lasting = {(save.step, save.generation) for save in saves if save.place is None}
+    return tuple(
+        save for save in saves if save.place is None or (save.step, save.generation) not in lasting
+    )
 
 
-def _repeated(jobs: Sequence[Sequence[Record]], steps: Sequence[Record]) -> tuple[str, ...]:
+def completed_step(entries: Entries) -> int | None:
+    """Return the step that the last launch has completed, None if it has not."""
+    for entry in reversed(entries):
+        if isinstance(entry.event, Completed):
+            return entry.event.step
+        if isinstance(entry.event, (Launch, JobStarted)):
+            break
+    return None
+
+
+def _repeated(jobs: Sequence[Entries], steps: Sequence[Step]) -> tuple[str, ...]:
     """Return what the deaths have in common; a step that was applied at last is forgiven."""
-    records = [record for job in jobs for record in job]
-    failures = [record for record in records if record["event"] == "failure"]
-    told = [record["text"] for record in records if record["event"] == "suspicion"]
+    entries = list(itertools.chain.from_iterable(jobs))
+    failures = [entry.event._asdict() for entry in of(entries, Failure)]
+    told = [entry.event.text for entry in of(entries, Suspicion)]
     step, samples = repeated_step(failures), repeated_samples(failures)
-    applied = max((record["step"] for record in steps), default=0)
-    if step is not None and step.step > applied:
+    if step is not None and step.step > max((applied.step for applied in steps), default=0):
         told.append(str(step))
     if samples is not None:
         told.append(str(samples))
     return tuple(told)
 
 
-def _duration(job: Sequence[Record]) -> float:
-    ended = last_of(job, "job_ended")
-    return float(ended.get("now", max(record["now"] for record in job)) - job[0]["now"])
+def _duration(job: Entries) -> float:
+    ended = last_of(job, JobEnded)
+    last = max(entry.now for entry in job) if ended is None else ended.now
+    return float(last - job[0].now)
 
 
-def _what_counts(
-    records: Sequence[Record],
-) -> tuple[list[Record], tuple[EpochReport, ...]]:
-    """Return the step records and the epochs that were not rolled back."""
-    steps: list[Record] = []
+def _what_counts(entries: Entries) -> tuple[list[Step], tuple[EpochReport, ...]]:
+    """Return the steps and the epochs that were not rolled back."""
+    steps: list[Step] = []
     epochs: list[EpochReport] = []
     # Before its first step a launch restores the end of each complete training, and then
     # the step that it begins from.
     restored: int | None = None
     is_starting = True
-    for record in (*records, _AFTER_ALL):
-        event = record["event"]
-        if event in _BEGINNINGS:
-            if restored is not None:
+    for entry in entries:
+        match entry.event:
+            case Launch() | JobStarted():
                 _roll_back(steps, epochs, restored)
-            restored, is_starting = None, True
-        elif event == "restored" and is_starting:
-            restored = max(restored or 0, record["step"])
-        elif event == "step":
-            restored, is_starting = None, False
-            _roll_back(steps, epochs, record["step"] - record.get("steps", 1))
-            steps.append(record)
-        elif event == "epoch":
-            epochs = [epoch for epoch in epochs if epoch.epoch < record["epoch"]]
-            epochs.append(_epoch(record))
+                restored, is_starting = None, True
+            case Restored(step=step) if is_starting:
+                restored = max(restored or 0, step)
+            case Step() as step:
+                restored, is_starting = None, False
+                _roll_back(steps, epochs, step.first - 1)
+                steps.append(step)
+            case Epoch() as epoch:
+                epochs = [before for before in epochs if before.epoch < epoch.epoch]
+                epochs.append(EpochReport.of(epoch))
+    _roll_back(steps, epochs, restored)
     return steps, tuple(epochs)
 
 
-def _roll_back(steps: list[Record], epochs: list[EpochReport], last: int) -> None:
-    """Forget everything after the step ``last``."""
-    while steps and steps[-1]["step"] > last:
-        record = steps.pop()
-        count = record.get("steps", 1)
-        left = count - (record["step"] - last)
-        if left > 0:
-            steps.append(_first_steps(record, left / count) | {"step": last, "steps": left})
+def _roll_back(steps: list[Step], epochs: list[EpochReport], last: int | None) -> None:
+    """Forget everything after the step ``last``, if there is one."""
+    if last is None:
+        return
+    while steps and steps[-1].step > last:
+        step = steps.pop()
+        left = step.number - (step.step - last)
+        if left > 0:  # all steps of a line are taken as equal
+            part = left / step.number
+            samples, length_s = round(step.samples * part), step.seconds * part
+            steps.append(step._replace(step=last, seconds=length_s, samples=samples, steps=left))
     while epochs and epochs[-1].step > last:
         epochs.pop()
 
 
-def _first_steps(record: Record, part: float) -> Record:
-    """Return the first part of a record that stands for several steps, all taken as equal."""
-    samples = round(record["samples"] * part)
-    return {**record, "seconds": record["seconds"] * part, "samples": samples}
+def _count_samples(steps: Sequence[Step], epochs: Sequence[EpochReport]) -> int:
+    """Count by the ledger for complete epochs, by steps after them.
 
-
-def _epoch(record: Record) -> EpochReport:
-    ledger = record.get("ledger") or {}
-    return EpochReport(
-        epoch=record["epoch"],
-        step=record["step"],
-        samples=ledger.get("samples", 0),
-        exact=bool(ledger.get("exact", False)),
-        metrics=record.get("metrics") or {},
-        validation=record.get("validation") or {},
-    )
-
-
-def _count_samples(steps: Sequence[Record], epochs: Sequence[EpochReport]) -> int:
-    """Count by the ledger for complete epochs, by step records after them.
-
-    The rank that writes step records may die between applying a step and recording it.
+    The rank that writes steps down may die between applying a step and recording it.
     The ledger misses no step.
     """
     last = epochs[-1].step if epochs else 0
-    running = sum(step["samples"] for step in steps if step["step"] > last)
-    return int(sum(epoch.samples for epoch in epochs) + running)
+    running = sum(step.samples for step in steps if step.step > last)
+    return sum(epoch.samples for epoch in epochs) + running
 
 
-def _final_metrics(completed: Record, epochs: Sequence[EpochReport]) -> dict[str, float]:
+def _final_metrics(completed: Completed | None, epochs: Sequence[EpochReport]) -> dict[str, float]:
     """Return training metrics under their names, and those of validation after ``val_``."""
-    if completed.get("metrics"):
-        metrics, validation = completed["metrics"], completed.get("validation") or {}
+    if completed is not None and completed.metrics:
+        metrics, validation = completed.metrics, completed.validation or {}
     elif epochs:
         metrics, validation = epochs[-1].metrics, epochs[-1].validation
     else:
@@ -214,108 +211,78 @@ def _final_metrics(completed: Record, epochs: Sequence[EpochReport]) -> dict[str
     return dict(metrics) | {f"val_{name}": value for name, value in validation.items()}
 
 
-def _failures(records: Sequence[Record]) -> Iterable[Failure]:
+def _failures(entries: Entries) -> Iterable[Failure]:
     job, began = 0, 0.0
-    for record in records:
-        if record["event"] == "job_started":
-            job, began = job + 1, record["now"]
-        elif record["event"] == "failure":
-            failure = _take(Failure, record)
-            after_s = record["now"] - began
-            yield dataclasses.replace(failure, job=job, after_s=after_s) if job else failure
+    for entry in entries:
+        if isinstance(entry.event, JobStarted):
+            job, began = job + 1, entry.now
+        elif isinstance(entry.event, Failure):
+            dated = entry.event._replace(job=job, after_s=entry.now - began)
+            yield dated if job else entry.event
 
 
-def _lines_of(record: Record) -> int:
-    lines = record.get("lines")
-    return lines if record["event"] == "journal_gap" and isinstance(lines, int) else 0
-
-
-def _lost_lines(job: Sequence[Record], of: str) -> int:
+def _lost_lines(job: Entries, who: str) -> int:
     """Return the lines that a job has lost; each agent of it counts anew from 0."""
-    told = [record for record in job if record["event"] == "output_dropped"]
-    counts = [record["lines"] for record in told if record.get("of") == of]
+    told = [entry.event for entry in of(job, OutputDropped)]
+    counts = [dropped.lines for dropped in told if dropped.of == who]
     ends = [after < count for count, after in itertools.pairwise([*counts, 0])]
     return sum(itertools.compress(counts, ends))
 
 
-def _recoveries(job: Sequence[Record]) -> Iterable[Recovery]:
-    for record in job:
-        if record["event"] != "recovery":
-            continue
-        recovery = _take(Recovery, record)
-        since = _since_failure(job, record, recovery.lost)
-        yield dataclasses.replace(recovery, since_failure_ms=since)
+def _recoveries(job: Entries) -> Iterable[Recovery]:
+    for entry in of(job, Recovery):
+        since_ms = _since_failure_ms(job, entry.event)
+        yield entry.event._replace(since_failure_ms=since_ms)
 
 
-def _since_failure(job: Sequence[Record], record: Record, lost: tuple[int, ...]) -> float | None:
-    """Return milliseconds from the first of the deaths to the next applied step."""
-    detected = record.get("detected")
-    if detected is None or record.get("next_step_ms") is None:
-        return record.get("next_step_ms")
-    deaths = [_death_of(worker, job, detected) for worker in lost]
+def _since_failure_ms(job: Entries, recovery: Recovery) -> float | None:
+    """Return the time from the first of the deaths to the next applied step."""
+    detected, next_step_ms = recovery.detected, recovery.next_step_ms
+    if detected is None or next_step_ms is None:
+        return next_step_ms
+    deaths = [_death_of(worker, job, detected) for worker in recovery.lost]
     began = min([death for death in deaths if death is not None], default=detected)
-    return float((detected - began) * 1000 + record["next_step_ms"])
+    return float((detected - began) * 1000 + next_step_ms)
 
 
-def _death_of(worker: int, job: Sequence[Record], before: float) -> float | None:
+def _death_of(worker: int, job: Entries, before: float) -> float | None:
     """Return the time of a worker's fault, else of its observed death, not after ``before``.
 
     A worker dies of one fault at most.  Ids may be counted anew after a relaunch, so the
     latest time is the right one.
     """
-    for event in ("fault", "failure"):
-        times = [
-            record["now"]
-            for record in job
-            if record["event"] == event and record["worker"] == worker and record["now"] <= before
-        ]
-        if times:
-            return float(times[-1])
+    for told in (of(job, FaultStruck), of(job, Failure)):
+        found = [e.now for e in told if e.event.worker == worker and e.now <= before]
+        if found:
+            return found[-1]
     return None
 
 
-def _relaunches(job: Sequence[Record]) -> Iterable[Relaunch]:
-    for index, record in enumerate(job):
-        if record["event"] != "relaunch":
+def _relaunches(job: Entries) -> Iterable[Relaunch]:
+    for index, entry in enumerate(job):
+        if not isinstance(entry.event, Relaunch):
             continue
-        before, rest = job[:index], job[index + 1 :]
-        after = list(itertools.takewhile(lambda later: later["event"] != "relaunch", rest))
-        restored = _first(after, "restored")
-        left = _left_off(before, is_renewal=record.get("is_renewal") is True)
-        step = _first(after, "step")
-        since = (step["now"] - left) * 1000 if step and left is not None else None
-        yield dataclasses.replace(
-            _take(Relaunch, record), restored_step=restored.get("step"), since_failure_ms=since
+        rest = job[index + 1 :]
+        after = list(itertools.takewhile(lambda e: not isinstance(e.event, Relaunch), rest))
+        left = _left_off(job[:index], is_renewal=entry.event.is_renewal)
+        restored = next(iter(of(after, Restored)), None)
+        step = next(iter(of(after, Step)), None)
+        yield entry.event._replace(
+            restored_step=restored and restored.event.step,
+            since_failure_ms=None if step is None or left is None else (step.now - left) * 1000,
         )
 
 
-def _left_off(before: Sequence[Record], *, is_renewal: bool) -> float | None:
+def _left_off(before: Entries, *, is_renewal: bool) -> float | None:
     """Return the time of the stop, or of the death, after which a launch was followed."""
-    last = last_of(before, "stopped" if is_renewal else "failure")
-    if not last or is_renewal:
-        return last.get("now")
-    death = _death_of(last["worker"], before, last["now"])
-    return float(last["now"]) if death is None else death
-
-
-def _first(records: Sequence[Record], event: str) -> Record:
-    return next((record for record in records if record["event"] == event), {})
-
-
-def last_of(records: Sequence[Record], event: str) -> Record:
-    """Return the newest record of an event, an empty one without any."""
-    return next((record for record in reversed(records) if record["event"] == event), {})
-
-
-def _all(kind: type[_Value], records: Iterable[Record], event: str) -> tuple[_Value, ...]:
-    return tuple(_take(kind, record) for record in records if record["event"] == event)
-
-
-def _take(kind: type[_Value], record: Record) -> _Value:
-    """Build a value from the fields of a record that it knows; lists become tuples."""
-    names = [known.name for known in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    given = {name: record[name] for name in names if name in record}
-    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
+    if is_renewal:
+        stopped = last_of(before, Stopped)
+        return stopped and stopped.now
+    failure = last_of(before, Failure)
+    if failure is None:
+        return None
+    death = _death_of(failure.event.worker, before, failure.now)
+    return failure.now if death is None else death
 
 
 class Bucket(Enum):
@@ -376,50 +343,50 @@ class Goodput:
         return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
 
 
-def goodput_of(records: Sequence[Record], now_s: float | None = None) -> Goodput | None:
-    """Return where the time of all jobs in ``records`` went, None without any.
+def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:
+    """Return where the time of all jobs in ``entries`` went, None without any.
 
     ``now_s`` is the moment if the last job still runs.
     """
     lengths: Counter[str] = Counter({bucket.value: 0 for bucket in Bucket})
-    jobs, redone_from = jobs_of(records), math.inf
+    jobs, redone_from = jobs_of(entries), math.inf
     for job in reversed(jobs):
         is_live = job is jobs[-1] and now_s is not None
-        ended_s = max(record["now"] for record in job)
+        ended_s = max(entry.now for entry in job)
         ended_s = max(ended_s, now_s) if is_live and now_s is not None else ended_s
-        spans = spans_of(job, job[0]["now"], ended_s, redone_from)
+        spans = spans_of(job, job[0].now, ended_s, redone_from)
         for bucket, length in buckets_of(spans).items():
             is_open = is_live and bucket is Bucket.ENDING
             lengths[SINCE_LAST_STEP if is_open else bucket.value] += length
         if job is not jobs[0]:
-            redone_from = min([redone_from, *map(_first_of, _committed(job))])
+            redone_from = min([redone_from, *(entry.event.first for entry in _committed(job))])
     if now_s is not None and not lengths[Bucket.ENDING.value]:
         del lengths[Bucket.ENDING.value]  # the job has no end yet
     parts = {name: seconds(length) for name, length in lengths.items()}
     return Goodput(seconds(sum(lengths.values())), parts, len(jobs)) if jobs else None
 
 
-def jobs_of(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """Cut a journal at each ``job_started``; without any it is one job."""
-    starts = [index for index, record in enumerate(records) if record["event"] == "job_started"]
-    ends = [*starts[1:], len(records)]
-    jobs = [records[start:end] for start, end in zip(starts, ends, strict=False)]
-    return jobs if jobs or not records else [records]
+def jobs_of(entries: Entries) -> list[Entries]:
+    """Cut a journal at each begin of a job; without any it is one job."""
+    starts = [i for i, entry in enumerate(entries) if isinstance(entry.event, JobStarted)]
+    ends = [*starts[1:], len(entries)]
+    jobs = [entries[start:end] for start, end in zip(starts, ends, strict=False)]
+    return jobs if jobs or not entries else [entries]
 
 
 def spans_of(
-    records: Sequence[Record], began_s: float, ended_s: float, redone_from: float = math.inf
+    entries: Entries, began_s: float, ended_s: float, redone_from: float = math.inf
 ) -> tuple[Span, ...]:
     """Return the run's time in order, without a hole, from ``began_s`` to ``ended_s``.
 
-    Both are monotonic seconds, as are the records'.  Records outside are cut.  Steps from
+    Both are monotonic seconds, as are the entries'.  Steps outside are cut.  Steps from
     ``redone_from`` on were done again later, so they do not count.
     """
     began, ended = _ns(began_s), max(_ns(began_s), _ns(ended_s))
     steps = [
-        step for step in _steps(records, redone_from) if step.end > began and step.begin < ended
+        step for step in _steps(entries, redone_from) if step.end > began and step.begin < ended
     ]
-    marks = _Marks(records)
+    marks = _Marks(entries)
     spans: list[Span] = []
     here, before = began, None
     for step in steps:
@@ -431,17 +398,16 @@ def spans_of(
         spans.append(Span(Bucket.REPEATED, middle, end))
         here, before = end, step
     spans.append(Span(Bucket.ENDING if before else Bucket.STARTING, here, ended))
-    for pause in _pauses(records):
+    for pause in _pauses(entries):
         spans = [piece for span in spans for piece in _around(span, pause)]
     return tuple(span for span in spans if span.end > span.begin)
 
 
-def _pauses(records: Sequence[Record]) -> Iterator[Span]:
+def _pauses(entries: Entries) -> Iterator[Span]:
     """Yield the times in which the whole job stood still."""
-    for record in records:
-        if record["event"] == "paused":
-            until = _ns(record["until"])
-            yield Span(Bucket.PAUSED, until - _ns(record["seconds"]), until)
+    for entry in of(entries, Paused):
+        until = _ns(entry.event.until)
+        yield Span(Bucket.PAUSED, until - _ns(entry.event.seconds), until)
 
 
 def _around(span: Span, pause: Span) -> tuple[Span, Span, Span]:
@@ -471,17 +437,16 @@ def seconds(nanoseconds: int) -> float:
 class _Marks:
     """The moments of launches, of renewals, and of the beginnings of saves."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._launches = sorted(_ns(r["now"]) for r in records if r["event"] in _LAUNCHES)
-        self._renewals = sorted(_ns(r["now"]) for r in records if _is_renewal(r))
-        self._losses = sorted(
-            _ns(r["now"])
-            for r in records
-            if r["event"] == "job_started" or (r["event"] == "relaunch" and not _is_renewal(r))
-        )
-        self._saves = sorted(
-            _ns(r["now"] - r.get("seconds", 0.0)) for r in records if r["event"] in _SAVES
-        )
+    def __init__(self, entries: Entries) -> None:
+        relaunches = of(entries, Relaunch)
+        renewals = [entry for entry in relaunches if entry.event.is_renewal]
+        losses = [entry for entry in relaunches if not entry.event.is_renewal]
+        self._launches = _moments(e for e in entries if isinstance(e.event, _LAUNCHES))
+        self._renewals = _moments(renewals)
+        self._losses = _moments([*losses, *of(entries, JobStarted)])
+        saves = [(save.now, save.event.seconds) for save in of(entries, Checkpoint)]
+        failed = [(save.now, save.event.seconds or 0.0) for save in of(entries, CheckpointFailed)]
+        self._saves = sorted(_ns(now - seconds) for now, seconds in (*saves, *failed))
 
     def cause(self, begin: int, end: int, before: _Step | None, after: _Step) -> Bucket:
         """Return the bucket of the gap between two steps."""
@@ -503,42 +468,32 @@ def _is_any_within(moments: Sequence[int], begin: int, end: int) -> bool:
     return bisect_right(moments, begin) < bisect_right(moments, end)
 
 
-def _is_renewal(record: Record) -> bool:
-    return record["event"] == "relaunch" and record.get("is_renewal") is True
+def _moments(entries: Iterable[Entry[Any]]) -> list[int]:
+    return sorted(_ns(entry.now) for entry in entries)
 
 
-def _committed(records: Sequence[Record]) -> list[Record]:
-    """Return the records of steps in the order of their commits, each once.
+def _committed(entries: Entries) -> list[Entry[Step]]:
+    """Return the steps in the order of their commits, each once.
 
-    The first worker after a death may write records of the last one a second time.
+    The first worker after a death may write down the last one a second time.
     """
-    unique: dict[tuple[int, int], Record] = {}
-    for record in sorted((r for r in records if r["event"] == "step"), key=lambda r: r["now"]):
-        unique.setdefault((record["step"], record.get("generation", 0)), record)
+    unique: dict[tuple[int, int], Entry[Step]] = {}
+    for entry in sorted(of(entries, Step), key=lambda entry: entry.now):
+        unique.setdefault((entry.event.step, entry.event.generation), entry)
     return list(unique.values())
 
 
-def _steps(records: Sequence[Record], redone_from: float) -> Iterator[_Step]:
+def _steps(entries: Entries, redone_from: float) -> Iterator[_Step]:
     """Yield the committed steps in their order, with what of them counts."""
-    found = _committed(records)
+    found = _committed(entries)
     counting: list[float] = []
-    for record in reversed(found):
-        kept = min(max(redone_from - _first_of(record), 0), _count_of(record))
-        counting.append(kept / _count_of(record))
-        redone_from = min(redone_from, _first_of(record))
-    for record, part in zip(found, reversed(counting), strict=True):
-        end, length = _ns(record["now"]), _ns(record["seconds"])
+    for step in (entry.event for entry in reversed(found)):
+        counting.append(min(max(redone_from - step.first, 0), step.number) / step.number)
+        redone_from = min(redone_from, step.first)
+    for entry, part in zip(found, reversed(counting), strict=True):
+        end, length = _ns(entry.now), _ns(entry.event.seconds)
         counts_until = end - length + round(part * length)
-        yield _Step(record["step"], record.get("generation", 0), end - length, end, counts_until)
-
-
-def _count_of(record: Record) -> int:
-    """Return how many steps a record stands for."""
-    return max(1, int(record.get("steps", 1)))
-
-
-def _first_of(record: Record) -> int:
-    return int(record["step"]) - _count_of(record) + 1
+        yield _Step(entry.event.step, entry.event.generation, end - length, end, counts_until)
 
 
 def _ns(moment_s: float) -> int:

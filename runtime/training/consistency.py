@@ -31,6 +31,8 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import DIGEST, value_of
+from holdfast.runtime.run.entries import record
+from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.training.callback_host import SettingsHolder
 from holdfast.runtime.training.job_state import JobState
@@ -96,7 +98,7 @@ def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None
     if context.config.options.strict:
         refuse_differences(subject, found)
     if found:
-        context.journal.record("numerics_differ", differences=list(found))
+        record(context.journal, NumericsDiffer(differences=found))
         context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")
 
 

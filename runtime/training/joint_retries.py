@@ -17,6 +17,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from holdfast.checkpoint.errors import (
     TRANSIENT,
@@ -29,6 +30,8 @@ from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.recovery.patience import PATIENT, Finding, Patience, Tries, Verdict
 from holdfast.runtime.errors import CheckpointsUnread, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.worker.context import WorkerContext
@@ -234,21 +237,22 @@ class JointRetries:
 
     def _tell(self, target: Target, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
-        step, reason = target.step, trouble.reason
+        reason = trouble.reason
+        step: Any = target.step  # the list of checkpoints has none: readers leave its line out
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
-            place = {"place": target.place} if target.place else {}
-            self._context.journal.record("rejected", step=step, reason=reason, **place)
+            found = Rejected(step=step, reason=reason, place=target.place or None)
+            record(self._context.journal, found)
             self._context.warn(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
             return
-        self._context.journal.record(
-            "unreadable",
+        unread = Unreadable(
             step=step,
             reason=reason,
-            path=trouble.path,
-            error=trouble.error,
             seconds=round(trouble.seconds, 3),
             tries=trouble.tries,
+            path=trouble.path,
+            error=trouble.error,
         )
+        record(self._context.journal, unread)
 
     def _advice(self, target: Target, trouble: Trouble) -> str:
         if not target.needs_advice or target.step is None:

@@ -18,6 +18,8 @@ import numpy as np
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
+from holdfast.runtime.run.entries import record
+from holdfast.runtime.run.events import Stopped
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.training.callback_host import Commit, Due
@@ -118,7 +120,7 @@ class Rest:
         failure = self._saver.save_halted(cursor.step, state, fields, order)
         if not failure and not order.part:
             generation = self._context.page.generation
-            self._context.journal.record("stopped", step=cursor.step, generation=generation)
+            record(self._context.journal, Stopped(step=cursor.step, generation=generation))
             seconds = round(time.monotonic() - began, 6)
             told = {"step": cursor.step, "seconds": seconds, "step_seconds": 0.0}
             self._context.tell_agent({"kind": "checkpoint", **told})

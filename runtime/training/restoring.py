@@ -41,6 +41,8 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.run import events
+from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.ordered_mends import AgentMemory, mends_of
@@ -137,12 +139,12 @@ class JobRestore:
             restored = self._restore(communicator, candidate, fresh)
             if restored is not None:
                 if is_first:
-                    self._context.journal.record(
-                        "restored",
+                    found = events.Restored(
                         step=candidate.step,
                         generation=self._context.config.generation,
                         on_disk=candidate.step == self.saved_step,
                     )
+                    record(self._context.journal, found)
                     self._tell_of_rejected(candidate.step, candidates[0].step)
                     self._tries.tell_of_newer(candidate.step)
                 return restored
@@ -342,7 +344,8 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
         return
     load_initial_weights(replica, job.initial)
     sha256 = state_sha256(replica.state())
-    context.journal.record("initial_weights", source=str(job.initial.path), sha256=sha256)
+    source = str(job.initial.path)
+    record(context.journal, events.InitialWeights(source=source, sha256=sha256))
 
 
 def _refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Trouble]) -> None:

@@ -27,6 +27,8 @@ from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, StopReques
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.run.entries import fields_of
+from holdfast.runtime.run.events import Completed, Stopped
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
@@ -245,7 +247,7 @@ class Stages:
     ) -> StageEnd:
         context = self._context
         if not loop.is_complete:
-            loop.records.note("stopped", step=cursor.step)
+            loop.records.note(Stopped(step=cursor.step))
             context.tell_agent({"kind": "stopped", "step": cursor.step})
             of = "" if job.work_plan.is_open else f" of {job.work_plan.steps}"
             raise StopRequested(
@@ -270,18 +272,18 @@ class Stages:
         return end
 
     def _tell(self, job: TrainingJob, loop: TrainingLoop, end: StageEnd) -> None:
-        fields = {
-            "step": end.cursor.step,
-            "sha256": end.sha256,
-            "epochs": job.work_plan.epochs,
-            "metrics": end.metrics,
-            "validation": end.validation,
-        }
-        if end.error is not None:
-            fields["error"] = _in_a_line(end.error)
+        completed = Completed(
+            step=end.cursor.step,
+            sha256=end.sha256,
+            epochs=job.work_plan.epochs,
+            metrics=end.metrics,
+            validation=end.validation,
+            error=None if end.error is None else _in_a_line(end.error),
+        )
         # The head records it too, because rank 0 may die before it records.
-        loop.records.note("completed", **fields)
-        self._context.tell_agent({"kind": "complete", "is_first": end.is_first, **fields})
+        loop.records.note(completed)
+        told = {"is_first": end.is_first, **fields_of(completed)}
+        self._context.tell_agent({"kind": "complete", **told})
 
 
 def membership_of(context: WorkerContext) -> Membership:

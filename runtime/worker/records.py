@@ -15,16 +15,17 @@ tells the last one again: who shows it shows it once.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.run.entries import Event, fields_of, name_of
+from holdfast.runtime.run.events import Epoch, Recovery, Step, WorldBegan
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -51,7 +52,7 @@ class LoopRecords:
     ) -> None:
         self._context = context
         self._membership = membership
-        self._shown = {} if shown is None else dataclasses.asdict(shown)
+        self._shown = shown
         self._told_epoch: dict[str, object] | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
         self._witnessed = witnessed_s()
@@ -74,21 +75,27 @@ class LoopRecords:
             self._unwritten.extend(self._latest)
             self._tell_epoch()
         world = self._membership.world
-        workers = list(world.workers)
-        told = {"generation": world.generation, "workers": workers, "step": cursor.step}
-        self._context.tell_agent({"kind": "world", **told})
-        self.note("world", workers=workers, capacity=world.capacity, step=cursor.step)
+        told = {"generation": world.generation, "workers": list(world.workers)}
+        self._context.tell_agent({"kind": "world", **told, "step": cursor.step})
+        self.note(WorldBegan(workers=world.workers, capacity=world.capacity, step=cursor.step))
 
     def stepped(self, cursor: Cursor, epoch: int, samples: int) -> None:
         """Record an applied update, and the recovery that it ended."""
         now = time.monotonic()
         if self._pending is not None:
             recovery, self._pending = self._pending, None
-            self.note("recovery", **recovery.fields(cursor.step, now))
+            self.note(recovery.ended(cursor.step, now))
         seconds = round(now - self._began, 6)
         witnessed = round(witnessed_s() - self._witnessed, 6)
         self.longest_step_s = max(self.longest_step_s, witnessed)
-        self._keep("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
+        step = Step(
+            step=cursor.step,
+            epoch=epoch,
+            seconds=seconds,
+            samples=samples,
+            generation=self._membership.world.generation,
+        )
+        self._keep(step)
 
     def ended_epoch(
         self,
@@ -104,16 +111,18 @@ class LoopRecords:
             "fingerprint": f"{cursor.ledger.fingerprint:016x}",
             "exact": True,
         }
-        shown = {
-            "epoch": epoch,
-            "step": cursor.step,
-            "metrics": _plain(metrics),
-            "validation": None if validation is None else _plain(validation),
-            "seconds": round(self._epoch_began - began, 3),
-        }
-        epoch_fields = {**shown, **self._shown}
-        self._keep("epoch", **epoch_fields, ledger=ledger)
-        self._told_epoch = {"kind": "epoch", **epoch_fields}
+        ended = Epoch(
+            epoch=epoch,
+            step=cursor.step,
+            metrics=_plain(metrics),
+            validation=None if validation is None else _plain(validation),
+            seconds=round(self._epoch_began - began, 3),
+            epochs=None if self._shown is None else self._shown.epochs,
+            verbose=None if self._shown is None else self._shown.verbose,
+        )
+        self._told_epoch = {"kind": "epoch", **fields_of(ended)}
+        generation = self._membership.world.generation
+        self._keep(ended._replace(ledger=ledger, generation=generation))
         if self._membership.is_first:
             self.flush()
             self._tell_epoch()
@@ -134,12 +143,12 @@ class LoopRecords:
         if self._pending is not None:
             self._pending.adopted = time.monotonic()
 
-    def note(self, event: str, **fields: object) -> None:
+    def note(self, event: Event) -> None:
         """Record an event that all workers know."""
         if self._membership.is_first:
             self.flush()
-            generation = self._membership.world.generation
-            self._context.journal.record(event, **({"generation": generation} | fields))
+            fields = {"generation": self._membership.world.generation} | fields_of(event)
+            self._context.journal.record(name_of(event), **fields)
 
     def flush(self) -> None:
         """Write the records of commits that were not written yet."""
@@ -149,17 +158,20 @@ class LoopRecords:
         self._unwritten.clear()
         kept = commits if is_young else tuple(_merged(commits))
         if kept:
-            self._context.journal.record_all((commit.event, commit.record) for commit in kept)
+            self._context.journal.record_all(
+                (name_of(event), {"now": now, "time": moment} | fields_of(event))
+                for event, now, moment in kept
+            )
 
     def _tell_epoch(self) -> None:
         """Tell the agent of the last epoch that has ended in this launch, if there is one."""
         if self._told_epoch is not None:
             self._context.tell_agent(self._told_epoch)
 
-    def _keep(self, event: str, **fields: object) -> None:
+    def _keep(self, event: Step | Epoch) -> None:
         """Remember a record of a commit, and write it within the quarter of a second."""
         now = time.monotonic()
-        commit = _Commit(event, now, time.time(), self._membership.world.generation, fields)
+        commit = _Commit(event, now, time.time())
         # Rank 0 may have kept the last record for as long as this step took.
         newest = self._latest[-1].now if self._latest else now
         together_s = self._together_s(now)
@@ -185,50 +197,34 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
 class _Commit(NamedTuple):
     """The record of a commit."""
 
-    event: str
+    event: Step | Epoch
     now: float
     time: float
-    generation: int
-    fields: Mapping[str, Any]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The fields of the journal's record."""
-        stamp = {"now": self.now, "time": self.time, "generation": self.generation}
-        return stamp | dict(self.fields)
 
 
 def _merged(commits: Iterable[_Commit]) -> Iterator[_Commit]:
     """Yield the commits with one record for all steps in a row of one epoch and one world."""
     before: _Commit | None = None
     for commit in commits:
-        if before is None:
-            before = commit
-        elif _is_alike(before, commit):
-            before = _joined(before, commit)
-        else:
+        joined = None if before is None else _joined(before.event, commit.event)
+        if before is not None and joined is None:
             yield before
-            before = commit
+        before = commit if joined is None else commit._replace(event=joined)
     if before is not None:
         yield before
 
 
-def _is_alike(one: _Commit, other: _Commit) -> bool:
-    return (
-        one.event == other.event == "step"
-        and one.generation == other.generation
-        and one.fields["epoch"] == other.fields["epoch"]
+def _joined(one: Step | Epoch, other: Step | Epoch) -> Step | None:
+    """Return two runs of steps as one, which ends with the step of ``other``, if they are alike."""
+    if not isinstance(one, Step) or not isinstance(other, Step):
+        return None
+    if (one.generation, one.epoch) != (other.generation, other.epoch):
+        return None
+    return other._replace(
+        seconds=round(one.seconds + other.seconds, 6),
+        samples=one.samples + other.samples,
+        steps=one.number + other.number,
     )
-
-
-def _joined(one: _Commit, other: _Commit) -> _Commit:
-    """Return the record of two runs of steps, which ends with the step of ``other``."""
-    sums = {
-        "seconds": round(one.fields["seconds"] + other.fields["seconds"], 6),
-        "samples": one.fields["samples"] + other.fields["samples"],
-        "steps": one.fields.get("steps", 1) + other.fields.get("steps", 1),
-    }
-    return other._replace(fields={**other.fields, **sums})
 
 
 class _OpenRecovery:
@@ -243,22 +239,23 @@ class _OpenRecovery:
         self.attempts = attempts
         self.adopted = times.agreed
 
-    def fields(self, step: int, now: float) -> dict[str, object]:
-        """Return the journal's fields; milliseconds count from the detection."""
+    def ended(self, step: int, now: float) -> Recovery:
+        """Return the recovery that an update at ``now`` has ended."""
         times = self.times
 
         def since(moment: float) -> float:
             return round((moment - times.detected) * 1000, 3)
 
-        return {
-            "step": step,
-            "lost": list(self.lost),
-            "survivors": list(self.world.workers),
-            "attempts": self.attempts,
-            "detected": times.detected,
-            "revoked_ms": since(times.revoked),
-            "shrunk_ms": since(times.shrunk),
-            "agreed_ms": since(times.agreed),
-            "adopted_ms": since(self.adopted),
-            "next_step_ms": since(now),
-        }
+        return Recovery(
+            generation=self.world.generation,
+            step=step,
+            lost=self.lost,
+            survivors=tuple(self.world.workers),
+            attempts=self.attempts,
+            detected=times.detected,
+            revoked_ms=since(times.revoked),
+            shrunk_ms=since(times.shrunk),
+            agreed_ms=since(times.agreed),
+            adopted_ms=since(self.adopted),
+            next_step_ms=since(now),
+        )

@@ -26,10 +26,10 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.store import save
 from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, parse_line, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.tools.events import sound_records
 from holdfast.runtime.tools.summary import summarize
 from holdfast.runtime.training import consistency
 
@@ -167,4 +167,4 @@ def _judge_journal(job: Job, damaged: bytes, complain: Any) -> None:
     if any(record not in records for record in whole):
         complain(Wrong.LOST, "a whole line of the journal is not read")
     HistoryReader(job.directory.journal_path).read()
-    summarize(sound_records(records))
+    summarize(entries_of(records))

@@ -79,7 +79,7 @@ def test_step_that_the_journal_knows_of_was_removed_or_is_in_the_local_directory
     directory.create_record(record)
     journal = Journal(directory.journal_path, run_id="0a1b", source="snapshot writer")
     for step in (10, 20):
-        journal.record("checkpoint", step=step, **fields)
+        journal.record("checkpoint", step=step, seconds=0.5, bytes=9, **fields)
     journal.close()
 
     with pytest.raises(UsageError) as caught:

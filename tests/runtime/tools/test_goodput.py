@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_entries import entry
 
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.tools.summary import (
     SINCE_LAST_STEP,
     Bucket,
@@ -23,21 +24,19 @@ from holdfast.runtime.tools.summary import (
 S = 1_000_000_000
 
 
-def record(event: str, now: float, **fields: Any) -> Record:
-    return {"event": event, "now": now, **fields}
+def step(
+    number: int, now: float, seconds: float = 1.0, generation: int = 1, **fields: Any
+) -> Entry[Any]:
+    return entry("step", now, step=number, seconds=seconds, generation=generation, **fields)
 
 
-def step(number: int, now: float, seconds: float = 1.0, generation: int = 1) -> Record:
-    return record("step", now, step=number, seconds=seconds, generation=generation)
-
-
-def _buckets(records: list[Record], began: float, ended: float) -> dict[Bucket, float]:
+def _buckets(records: list[Entry[Any]], began: float, ended: float) -> dict[Bucket, float]:
     found = buckets_of(spans_of(records, began, ended))
     return {bucket: length / S for bucket, length in found.items() if length}
 
 
 def test_undisturbed_run_starts_trains_and_ends() -> None:
-    records = [{"event": "launch", "now": 10.5}, step(1, 14), step(2, 15.5), step(3, 16.5)]
+    records = [entry("launch", 10.5), step(1, 14), step(2, 15.5), step(3, 16.5)]
 
     assert _buckets(records, 10, 18) == {
         Bucket.STARTING: 3,
@@ -55,10 +54,10 @@ def test_gap_before_another_generation_is_a_repair() -> None:
 def test_time_in_which_the_whole_job_stood_still_is_a_bucket_of_its_own() -> None:
     """Within a step, across two of them, and before the first one."""
     records = [
-        record("paused", 2.5, seconds=2.0, until=2.0),
+        entry("paused", 2.5, seconds=2.0, until=2.0),
         *(step(1, 4), step(2, 75, 71.0)),
-        record("paused", 74, seconds=66.0, until=74.0),
-        record("paused", 81, seconds=5.0, until=81.0),
+        entry("paused", 74, seconds=66.0, until=74.0),
+        entry("paused", 81, seconds=5.0, until=81.0),
         step(3, 84, 8.0),
     ]
 
@@ -72,8 +71,8 @@ def test_time_in_which_the_whole_job_stood_still_is_a_bucket_of_its_own() -> Non
 def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() -> None:
     records = [
         *(step(1, 1), step(2, 2), step(3, 3)),
-        {"event": "failure", "now": 3.5},
-        {"event": "launch", "now": 4},
+        entry("failure", 3.5),
+        entry("launch", 4),
         *(step(2, 7, 1.0, 2), step(3, 8, 1.0, 2)),
     ]
 
@@ -85,9 +84,9 @@ def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() ->
 
 
 def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lost() -> None:
-    renewal: Record = {"event": "relaunch", "now": 2.5, "is_renewal": True}
-    begun: Record = {"event": "launch", "now": 2.5}
-    lost: Record = {"event": "relaunch", "now": 4, "is_renewal": False}
+    renewal = entry("relaunch", 2.5, is_renewal=True)
+    begun = entry("launch", 2.5)
+    lost = entry("relaunch", 4, is_renewal=False)
     steps = [step(1, 1), step(2, 2), step(3, 7, 1.0, 2)]
 
     renewed = _buckets([*steps[:2], renewal, begun, steps[2]], 0, 7)
@@ -100,9 +99,9 @@ def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lo
 def test_waiting_for_the_next_job_is_a_relaunch() -> None:
     records = [
         step(1, 1),
-        {"event": "job_ended", "now": 1.5},
-        {"event": "job_started", "now": 5},
-        {"event": "launch", "now": 5},
+        entry("job_ended", 1.5),
+        entry("job_started", 5),
+        entry("launch", 5),
         step(2, 8, 1.0, 2),
     ]
 
@@ -110,7 +109,7 @@ def test_waiting_for_the_next_job_is_a_relaunch() -> None:
 
 
 def test_gap_in_which_a_save_began_is_a_stall() -> None:
-    saved = {"event": "checkpoint", "now": 3.5, "seconds": 2.25}  # it began at 1.25
+    saved = entry("checkpoint", 3.5, seconds=2.25)  # it began at 1.25
     records = [step(1, 1), step(2, 2.5), saved, step(3, 3.5)]
 
     assert _buckets(records, 0, 3.5) == {Bucket.TRAINING: 3, Bucket.SAVING: 0.5}
@@ -124,7 +123,7 @@ def test_records_that_the_next_first_worker_writes_again_count_once() -> None:
 
 
 def test_run_without_a_step_only_starts() -> None:
-    assert _buckets([{"event": "launch", "now": 1}], 0, 2) == {Bucket.STARTING: 2}
+    assert _buckets([entry("launch", 1)], 0, 2) == {Bucket.STARTING: 2}
 
 
 RECORDS = st.lists(
@@ -137,7 +136,7 @@ RECORDS = st.lists(
             st.integers(1, 3),
         ),
         st.builds(
-            lambda event, now, seconds: {"event": event, "now": now, "seconds": seconds},
+            lambda event, now, seconds: entry(event, now, seconds=seconds),
             st.sampled_from(["launch", "checkpoint", "job_started", "failure"]),
             st.floats(0, 100),
             st.floats(0, 5),
@@ -149,7 +148,7 @@ RECORDS = st.lists(
 
 @given(RECORDS, st.floats(0, 60), st.floats(0, 60))
 def test_buckets_add_up_to_the_wall_time_exactly(
-    records: list[Record], began: float, length: float
+    records: list[Entry[Any]], began: float, length: float
 ) -> None:
     spans = spans_of(records, began, began + length)
 
@@ -160,7 +159,7 @@ def test_buckets_add_up_to_the_wall_time_exactly(
 
 
 def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
-    records = [step(1, 1), {"event": "taken_over", "now": 1.5}, step(2, 3)]
+    records = [step(1, 1), entry("taken_over", 1.5), step(2, 3)]
 
     assert _buckets(records, 0, 3) == {Bucket.TRAINING: 3}
 
@@ -168,10 +167,10 @@ def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
 def test_steps_that_a_later_job_does_again_do_not_count() -> None:
     """The second job begins at a boot of its own: its clock is another one."""
     records = [
-        {"event": "job_started", "now": 100.0},
-        step(40, 140, 40.0) | {"steps": 40},
-        {"event": "job_started", "now": 5.0},
-        step(41, 16, 11.0, 2) | {"steps": 11},
+        entry("job_started", 100.0),
+        step(40, 140, 40.0, steps=40),
+        entry("job_started", 5.0),
+        step(41, 16, 11.0, 2, steps=11),
     ]
 
     found = goodput_of(records)
@@ -182,22 +181,22 @@ def test_steps_that_a_later_job_does_again_do_not_count() -> None:
     assert found.share == 41 / 51
 
 
-def parts(records: list[Record], now_s: float | None = None) -> dict[str, float]:
+def parts(records: list[Entry[Any]], now_s: float | None = None) -> dict[str, float]:
     found = goodput_of(records, now_s)
     assert found is not None
     return {name: length for name, length in found.parts_s.items() if length}
 
 
-def cause_between(*marks: Record, generation: int = 1) -> set[Bucket]:
+def cause_between(*marks: Entry[Any], generation: int = 1) -> set[Bucket]:
     """Return what the second between two steps is, beside their training."""
     spans = spans_of([step(1, 1.0), *marks, step(2, 3.0, 1.0, generation)], 0.0, 3.0)
     return {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)}
 
 
 def test_records_before_the_first_job_belong_to_none() -> None:
-    begun = [record("job_started", 2.0), step(1, 3.0), record("job_started", 9.0)]
+    begun = [entry("job_started", 2.0), step(1, 3.0), entry("job_started", 9.0)]
 
-    assert jobs_of([record("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
+    assert jobs_of([entry("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
 
 
 def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
@@ -216,22 +215,22 @@ def test_share_of_no_time_at_all_is_none() -> None:
     ("marks", "cause"),
     [
         ([], Bucket.TRAINING),
-        ([record("warning", 1.5)], Bucket.TRAINING),
-        ([record("checkpoint", 1.9, seconds=0.25)], Bucket.SAVING),
-        ([record("checkpoint_failed", 1.5)], Bucket.SAVING),
-        ([record("checkpoint", 1.9, seconds=1.5)], Bucket.TRAINING),
-        ([record("launch", 1.5)], Bucket.RELAUNCH),
-        ([record("relaunch", 1.5, is_renewal=True)], Bucket.RENEWAL),
-        ([record("relaunch", 1.5, is_renewal=1)], Bucket.RELAUNCH),
-        ([record("relaunch", 1.5, is_renewal=True), record("job_started", 1.6)], Bucket.RELAUNCH),
-        ([record("launch", 1.5), record("checkpoint", 1.9, seconds=0.0)], Bucket.RELAUNCH),
+        ([entry("warning", 1.5)], Bucket.TRAINING),
+        ([entry("checkpoint", 1.9, seconds=0.25)], Bucket.SAVING),
+        ([entry("checkpoint_failed", 1.5)], Bucket.SAVING),
+        ([entry("checkpoint", 1.9, seconds=1.5)], Bucket.TRAINING),
+        ([entry("launch", 1.5)], Bucket.RELAUNCH),
+        ([entry("relaunch", 1.5, is_renewal=True)], Bucket.RENEWAL),
+        ([entry("relaunch", 1.5, is_renewal=1)], Bucket.RELAUNCH),
+        ([entry("relaunch", 1.5, is_renewal=True), entry("job_started", 1.6)], Bucket.RELAUNCH),
+        ([entry("launch", 1.5), entry("checkpoint", 1.9, seconds=0.0)], Bucket.RELAUNCH),
     ],
     ids=[
         "nothing", "warning", "save", "failed save", "save that began before", "launch",
         "renewal", "no renewal", "renewal and another job", "launch and save",
     ],
 )  # fmt: skip
-def test_gap_has_the_cause_that_its_marks_show(marks: list[Record], cause: Bucket) -> None:
+def test_gap_has_the_cause_that_its_marks_show(marks: list[Entry[Any]], cause: Bucket) -> None:
     assert cause_between(*marks) == {cause}
 
 
@@ -241,14 +240,14 @@ def test_gap_has_the_cause_that_its_marks_show(marks: list[Record], cause: Bucke
     ids=["with the step", "after it", "with the next one's begin"],
 )
 def test_mark_counts_after_the_step_and_until_the_next_one_begins(at: float, cause: Bucket) -> None:
-    assert cause_between(record("launch", at)) == {cause}
+    assert cause_between(entry("launch", at)) == {cause}
 
 
 def test_repair_counts_before_a_save_and_a_relaunch_before_a_repair() -> None:
-    save = record("checkpoint", 1.9, seconds=0.25)
+    save = entry("checkpoint", 1.9, seconds=0.25)
 
     assert cause_between(save, generation=2) == {Bucket.REPAIR}
-    assert cause_between(save, record("launch", 1.5), generation=2) == {Bucket.RELAUNCH}
+    assert cause_between(save, entry("launch", 1.5), generation=2) == {Bucket.RELAUNCH}
 
 
 def test_steps_outside_of_the_time_are_cut_away() -> None:
@@ -258,8 +257,8 @@ def test_steps_outside_of_the_time_are_cut_away() -> None:
 
 
 def test_running_job_is_counted_until_now_and_the_ended_ones_until_their_end() -> None:
-    ended = [record("job_started", 100.0), step(1, 102.0), record("job_ended", 103.0)]
-    running = [record("job_started", 5.0), step(2, 7.0)]
+    ended = [entry("job_started", 100.0), step(1, 102.0), entry("job_ended", 103.0)]
+    running = [entry("job_started", 5.0), step(2, 7.0)]
 
     assert parts([*ended, *running], now_s=9.5) == {
         "starting": 2.0,
@@ -270,19 +269,19 @@ def test_running_job_is_counted_until_now_and_the_ended_ones_until_their_end() -
 
 
 def test_clock_that_is_behind_the_newest_record_takes_nothing_away() -> None:
-    records = [record("job_started", 5.0), step(1, 7.0)]
+    records = [entry("job_started", 5.0), step(1, 7.0)]
 
     assert parts(records, now_s=6.0) == {"starting": 1.0, "training": 1.0}
 
 
 def test_run_that_only_starts_is_no_time_since_a_step() -> None:
-    assert parts([record("job_started", 5.0)], now_s=8.0) == {"starting": 3.0}
+    assert parts([entry("job_started", 5.0)], now_s=8.0) == {"starting": 3.0}
 
 
 def test_steps_that_two_later_jobs_go_back_to_are_lost_once() -> None:
-    first = [record("job_started", 0.0), step(1, 1.0), step(2, 2.0), step(3, 3.0)]
-    second = [record("job_started", 0.0), step(3, 1.0)]
-    third = [record("job_started", 0.0), step(2, 1.0), step(3, 2.0)]
+    first = [entry("job_started", 0.0), step(1, 1.0), step(2, 2.0), step(3, 3.0)]
+    second = [entry("job_started", 0.0), step(3, 1.0)]
+    third = [entry("job_started", 0.0), step(2, 1.0), step(3, 2.0)]
 
     assert parts([*first, *second, *third]) == {"training": 3.0, "repeated work": 3.0}
 
@@ -298,9 +297,9 @@ _JOBS = st.lists(
 def test_parts_of_all_jobs_add_up_to_their_time(
     jobs: list[list[tuple[int, float, int]]], now_s: float | None
 ) -> None:
-    records: list[Record] = []
+    records: list[Entry[Any]] = []
     for job in jobs:
-        records.append(record("job_started", 1.0))
+        records.append(entry("job_started", 1.0))
         records += [step(number, now, 0.5, generation) for number, now, generation in job]
 
     found = goodput_of(records, now_s)

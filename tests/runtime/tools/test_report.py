@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.runtime.run.checkpoint_events import (
+    Checkpoint,
+    CheckpointFailed,
+    Rejected,
+    ScrubFailed,
+)
+from holdfast.runtime.run.events import Failure, MemoryDiffers, Pressure, Suspected
 from holdfast.runtime.tools.living_job import Life
 from holdfast.runtime.tools.report import (
-    CheckpointReport,
     EpochReport,
-    Failure,
-    Pressure,
-    Rejected,
     Report,
-    Rotten,
-    Suspected,
-    WrongMemory,
+    Troubling,
     describe_checkpoints,
     describe_evidence,
     describe_failure,
@@ -168,7 +169,7 @@ def test_ledger_names_each_epoch_that_is_not_exact() -> None:
 
 
 def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None:
-    committed = (CheckpointReport(1, 0.1, 10), CheckpointReport(2, 0.1, 10))
+    committed = (Checkpoint(1, 0.1, 10, 1), Checkpoint(2, 0.1, 10, 1))
 
     assert describe_checkpoints(NOTHING) == "0 committed, 0 failed, 0 rejected"
     assert describe_checkpoints(report_of(checkpoints=committed, skipped_checkpoints=1)) == (
@@ -236,21 +237,24 @@ def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
-        (Rotten(3, "a bit", ".bad-3"), "step 3 did not verify any more, moved to .bad-3: a bit"),
-        (Rotten(3, "a bit"), "step 3 did not verify any more, not moved: a bit"),
         (
-            WrongMemory(5, (1,), has_majority=True),
+            ScrubFailed(3, "a bit", ".bad-3"),
+            "step 3 did not verify any more, moved to .bad-3: a bit",
+        ),
+        (ScrubFailed(3, "a bit", None), "step 3 did not verify any more, not moved: a bit"),
+        (
+            MemoryDiffers(5, (1,), has_majority=True),
             "step 5 differs in the memory of workers 1: fenced",
         ),
     ],
 )
-def test_trouble_says_what_was_done_about_it(trouble: object, sentence: str) -> None:
-    assert str(trouble) == sentence
+def test_trouble_says_what_was_done_about_it(trouble: Troubling, sentence: str) -> None:
+    assert trouble.trouble() == sentence
 
 
 def test_only_the_last_failed_checkpoint_is_told_and_each_rejected_one() -> None:
     report = report_of(
-        failed_checkpoints=(Rejected(3, "disk full"), Rejected(4, "disk gone")),
+        failed_checkpoints=(CheckpointFailed(3, "disk full"), CheckpointFailed(4, "disk gone")),
         rejected_checkpoints=(Rejected(1, "a bit"), Rejected(2, "a block")),
         pressures=(Pressure("open files", "980 of 1024 in use"),),
     )

@@ -13,12 +13,13 @@ import pytest
 from fake_head import head_of
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_entries import entry
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.entries import Entry, entries_of
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.tools.events import sound_records, told_events
 from holdfast.runtime.tools.living_job import JobSocket, Life
 from holdfast.runtime.tools.status import (
     AgentAnswer,
@@ -30,6 +31,7 @@ from holdfast.runtime.tools.status import (
     newest_job,
     pace_of,
     to_json,
+    told_events,
 )
 from holdfast.runtime.tools.summary import SINCE_LAST_STEP, goodput_of, summarize
 
@@ -56,12 +58,11 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.records: list[Record] = []
+        self.entries: list[Entry[Any]] = []
 
     def tell(self, event: str, *, after: float = 0.0, **fields: Any) -> Story:
         self.now += after
-        stamp = {"event": event, "now": self.now, "time": 1e9 + self.now, "run_id": "r1"}
-        self.records.append({**stamp, **fields})
+        self.entries.append(entry(event, self.now, **fields))
         return self
 
     def begin(self, *workers: int) -> Story:
@@ -79,9 +80,7 @@ def status_of(
     story: Story, ending: Ending = RUNNING, answer: dict[str, Any] | None = None
 ) -> JobStatus:
     found = None if answer is None else AgentAnswer.of(answer)
-    records = sound_records(story.records)
-    assert len(records) == len(story.records)
-    return job_status(records, ending, found, (story.now, 1e9 + story.now))
+    return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
 
 
 @pytest.mark.parametrize(
@@ -199,11 +198,11 @@ def test_all_jobs_count_for_goodput_and_the_newest_for_the_exit_code() -> None:
     assert status.goodput is not None
     assert (status.goodput.wall_s, status.goodput.jobs) == (pytest.approx(4.0), 2)
     assert status.goodput.share == pytest.approx(3 / 4)
-    assert summarize(story.records).goodput == pytest.approx(status.goodput.share)
+    assert summarize(story.entries).goodput == pytest.approx(status.goodput.share)
 
 
 def test_time_since_the_last_step_of_a_running_job_is_nobodys_yet() -> None:
-    job = Story().begin(0).steps(1, 2).records
+    job = Story().begin(0).steps(1, 2).entries
 
     running, ended = goodput_of(job, 105.0), goodput_of(job, None)
 
@@ -226,7 +225,7 @@ def test_time_since_the_last_step_of_a_running_job_is_nobodys_yet() -> None:
     ],
 )
 def test_pace_is_that_of_the_last_steps_of_a_world(story: Story, per_s: float) -> None:
-    assert pace_of(story.records).per_s == pytest.approx(per_s)
+    assert pace_of(story.entries).per_s == pytest.approx(per_s)
 
 
 def test_json_has_everything_and_no_number_that_json_lacks() -> None:
@@ -268,7 +267,7 @@ def test_outcome_of_a_job(
     for event in events:
         story.tell(event, **fields[event])
 
-    assert ending_of(story.records, life, "why") == Ending(outcome, is_over)
+    assert ending_of(story.entries, life, "why") == Ending(outcome, is_over)
 
 
 def test_events_are_the_newest_that_people_want_to_hear_of() -> None:
@@ -278,7 +277,7 @@ def test_events_are_the_newest_that_people_want_to_hear_of() -> None:
     story.tell("relaunch", reason="all\n died", workers=[3, 4]).tell("restored", step=2)
     story.tell("completed", step=9).tell("completed", step=9)
 
-    told = [event.text for event in told_events(story.records, 6)]
+    told = [event.text for event in told_events(story.entries, 6)]
 
     assert told == [
         "started train.py on 3 workers",
@@ -288,11 +287,11 @@ def test_events_are_the_newest_that_people_want_to_hear_of() -> None:
         "restored step 2",
         "completed step 9",
     ]
-    assert [event.text for event in told_events(story.records, 1)] == ["completed step 9"]
+    assert [event.text for event in told_events(story.entries, 1)] == ["completed step 9"]
 
 
 def test_newest_job_of_a_journal_without_a_begin_is_all_of_it() -> None:
-    records = Story().steps(1, 2).records
+    records = Story().steps(1, 2).entries
 
     assert newest_job(records) == records
 
@@ -322,7 +321,7 @@ _DAMAGED = st.lists(
 @given(_DAMAGED)
 def test_damaged_journal_has_a_status(records: list[Record]) -> None:
     """Lines that make no sense are left out; whatever is left is shown."""
-    sound = sound_records(records)
+    sound = entries_of(records)
 
     status = job_status(sound, RUNNING, None, (2.0, 2.0))
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from journal_entries import entry
 
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import Failure, FaultStruck, MemoryDiffers
 from holdfast.runtime.tools.report import (
-    Failure,
-    Rejected,
     Report,
-    Struck,
-    WrongMemory,
     describe_checkpoints,
     describe_ledger,
     describe_troubles,
@@ -28,11 +26,11 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.records: list[Record] = []
+        self.entries: list[Entry[Any]] = []
 
     def tell(self, event: str, *, after: float = 0.0, **fields: Any) -> Story:
         self.now += after
-        self.records.append({"event": event, "now": self.now, "run_id": "r1", **fields})
+        self.entries.append(entry(event, self.now, **fields))
         return self
 
     def steps(self, first: int, last: int, *, generation: int = 1) -> Story:
@@ -65,7 +63,7 @@ def test_undisturbed_job(story: Story) -> None:
     story.tell("completed", step=4, epochs=1, sha256="ab" * 32, metrics={"accuracy": 0.9})
     story.tell("job_ended", after=0.5, exit_code=0, reason="done")
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert (report.steps, report.samples, report.jobs) == (4, 32, 1)
     assert report.metrics == {"accuracy": 0.9}
@@ -85,7 +83,7 @@ def test_journal_without_any_record() -> None:
 
 
 def test_job_that_goes_on_has_no_exit_code(story: Story) -> None:
-    report = summarize(story.steps(1, 2).records)
+    report = summarize(story.steps(1, 2).entries)
 
     assert report.exit_code is None
     assert report.steps == 2
@@ -112,16 +110,16 @@ def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Story) -> None
         next_step_ms=40.0,
     )
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     (recovery,) = report.recoveries
     assert recovery.lost == (2,)
     assert recovery.survivors == (0, 1, 3)
     assert recovery.next_step_ms == 40.0
     assert recovery.since_failure_ms == pytest.approx(50.0)
-    assert report.faults == (Struck("kill", 2, 3, "reduce", 1),)
+    assert report.faults == (FaultStruck("kill", 2, 3, "reduce", 1),)
     (failure,) = report.failures
-    assert replace(failure, job=None, after_s=None) == Failure(2, "signal SIGKILL", 2, "training")
+    assert failure._replace(job=None, after_s=None) == Failure(2, "signal SIGKILL", 2, "training")
     assert failure.job == 1
 
 
@@ -141,7 +139,7 @@ def test_recovery_of_two_is_timed_from_the_first_death(story: Story) -> None:
         next_step_ms=100.0,
     )
 
-    (recovery,) = summarize(story.records).recoveries
+    (recovery,) = summarize(story.entries).recoveries
 
     assert recovery.since_failure_ms == pytest.approx(400.0)
 
@@ -157,7 +155,7 @@ def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: 
         next_step_ms=30.0,
     )
 
-    (recovery,) = summarize(story.records).recoveries
+    (recovery,) = summarize(story.entries).recoveries
 
     assert recovery.since_failure_ms == 30.0
 
@@ -170,7 +168,7 @@ def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
     story.tell("restored", after=0.2, step=3, seconds=0.01, generation=2)
     story.steps(4, 6, generation=2).epoch(0, 4, samples=32)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert report.steps == 6
     assert report.step_s == pytest.approx(6 * 0.9)
@@ -185,12 +183,12 @@ def test_line_of_many_steps_is_taken_back_in_part(story: Story) -> None:
     story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.tell("restored", step=15, generation=2)
-    back = summarize(story.records)
+    back = summarize(story.entries)
     story.tell("step", step=17, epoch=0, seconds=0.2, samples=8, steps=2)
-    on = summarize(story.records)
+    on = summarize(story.entries)
     # The next rank 0 repeats what the dead one may not have written.
     story.tell("step", step=18, epoch=0, seconds=0.3, samples=12, steps=3)
-    repeated = summarize(story.records)
+    repeated = summarize(story.entries)
 
     assert (back.steps, back.samples, back.step_s) == (15, 60, pytest.approx(2.5))
     assert (on.steps, on.samples, on.step_s) == (17, 68, pytest.approx(2.7))
@@ -204,7 +202,7 @@ def test_restore_alone_takes_the_run_back(story: Story) -> None:
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.tell("restored", step=3, seconds=0.01, generation=2)
 
-    assert summarize(story.records).steps == 3
+    assert summarize(story.entries).steps == 3
 
 
 def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: Story) -> None:
@@ -213,7 +211,7 @@ def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: 
     story.steps(4, 5, generation=2)
     story.tell("restored", step=3, generation=2)
 
-    assert summarize(story.records).steps == 5
+    assert summarize(story.entries).steps == 5
 
 
 def test_trainings_that_are_only_restored_again_keep_their_steps(story: Story) -> None:
@@ -221,7 +219,7 @@ def test_trainings_that_are_only_restored_again_keep_their_steps(story: Story) -
     story.tell("launch").steps(1, 7).tell("job_started", workers=4).tell("launch")
     story.tell("restored", step=4).tell("restored", step=7)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert (report.steps, report.samples) == (7, 56)
 
@@ -232,7 +230,7 @@ def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.steps(1, 2, generation=2)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert report.steps == 2
     assert report.relaunches[0].restored_step is None
@@ -247,7 +245,7 @@ def test_relaunch_is_timed_from_the_fault_that_ended_the_job(story: Story) -> No
     story.tell("launch", generation=2, workers=[0], relaunch=1)
     story.steps(1, 1, generation=2)
 
-    assert summarize(story.records).relaunches[0].since_failure_ms == pytest.approx(1020.0)
+    assert summarize(story.entries).relaunches[0].since_failure_ms == pytest.approx(1020.0)
 
 
 def test_renewal_is_timed_from_its_stop(story: Story) -> None:
@@ -259,7 +257,7 @@ def test_renewal_is_timed_from_its_stop(story: Story) -> None:
     story.tell("launch", generation=2, workers=[0], relaunch=1)
     story.steps(4, 4, generation=2)
 
-    (renewal,) = summarize(story.records).relaunches
+    (renewal,) = summarize(story.entries).relaunches
 
     assert renewal.is_renewal
     assert renewal.since_failure_ms == pytest.approx(1010.0)
@@ -272,7 +270,7 @@ def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> Non
     story.tell("restored", step=4).steps(5, 6)
     story.tell("job_ended", exit_code=0, reason="done")
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert (report.jobs, report.steps, report.exit_code) == (2, 6, 0)
     assert report.wall_s == pytest.approx(6.0)
@@ -282,14 +280,14 @@ def test_limit_that_was_nearly_met_is_among_the_troubles(story: Story) -> None:
     text = "open files of worker 3: 980 of 1024 in use"
     story.tell("pressure", resource="open files", place="worker 3", used=980, limit=1024, text=text)
 
-    assert describe_troubles(summarize(story.records)) == [text]
+    assert describe_troubles(summarize(story.entries)) == [text]
 
 
 def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> None:
     """The rank that records a step may die right after it was applied."""
     story.steps(1, 3).steps(5, 5).epoch(0, 5, samples=40).steps(6, 6)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert report.samples == 48
     assert report.steps == 6
@@ -298,7 +296,7 @@ def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> Non
 def test_inexact_epoch_is_named(story: Story) -> None:
     story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=7, exact=False)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert [epoch.exact for epoch in report.epochs] == [True, False]
     assert describe_ledger(report) == "not exact: 1"
@@ -307,7 +305,7 @@ def test_inexact_epoch_is_named(story: Story) -> None:
 def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Story) -> None:
     story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=8)
 
-    assert summarize(story.records).metrics == {"loss": 0.25, "val_loss": 0.75}
+    assert summarize(story.entries).metrics == {"loss": 0.25, "val_loss": 0.75}
 
 
 def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: Story) -> None:
@@ -315,7 +313,7 @@ def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: S
     metrics, validation = {"accuracy": 0.9}, {"accuracy": 0.8}
     story.tell("completed", step=2, epochs=1, sha256="ab", metrics=metrics, validation=validation)
 
-    assert summarize(story.records).metrics == {"accuracy": 0.9, "val_accuracy": 0.8}
+    assert summarize(story.entries).metrics == {"accuracy": 0.9, "val_accuracy": 0.8}
 
 
 def test_checkpoints_that_failed_or_were_rejected_are_kept_with_their_reasons(
@@ -324,16 +322,16 @@ def test_checkpoints_that_failed_or_were_rejected_are_kept_with_their_reasons(
     story.tell("checkpoint_failed", step=3, reason="No space left on device")
     story.tell("rejected", step=2, reason="shard 1 is missing")
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
-    assert report.failed_checkpoints == (Rejected(3, "No space left on device"),)
+    assert report.failed_checkpoints == (CheckpointFailed(3, "No space left on device"),)
     assert report.rejected_checkpoints == (Rejected(2, "shard 1 is missing"),)
 
 
 def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
     story.tell("completed", step=1, epochs=1, sha256="00", metrics={"loss": float("nan")})
 
-    content = json.loads(to_json(summarize(story.records)), parse_constant=pytest.fail)
+    content = json.loads(to_json(summarize(story.entries)), parse_constant=pytest.fail)
 
     assert content["metrics"] == {"loss": None}
     assert content["final_sha256"] == "00"
@@ -349,7 +347,7 @@ def test_step_that_local_disk_and_run_directory_took_one_after_the_other_counts_
     ):
         story.tell("checkpoint", step=step, seconds=0.1, bytes=9, generation=1, **fields)
 
-    assert [checkpoint.step for checkpoint in summarize(story.records).checkpoints] == [2, 4]
+    assert [checkpoint.step for checkpoint in summarize(story.entries).checkpoints] == [2, 4]
 
 
 def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
@@ -366,10 +364,10 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     story.tell("mend_failed", step=None, reason="it is gone", holder="/mirror")
     story.tell("memory_differs", step=5, workers=[0, 2], has_majority=False)
 
-    report = summarize(story.records)
+    report = summarize(story.entries)
 
     assert report.skipped_checkpoints == 2
-    assert report.memory_differences == (WrongMemory(5, (0, 2), has_majority=False),)
+    assert report.memory_differences == (MemoryDiffers(5, (0, 2), has_majority=False),)
     assert describe_checkpoints(report) == (
         "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped"
     )
@@ -401,7 +399,7 @@ def test_completed_step_is_that_of_the_last_launch(
     for event in events:
         story.tell(event, step=325)
 
-    assert summarize(story.records).completed_step == step
+    assert summarize(story.entries).completed_step == step
 
 
 def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> None:
@@ -409,14 +407,14 @@ def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> N
     story.tell("job_ended", exit_code=70).tell("job_started", after=9.0, workers=4)
     story.tell("failure", after=4.0, worker=2, cause="exit 1")
 
-    failures = summarize(story.records).failures
+    failures = summarize(story.entries).failures
 
     assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
 
 
 def test_journal_that_was_begun_again_is_known(story: Story) -> None:
-    assert not summarize(story.records).is_begun_again
-    assert summarize(story.tell("journal_removed").records).is_begun_again
+    assert not summarize(story.entries).is_begun_again
+    assert summarize(story.tell("journal_removed").entries).is_begun_again
 
 
 def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
@@ -425,44 +423,40 @@ def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
     story.tell("output_dropped", of="supervisor", lines=1)
     story.tell("job_started", workers=4).tell("output_dropped", of="workers", lines=10)
 
-    assert summarize(story.records).lost_lines == 7 + 2 + 1 + 10
+    assert summarize(story.entries).lost_lines == 7 + 2 + 1 + 10
 
 
-def record(event: str, now: float, **fields: Any) -> Record:
-    return {"event": event, "now": now, "run_id": "r1", **fields}
-
-
-def step(number: int, now: float, **fields: Any) -> Record:
+def step(number: int, now: float, **fields: Any) -> Entry[Any]:
     common = {"step": number, "epoch": 1, "seconds": 0.5, "samples": 8, "generation": 1}
-    return record("step", now, **(common | fields))
+    return entry("step", now, **(common | fields))
 
 
-def epoch(number: int, last: int, now: float, **fields: Any) -> Record:
+def epoch(number: int, last: int, now: float, **fields: Any) -> Entry[Any]:
     ledger = {"samples": 10 * number, "exact": True}
-    return record("epoch", now, epoch=number, step=last, ledger=ledger, **fields)
+    return entry("epoch", now, epoch=number, step=last, ledger=ledger, **fields)
 
 
-def report_of(*records: Record) -> Report:
-    return summarize([record("job_started", 0.0, workers=2), *records])
+def report_of(*records: Entry[Any]) -> Report:
+    return summarize([entry("job_started", 0.0, workers=2), *records])
 
 
 def test_records_before_the_first_job_have_no_time_but_count() -> None:
-    report = summarize([step(1, 5.0), record("job_started", 9.0, workers=2), step(2, 10.5)])
+    report = summarize([step(1, 5.0), entry("job_started", 9.0, workers=2), step(2, 10.5)])
 
     assert (report.jobs, report.wall_s, report.steps, report.samples) == (1, 1.5, 2, 16)
 
 
 def test_job_without_an_end_lasts_until_its_newest_record() -> None:
     """Several processes write the journal, so its last line need not be the newest."""
-    report = report_of(step(1, 8.0), record("warning", 3.0, text="odd"))
+    report = report_of(step(1, 8.0), entry("warning", 3.0, text="odd"))
 
     assert (report.wall_s, report.exit_code) == (8.0, None)
 
 
 def test_end_of_an_earlier_job_is_not_that_of_the_last_one() -> None:
     report = report_of(
-        record("job_ended", 4.0, exit_code=70, reason="budget"),
-        record("job_started", 9.0, workers=2),
+        entry("job_ended", 4.0, exit_code=70, reason="budget"),
+        entry("job_started", 9.0, workers=2),
         step(1, 10.0),
     )
 
@@ -471,7 +465,7 @@ def test_end_of_an_earlier_job_is_not_that_of_the_last_one() -> None:
 
 def test_epoch_that_a_relaunch_takes_back_counts_no_samples() -> None:
     records = [step(1, 1.0), epoch(1, 1, 1.1), step(2, 2.0), epoch(2, 2, 2.1)]
-    taken_back = [record("launch", 3.0, workers=[2]), record("restored", 3.1, step=1)]
+    taken_back = [entry("launch", 3.0, workers=[2]), entry("restored", 3.1, step=1)]
 
     report = report_of(*records, *taken_back)
 
@@ -488,14 +482,14 @@ def test_epoch_that_is_trained_again_counts_once() -> None:
 
 
 def test_epoch_without_a_ledger_proves_nothing() -> None:
-    (found,) = report_of(record("epoch", 1.0, epoch=1, step=1, ledger=None)).epochs
+    (found,) = report_of(entry("epoch", 1.0, epoch=1, step=1, ledger=None)).epochs
 
     assert (found.samples, found.exact, found.metrics, found.validation) == (0, False, {}, {})
 
 
 def test_metrics_of_an_end_that_tells_none_are_those_of_the_last_epoch() -> None:
     report = report_of(
-        epoch(1, 1, 1.0, metrics={"loss": 0.5}), record("completed", 2.0, step=1, metrics={})
+        epoch(1, 1, 1.0, metrics={"loss": 0.5}), entry("completed", 2.0, step=1, metrics={})
     )
 
     assert report.metrics == {"loss": 0.5}
@@ -503,20 +497,20 @@ def test_metrics_of_an_end_that_tells_none_are_those_of_the_last_epoch() -> None
 
 def test_step_of_the_end_counts_if_no_record_tells_of_it() -> None:
     """The worker that writes step records may die before it has written the last one."""
-    report = report_of(step(3, 1.0), record("completed", 2.0, step=4, sha256="ab"))
+    report = report_of(step(3, 1.0), entry("completed", 2.0, step=4, sha256="ab"))
 
     assert (report.steps, report.completed_step, report.final_sha256) == (4, 4, "ab")
 
 
 def test_field_of_a_later_version_is_left_out() -> None:
-    report = report_of(record("checkpoint", 1.0, step=1, seconds=0.1, bytes=9, colour="blue"))
+    report = report_of(entry("checkpoint", 1.0, step=1, seconds=0.1, bytes=9, colour="blue"))
 
     assert [one.bytes for one in report.checkpoints] == [9]
 
 
 def test_recovery_after_which_no_step_came_has_no_duration() -> None:
     (recovery,) = report_of(
-        record("recovery", 2.0, generation=2, step=1, lost=[1], survivors=[0], detected=1.0)
+        entry("recovery", 2.0, generation=2, step=1, lost=[1], survivors=[0], detected=1.0)
     ).recoveries
 
     assert recovery.since_failure_ms is None
@@ -524,9 +518,9 @@ def test_recovery_after_which_no_step_came_has_no_duration() -> None:
 
 def test_death_counts_for_a_recovery_only_up_to_its_detection() -> None:
     """A worker with the number of a dead one may die later."""
-    deaths = [record("failure", at, worker=1, cause="exit 1") for at in (1.0, 2.0, 9.0)]
+    deaths = [entry("failure", at, worker=1, cause="exit 1") for at in (1.0, 2.0, 9.0)]
     times = {"detected": 3.0, "next_step_ms": 500.0}
-    recovery = record("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
+    recovery = entry("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
 
     (found,) = report_of(*deaths, recovery).recoveries
 
@@ -534,11 +528,11 @@ def test_death_counts_for_a_recovery_only_up_to_its_detection() -> None:
 
 
 def test_fault_counts_before_the_moment_at_which_its_death_was_seen() -> None:
-    fault = record("fault", 2.0, worker=1, step=1, site="vote", kind="kill")
-    death = record("failure", 2.5, worker=1, cause="signal SIGKILL")
-    other = record("failure", 1.0, worker=0, cause="exit 1")
+    fault = entry("fault", 2.0, worker=1, step=1, site="vote", kind="kill")
+    death = entry("failure", 2.5, worker=1, cause="signal SIGKILL")
+    other = entry("failure", 1.0, worker=0, cause="exit 1")
     times = {"detected": 3.0, "next_step_ms": 500.0}
-    recovery = record("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
+    recovery = entry("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
 
     (found,) = report_of(other, fault, death, recovery).recoveries
 
@@ -546,14 +540,14 @@ def test_fault_counts_before_the_moment_at_which_its_death_was_seen() -> None:
 
 
 def test_step_and_restore_of_a_later_relaunch_are_not_those_of_an_earlier_one() -> None:
-    first = record("relaunch", 2.0, reason="all died", workers=[2])
-    second = record("relaunch", 4.0, reason="all died again", workers=[3])
+    first = entry("relaunch", 2.0, reason="all died", workers=[2])
+    second = entry("relaunch", 4.0, reason="all died again", workers=[3])
 
     report = report_of(
-        record("failure", 1.0, worker=0, cause="exit 1"),
+        entry("failure", 1.0, worker=0, cause="exit 1"),
         first,
         second,
-        record("restored", 5.0, step=7),
+        entry("restored", 5.0, step=7),
         step(8, 6.0),
     )
 
@@ -563,7 +557,7 @@ def test_step_and_restore_of_a_later_relaunch_are_not_those_of_an_earlier_one() 
 
 def test_relaunch_without_a_death_on_record_has_no_duration() -> None:
     (relaunch,) = report_of(
-        record("relaunch", 2.0, reason="lost", workers=[2]), step(1, 3.0)
+        entry("relaunch", 2.0, reason="lost", workers=[2]), step(1, 3.0)
     ).relaunches
 
     assert relaunch.since_failure_ms is None
@@ -571,10 +565,10 @@ def test_relaunch_without_a_death_on_record_has_no_duration() -> None:
 
 def test_step_that_kills_again_and_again_is_told_after_what_was_suspected() -> None:
     deaths = [
-        record("failure", at, worker=worker, cause="signal SIGKILL", step=7)
+        entry("failure", at, worker=worker, cause="signal SIGKILL", step=7)
         for at, worker in ((1.0, 0), (2.0, 3))
     ]
-    suspicion = record("suspicion", 3.0, text="core 5 has lost 3 workers")
+    suspicion = entry("suspicion", 3.0, text="core 5 has lost 3 workers")
 
     blamed = report_of(step(7, 0.5), *deaths, suspicion).repeated
     forgiven = report_of(step(7, 0.5), *deaths, suspicion, step(8, 4.0)).repeated
@@ -587,9 +581,9 @@ def test_deaths_of_several_jobs_accuse_a_step_together() -> None:
     death = {"cause": "signal SIGKILL", "step": 7}
 
     report = report_of(
-        record("failure", 1.0, worker=0, **death),
-        record("job_started", 2.0, workers=2),
-        record("failure", 3.0, worker=0, **death),
+        entry("failure", 1.0, worker=0, **death),
+        entry("job_started", 2.0, workers=2),
+        entry("failure", 3.0, worker=0, **death),
     )
 
     assert report.repeated == ("step 8 has killed workers 0, 0",)

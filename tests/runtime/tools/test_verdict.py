@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_entries import line
 
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.run.journal import Record
@@ -47,10 +48,10 @@ from holdfast.runtime.tools.verdict import (
 )
 
 CALM_RECORDS: tuple[Record, ...] = (
-    {"event": "job_started", "now": 0.5},
-    {"event": "launch", "now": 0.5},
-    {"event": "step", "now": 2.0, "seconds": 1.0, "step": 6, "samples": 40, "generation": 1},
-    {"event": "completed", "now": 2.5, "step": 6, "sha256": "aa"},
+    line("job_started", 0.5),
+    line("launch", 0.5),
+    line("step", 2.0, seconds=1.0, step=6, samples=40),
+    line("completed", 2.5, step=6, sha256="aa"),
 )
 
 CALM = FollowedRun((0,), 0.0, 3.0, CALM_RECORDS, (), ())
@@ -255,14 +256,13 @@ def test_places_have_the_sizes_that_were_asked_for_until_the_end(
 
 
 def _records(sha256: str = "aa", samples: int = 40, *, exact: bool = True) -> tuple[Record, ...]:
-    ledger = {"samples": samples, "exact": exact}
     return (
-        {"event": "job_started", "now": 0.5},
-        {"event": "launch", "now": 0.5},
-        {"event": "step", "now": 2.0, "seconds": 1.0, "step": 1, "samples": 40, "generation": 1},
-        {"event": "epoch", "now": 2.0, "epoch": 1, "step": 1, "ledger": ledger},
-        {"event": "completed", "now": 2.5, "step": 1, "sha256": sha256},
-        {"event": "job_ended", "now": 2.6, "exit_code": 0, "reason": ""},
+        line("job_started", 0.5),
+        line("launch", 0.5),
+        line("step", 2.0, seconds=1.0, step=1, samples=40),
+        line("epoch", 2.0, epoch=1, step=1, ledger={"samples": samples, "exact": exact}),
+        line("completed", 2.5, step=1, sha256=sha256),
+        line("job_ended", 2.6),
     )
 
 
@@ -353,10 +353,10 @@ def test_percentile_is_a_value_that_was_measured(part: float, expected: float) -
 
 
 REPAIRED: tuple[Record, ...] = (
-    {"event": "launch", "now": 10.5},
-    {"event": "step", "now": 12.0, "seconds": 1.0, "step": 1, "samples": 40, "generation": 1},
-    {"event": "step", "now": 15.0, "seconds": 1.0, "step": 2, "samples": 40, "generation": 2},
-    {"event": "completed", "now": 15.5, "step": 2, "sha256": "aa"},
+    line("launch", 10.5),
+    line("step", 12.0, seconds=1.0, step=1, samples=40, generation=1),
+    line("step", 15.0, seconds=1.0, step=2, samples=40, generation=2),
+    line("completed", 15.5, step=2, sha256="aa"),
 )
 """Two steps, and a repair from 12 to 14 s between them."""
 

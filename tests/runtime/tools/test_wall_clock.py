@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 STAMPS = {
     "runtime/options/run_terms.py": "created=time.time(),",
     "runtime/run/journal.py": '"time": time.time()',
-    "runtime/worker/records.py": "_Commit(event, now, time.time(),",
+    "runtime/worker/records.py": "_Commit(event, now, time.time())",
 }
 DEADLINES = ("runtime/head/batch_job.py", "runtime/head/decider.py", "runtime/head/orders.py")
 """A batch system says when its allocation ends, as seconds since 1970."""
@@ -24,7 +24,7 @@ FILE_TIMES = ("runtime/fit/script_setup.py",)
 SCRIPTS = ("runtime/worker/script_clock.py", "runtime/worker/script_clock.py")
 """They speak of the clock that the script reads."""
 HANDED_ON = (
-    "runtime/tools/events.py",
+    "runtime/run/entries.py",
     "runtime/tools/status.py",
     "runtime/options/run_terms.py",
 )
@@ -32,7 +32,7 @@ HANDED_ON = (
 _WALL_CLOCK = re.compile(
     r"\btime\.time(_ns)?\(|from time import|\bdatetime\b|CLOCK_REALTIME|\blocaltime\(|\bgmtime\("
 )
-_READ = re.compile(r"""(\[|get\()["'](time|created)["']|\.created\b""")
+_READ = re.compile(r"""(\[|get\()["'](time|created)["']|\.created\b|\b(entry|saved)\.time\b""")
 
 
 def _files() -> Iterator[Path]:

@@ -20,6 +20,7 @@ from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.run.events import Epoch, Step, Stopped
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
@@ -106,7 +107,7 @@ def test_world_is_told_to_the_agent_and_recorded(story: Story) -> None:
 def test_only_rank_0_writes_but_everyone_tells_its_agent(second: Story) -> None:
     second.records.joined(CURSOR)
     second.records.stepped(CURSOR, 1, 4)
-    second.records.note("stopped", step=3)
+    second.records.note(Stopped(step=3))
 
     assert len(second.told) == 1
     assert not second.journal("world") + second.journal("step") + second.journal("stopped")
@@ -233,7 +234,7 @@ def test_longest_step_is_told_without_the_attempts_that_failed(
 def test_what_is_noted_comes_after_the_steps_before_it(story: Story) -> None:
     story.records.stepped(CURSOR, 1, 4)
     story.records.stepped(CURSOR, 1, 4)
-    story.records.note("stopped", step=3)
+    story.records.note(Stopped(step=3))
 
     assert [len(story.journal(event)) for event in ("step", "stopped")] == [2, 1]
 
@@ -278,12 +279,12 @@ def histories(draw: st.DrawFn) -> list[_Commit]:
     epoch = generation = 1
     for step in range(1, draw(st.integers(0, 25)) + 1):
         seconds, samples = draw(st.integers(1, 9)) / 8, draw(st.integers(1, 9))
-        fields = {"step": step, "epoch": epoch, "seconds": seconds, "samples": samples}
-        found.append(_Commit("step", float(step), 1e9 + step, generation, fields))
+        applied = Step(step, epoch, seconds, samples, generation)
+        found.append(_Commit(applied, float(step), 1e9 + step))
         match draw(st.sampled_from(["step", "step", "epoch", "told before", "world"])):
             case "epoch":
-                ended = {"step": step, "epoch": epoch}
-                found.append(_Commit("epoch", step + 0.5, 1e9 + step, generation, ended))
+                ended = Epoch(epoch, step, {}, None, 1.0, generation=generation)
+                found.append(_Commit(ended, step + 0.5, 1e9 + step))
                 epoch += 1
             case "told before":
                 epoch += 1
@@ -293,22 +294,21 @@ def histories(draw: st.DrawFn) -> list[_Commit]:
 
 
 def summed(commits: list[_Commit], name: str) -> float:
-    return sum(commit.fields.get(name, 1) for commit in commits if commit.event == "step")
+    return sum(getattr(c.event, name) for c in commits if isinstance(c.event, Step))
 
 
-def kind_of(commit: _Commit) -> tuple[str, int, Any]:
-    return commit.event, commit.generation, commit.fields["epoch"]
+def kind_of(commit: _Commit) -> tuple[type, int | None, int]:
+    return type(commit.event), commit.event.generation, commit.event.epoch
 
 
 @given(commits=histories())
 def test_merged_steps_add_up_to_all_of_them(commits: list[_Commit]) -> None:
     merged = list(_merged(commits))
 
-    for name in ("steps", "seconds", "samples"):
+    for name in ("number", "seconds", "samples"):
         assert summed(merged, name) == summed(commits, name)
-    assert [commit for commit in merged if commit.event == "epoch"] == [
-        commit for commit in commits if commit.event == "epoch"
-    ]
+    ends, told = ([c for c in those if isinstance(c.event, Epoch)] for those in (merged, commits))
+    assert ends == told
 
 
 @given(commits=histories())
@@ -321,6 +321,6 @@ def test_merged_line_ends_with_the_last_step_of_its_epoch_and_world(
 
     assert [kind_of(commit) for commit in merged] == [kind_of(run[-1]) for run in runs]
     for line, run in zip(merged, runs, strict=True):
-        assert (line.now, line.time, line.fields["step"]) == (
-            run[-1].now, run[-1].time, run[-1].fields["step"],
+        assert (line.now, line.time, line.event.step) == (
+            run[-1].now, run[-1].time, run[-1].event.step,
         )  # fmt: skip

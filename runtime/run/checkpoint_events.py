@@ -1,0 +1,170 @@
+"""The events of checkpoints: `events` says how they are written down."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.event_kinds import Count, Seconds, event
+
+
+@event("checkpoint", is_told=False, listed="checkpoints", hidden=["place"])
+class Checkpoint(NamedTuple):
+    """A save is committed, so many seconds after it began; ``place`` is not the run directory."""
+
+    step: Count
+    seconds: Seconds
+    bytes: Count
+    generation: int | None
+    place: str | None = None
+
+
+@event("checkpoint_failed", listed="failed_checkpoints", hidden=["generation", "seconds"])
+class CheckpointFailed(NamedTuple):
+    """A save has failed; training goes on."""
+
+    step: Count
+    reason: str
+    generation: int | None = None
+    seconds: Seconds | None = None
+
+    def words(self) -> str:
+        return f"the checkpoint of step {self.step} failed: {self.reason}"
+
+
+@event("checkpoint_skipped", is_told=False)
+class CheckpointSkipped(NamedTuple):
+    """A save was due while another one was in flight."""
+
+    step: int | None
+    generation: int | None = None
+
+
+@event("local_failed", is_told=False)
+class LocalFailed(NamedTuple):
+    """The local directory has not taken a save."""
+
+    step: Count
+    reason: str
+
+
+@event("drained", is_told=False)
+class Drained(NamedTuple):
+    """The run directory has a step of the local directory."""
+
+    step: Count
+
+
+@event("drain_failed", is_told=False)
+class DrainFailed(NamedTuple):
+    """No newer step has drained."""
+
+    reason: str
+
+
+@event("prune_failed", is_told=False)
+class PruneFailed(NamedTuple):
+    """A name that may go is left, or an old step was not read again."""
+
+    reason: str
+
+
+@event("storage_downgrade", is_told=False)
+class StorageDowngrade(NamedTuple):
+    """The file system lacks a guarantee."""
+
+    reason: str
+
+
+@event("store_removed")
+class StoreRemoved(NamedTuple):
+    """The steps before ``step`` are gone from a directory."""
+
+    directory: str
+    step: Count
+
+    def words(self) -> str:
+        return f"{self.directory} was removed, or its disk unmounted"
+
+
+@event("rejected", listed="rejected_checkpoints", hidden=["place"])
+class Rejected(NamedTuple):
+    """A restore has found a checkpoint invalid; ``place`` is not the run directory."""
+
+    step: Count
+    reason: str
+    place: str | None = None
+
+    def words(self) -> str:
+        return f"rejected the checkpoint of step {self.step}: {self.reason}"
+
+
+@event("unreadable", listed="unread_checkpoints", hidden=["path", "error"])
+class Unreadable(NamedTuple):
+    """A restore has given up a checkpoint, which may be whole; ``error`` is that of the disk."""
+
+    step: Count
+    reason: str
+    seconds: Seconds
+    path: str | None
+    error: str | None
+    tries: int = 1
+
+    def words(self) -> str:
+        waited = progress.duration(self.seconds)
+        return f"gave up the checkpoint of step {self.step} after {waited}: {self.reason}"
+
+    def trouble(self) -> str:
+        return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"
+
+
+@event("scrubbed", is_told=False)
+class Scrubbed(NamedTuple):
+    """An old checkpoint was read again, and is whole."""
+
+    step: Count
+
+
+@event("scrub_failed", is_told=False, listed="scrub_failures")
+class ScrubFailed(NamedTuple):
+    """An old checkpoint did not verify any more: its new name, and whether it was mended."""
+
+    step: Count
+    reason: str
+    moved_to: str | None
+    mended: bool = False
+
+    def trouble(self) -> str:
+        aside = f"moved to {self.moved_to}" if self.moved_to else "not moved"
+        fate = "mended" if self.mended else aside
+        return f"step {self.step} did not verify any more, {fate}: {self.reason}"
+
+
+@event("mended", listed="mends")
+class Mended(NamedTuple):
+    """A damaged checkpoint is whole again: ``taken`` of its ``parts`` came from ``holder``."""
+
+    step: Count
+    taken: Count
+    parts: Count
+    holder: str
+    bad_name: str | None
+
+    def words(self) -> str:
+        return f"mended step {self.step} from {self.holder}"
+
+    def trouble(self) -> str:
+        return f"step {self.step} mended: {self.taken} of {self.parts} parts from {self.holder}"
+
+
+@event("mend_failed", is_told=False, listed="failed_mends")
+class MendFailed(NamedTuple):
+    """A second holder has not mended a checkpoint, or any checkpoint without a step."""
+
+    reason: str
+    holder: str
+    step: int | None
+
+    def trouble(self) -> str:
+        what = "nothing" if self.step is None else f"step {self.step} not"
+        return f"{what} mended from {self.holder}: {self.reason}"

@@ -1,0 +1,135 @@
+"""Entries: the lines of a journal, with their events.
+
+A line has the name of its event, the fields, and who wrote it when.  A line that is not what it
+says is left out.  Of an event that is not known only the moment counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
+from holdfast.runtime.run.event_kinds import EVENTS, KINDS, Kind, is_number
+from holdfast.runtime.run.files import ForeignFile, refusal
+from holdfast.runtime.run.run_directory import RunDirectory
+
+Event: TypeAlias = NamedTuple
+_Event = TypeVar("_Event")
+_Event_co = TypeVar("_Event_co", covariant=True)
+
+
+class Recorder(Protocol):
+    """Takes the lines of a journal."""
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Append a line."""
+
+
+def record(journal: Recorder, event: Event) -> None:
+    """Append an event to a journal."""
+    journal.record(name_of(event), **fields_of(event))
+
+
+def event_names() -> list[str]:
+    """Return the names of all events that some process of a job records."""
+    return sorted(EVENTS)
+
+
+def kind_of(event: object) -> Kind | None:
+    """Return what holdfast knows of an event, None of anything else."""
+    return KINDS.get(type(event))
+
+
+def name_of(event: Event) -> str:
+    """Return the event's name in the journal."""
+    return KINDS[type(event)].name
+
+
+def fields_of(event: Event) -> dict[str, object]:
+    """Return the fields of the event's line."""
+    fields, defaults = event._asdict(), event._field_defaults
+    return {n: value for n, value in fields.items() if value is not None or n not in defaults}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[_Event_co]):
+    """A line of a journal: an event, None for one that is not known, and who wrote it when.
+
+    ``now`` is in seconds of the monotonic clock, ``time`` in seconds since 1970.
+    """
+
+    event: _Event_co
+    now: float
+    time: float
+    run_id: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The event in a sentence; nothing if people are not told of it."""
+        kind = kind_of(self.event)
+        if kind is None or kind.words is None:
+            return ""
+        return " ".join(kind.words(self.event).split())
+
+
+def entries_of(lines: Iterable[Mapping[str, Any]]) -> list[Entry[Any]]:
+    """Return the lines that are what they say, in their order."""
+    return [entry for entry in map(entry_of, lines) if entry is not None]
+
+
+def entry_of(line: Mapping[str, Any]) -> Entry[Any] | None:
+    """Return a line with its event, None if it makes no sense."""
+    name, now, time = line.get("event"), line.get("now"), line.get("time")
+    if not isinstance(name, str) or now is None or time is None:
+        return None
+    if not is_number(now) or not is_number(time) or time < 0:
+        return None
+    event = EVENTS[name].read(line) if name in EVENTS else None
+    if event is None and name in EVENTS:
+        return None
+    run_id, source = line.get("run_id"), line.get("source")
+    return Entry(
+        event,
+        now,
+        time,
+        run_id if isinstance(run_id, str) else None,
+        source if isinstance(source, str) else None,
+    )
+
+
+def read_on(
+    directory: RunDirectory,
+    read: Callable[[], Iterable[Mapping[str, Any]]],
+    entries: list[Entry[Any]],
+) -> None:
+    """Append to ``entries`` the lines that ``read`` finds in the journal of a run.
+
+    Raises:
+        UsageError: the journal cannot be read, or holds no line that makes sense.
+    """
+    path, journal = directory.path, directory.journal_path
+    try:
+        entries += entries_of(read())
+    except FileNotFoundError as error:
+        raise UsageError(f"no job has started in {path} yet") from error
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise refusal(journal, error, f"{journal} cannot be read: {error.strerror}") from error
+    if not entries:
+        raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
+
+
+def of(entries: Iterable[Entry[Any]], kind: type[_Event]) -> list[Entry[_Event]]:
+    """Return the entries of one kind of event."""
+    return [entry for entry in entries if type(entry.event) is kind]
+
+
+def last_of(entries: Sequence[Entry[Any]], kind: type[_Event]) -> Entry[_Event] | None:
+    """Return the newest entry of one kind of event, None without any."""
+    return next((entry for entry in reversed(entries) if type(entry.event) is kind), None)

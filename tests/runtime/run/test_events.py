@@ -1,0 +1,446 @@
+"""The events of a journal: what is written down, which lines count, and as which sentences."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_entries import entry, line
+
+from holdfast.runtime.run import checkpoint_events as saves
+from holdfast.runtime.run import events
+from holdfast.runtime.run.entries import (
+    Entry,
+    Event,
+    entries_of,
+    entry_of,
+    event_names,
+    fields_of,
+    kind_of,
+    name_of,
+    record,
+)
+from holdfast.runtime.run.event_kinds import EVENTS
+from holdfast.runtime.run.journal import Journal, Record, read_journal
+from holdfast.runtime.tools.report import to_json
+from holdfast.runtime.tools.status import Ending, EventLine, job_status, told_events
+from holdfast.runtime.tools.status import to_json as status_to_json
+from holdfast.runtime.tools.summary import goodput_of, summarize
+
+WORK = {"step": 8, "microbatch": 1, "count": 2, "ids": [3, 4], "is_validation": False}
+
+TOLD: list[tuple[Event, str]] = [
+    (
+        events.JobStarted(1, 0, 4, 7, 2, "/a/train.py", ("--epochs", "3"), None),
+        "started train.py on 1 worker",
+    ),
+    (events.Incarnation("Slurm job 7"), ""),
+    (
+        events.TakenOver(agent=77, generation=3, workers=(0, 1)),
+        "another supervisor has taken the job over",
+    ),
+    (events.SupervisorFailed("OSError: no"), "the supervisor failed: OSError: no"),
+    (events.AgentKilled("it hangs"), "the agent was killed: it hangs"),
+    (events.HungUp(), "SIGHUP: the job goes on without its terminal"),
+    (events.SignalRepeated("SIGTERM: the job is stopping already"), ""),
+    (events.Deadline("2 minutes are left", is_late=False), "2 minutes are left"),
+    (events.Warned("the clock is wrong"), "the clock is wrong"),
+    (events.Paused(seconds=66.0, until=74.5), "the job stood still for 1:06"),
+    (events.JobEnded(75, "stopped at step 4"), "ended with exit code 75: stopped at step 4"),
+    (events.Launch(generation=1, workers=(0, 1), relaunch=0), ""),
+    (
+        events.Relaunch("all died", (7,), spent=1, is_renewal=False),
+        "relaunched 1 worker: all died",
+    ),
+    (events.Renewing("1 of 4 is left"), "renewing the launch: 1 of 4 is left"),
+    (events.WorldBegan(workers=(0, 1), capacity=4, step=3, generation=2), ""),
+    (
+        events.Recovery(2, 3, (1, 4), (0,), detected=7.5, revoked_ms=1.0, next_step_ms=9.5),
+        "recovered at step 3 without workers 1, 4; worker 0 left",
+    ),
+    (events.NumericsDiffer(("threads: 1, now 2",)), ""),
+    (events.InitialWeights(source="/w.h5", sha256="ab"), ""),
+    (events.Restored(2, generation=1, on_disk=True), "restored step 2"),
+    (events.Step(9, 1, 0.5, 8, 1), ""),
+    (events.Step(9, 1, 1.5, 24, 1, steps=3), ""),
+    (
+        events.Epoch(
+            epoch=1,
+            step=9,
+            metrics={"loss": 0.5},
+            validation=None,
+            seconds=2.5,
+            epochs=3,
+            verbose=1,
+            ledger={"samples": 72, "fingerprint": "0f", "exact": True},
+            generation=1,
+        ),
+        "",
+    ),
+    (events.Stopped(4, generation=1), "stopped at step 4 with a checkpoint"),
+    (events.Completed(9, "ab", 3, {"loss": 0.5}, {}, generation=1), "completed step 9"),
+    (events.Completed(9, "ab", 3, {}, {}, "ValueError: no", is_first=True), "completed step 9"),
+    (events.FaultStruck("kill", 2, 3, "vote"), ""),
+    (
+        events.Suspected(1, 30.0, 7, where="train.py:3", samples=WORK, limit_s=60.0),
+        "worker 1 has not come on after step 7",
+    ),
+    (events.Stalled("stall", 185.0, (3,)), "worker 3 stood still for 3:05"),
+    (
+        events.Failure(1, "signal SIGKILL", step=0, stderr=("odd",), samples=WORK),
+        "worker 1 died after step 0 (signal SIGKILL)",
+    ),
+    (events.Failure(1, "exit 1"), "worker 1 died (exit 1)"),
+    (events.Suspicion("core 5 has lost 3 workers"), "core 5 has lost 3 workers"),
+    (
+        events.MemoryDiffers(5, (0, 2), has_majority=True, generation=1),
+        "the memory of workers 0, 2 differs at step 5",
+    ),
+    (saves.Checkpoint(4, 0.5, 900, generation=1, place="local directory"), ""),
+    (saves.Checkpoint(4, 0.5, 900, generation=1), ""),
+    (
+        saves.CheckpointFailed(4, "disk full", generation=1),
+        "the checkpoint of step 4 failed: disk full",
+    ),
+    (saves.CheckpointSkipped(4, generation=1), ""),
+    (saves.LocalFailed(4, "disk full"), ""),
+    (saves.Drained(4), ""),
+    (saves.DrainFailed("disk full"), ""),
+    (saves.PruneFailed("busy"), ""),
+    (saves.StorageDowngrade("no fsync"), ""),
+    (
+        saves.StoreRemoved("/l/checkpoints", 20),
+        "/l/checkpoints was removed, or its disk unmounted",
+    ),
+    (saves.Rejected(2, "a bit"), "rejected the checkpoint of step 2: a bit"),
+    (
+        saves.Unreadable(2, "Stale file handle", 180.0, path="/a", error="ESTALE", tries=7),
+        "gave up the checkpoint of step 2 after 3:00: Stale file handle",
+    ),
+    (saves.Scrubbed(3), ""),
+    (saves.ScrubFailed(3, "a bit", moved_to=None, mended=True), ""),
+    (saves.Mended(3, 1, 9, "/mirror", bad_name=None), "mended step 3 from /mirror"),
+    (saves.MendFailed("gone", "/mirror", step=None), ""),
+    (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
+    (events.PreloadFailed("odd", "no such module"), ""),
+    (events.PoolRestarted("signal SIGKILL"), ""),
+    (events.OutputDropped("workers", 3), ""),
+    (events.JournalGap(3), ""),
+    (events.JournalRemoved(), ""),
+]
+"""Events with all their fields, each with its sentence, or nothing if people are not told of it."""
+
+_RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
+_RECORDING = frozenset({"record", "noted", "introduce", "_line", "note"})
+"""Calls that record an event by its name."""
+
+
+def test_table_has_every_event() -> None:
+    assert {name_of(event) for event, _ in TOLD} == set(event_names())
+
+
+def test_each_event_is_recorded_somewhere_and_nothing_else_is() -> None:
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in _RUNTIME.rglob("*.py")
+        if not path.name.endswith("events.py")
+    ]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = {_called(call) for call in calls}
+    named = {
+        word.value
+        for call in calls
+        if _called(call) in _RECORDING
+        for word in call.args[:2]
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    }
+
+    assert named <= set(event_names())
+    assert {kind.name for kind in EVENTS.values() if kind.type.__name__ not in made} <= named
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+@pytest.mark.parametrize(("event", "sentence"), TOLD)
+def test_event_is_told_in_one_sentence_or_not_at_all(event: Event, sentence: str) -> None:
+    found = told_events([Entry(event, 5.0, 1e9)], 8)
+
+    assert found == ((EventLine(1e9, sentence),) if sentence else ())
+
+
+@pytest.mark.parametrize("event", [event for event, _ in TOLD])
+def test_event_is_read_as_it_was_recorded(event: Event, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="worker 3")
+
+    record(journal, event)
+    journal.close()
+
+    (found,) = entries_of(read_journal(tmp_path / "journal.jsonl"))
+    assert type(found.event) is type(event)
+    assert found.event == event
+    assert (found.run_id, name_of(found.event)) == ("r1", name_of(event))
+
+
+def test_line_lacks_a_field_that_says_nothing_but_not_one_that_may_say_so() -> None:
+    lines: list[Record] = []
+
+    class Kept:
+        def record(self, event: str, /, **fields: object) -> None:
+            lines.append({"event": event, **fields})
+
+    for event in (
+        saves.Checkpoint(4, 0.5, 900, generation=1),
+        saves.MendFailed("gone", "/mirror", step=None),
+        events.FaultStruck("kill", 2, 3, "vote"),
+    ):
+        record(Kept(), event)
+
+    assert lines == [
+        {"event": "checkpoint", "step": 4, "seconds": 0.5, "bytes": 900, "generation": 1},
+        {"event": "mend_failed", "reason": "gone", "holder": "/mirror", "step": None},
+        {
+            "event": "fault",
+            "kind": "kill",
+            "worker": 2,
+            "step": 3,
+            "site": "vote",
+            "attempt": 1,
+        },
+    ]
+
+
+@pytest.mark.parametrize("event", [event for event, _ in TOLD])
+def test_report_lists_an_event_whose_kind_says_so(event: Event) -> None:
+    kind = kind_of(event)
+    assert kind is not None
+    if kind.listed is not None:
+        found = summarize([entry("job_started", 1.0), Entry(event, 2.0, 1e9)])
+        (listed,) = json.loads(to_json(found))[kind.listed]
+        assert set(listed) == set(event._fields) - kind.hidden
+
+
+NEEDED = {
+    name: {field for field, _, is_needed, _ in kind.fields if is_needed}
+    for name, kind in EVENTS.items()
+}
+"""The fields that readers need."""
+
+LONG_NEEDED: dict[str, set[str]] = {
+    "checkpoint": {"step", "seconds", "bytes"},
+    "checkpoint_failed": {"step", "reason"},
+    "completed": {"step"},
+    "epoch": {"epoch", "step"},
+    "failure": {"worker", "cause"},
+    "fault": {"kind", "worker", "step", "site"},
+    "job_ended": {"exit_code", "reason"},
+    "job_started": {"workers"},
+    "launch": {"workers"},
+    "memory_differs": {"step", "workers", "has_majority"},
+    "mend_failed": {"reason", "holder"},
+    "mended": {"step", "taken", "parts", "holder"},
+    "output_dropped": {"lines"},
+    "paused": {"seconds", "until"},
+    "pressure": {"resource", "text"},
+    "recovery": {"generation", "step", "lost", "survivors"},
+    "rejected": {"step", "reason"},
+    "relaunch": {"reason", "workers"},
+    "renewing": {"reason"},
+    "restored": {"step"},
+    "scrub_failed": {"step", "reason"},
+    "stalled": {"limit", "seconds", "workers"},
+    "step": {"step", "epoch", "seconds", "samples", "generation"},
+    "stopped": {"step"},
+    "suspected": {"worker", "seconds", "step"},
+    "suspicion": {"text"},
+    "unreadable": {"step", "reason", "seconds"},
+    "warning": {"text"},
+    "world": {"workers", "step"},
+}
+"""Journals of older versions have no other fields for certain."""
+
+FIELDS = [(event, name) for event, names in NEEDED.items() for name in sorted(names)]
+
+
+def test_readers_need_what_they_always_did() -> None:
+    assert {name: names for name, names in NEEDED.items() if name in LONG_NEEDED} == LONG_NEEDED
+
+
+def is_sound(line: Record) -> bool:
+    return entry_of(line) is not None
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_line_with_fields_that_nobody_asks_for_counts(event: str) -> None:
+    assert is_sound(line(event, 1.5, colour="blue"))
+
+
+@pytest.mark.parametrize(("event", "name"), FIELDS, ids=[f"{e}-{name}" for e, name in FIELDS])
+def test_line_without_a_needed_field_is_left_out(event: str, name: str) -> None:
+    fields = line(event, 1.5)
+    del fields[name]
+
+    assert not is_sound(fields)
+
+
+@pytest.mark.parametrize("name", ["now", "time"])
+@pytest.mark.parametrize("event", ["hung_up", "stopped"])
+def test_line_without_its_moment_is_left_out(event: str, name: str) -> None:
+    fields = line(event, 1.5)
+    del fields[name]
+
+    assert not is_sound(fields)
+
+
+def test_event_that_is_not_known_needs_only_its_moment() -> None:
+    assert is_sound(line("stopped", 1.5, step="odd") | {"event": "of another version"})
+
+
+@pytest.mark.parametrize("event", [None, 7, ["step"]])
+def test_event_that_is_no_text_is_left_out(event: object) -> None:
+    assert not is_sound(line("stopped", 1.5) | {"event": event})
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None, [1], 1 << 64])
+def test_count_is_a_whole_number_from_0(step: object) -> None:
+    assert is_sound(line("stopped", 1.5, step=0))
+    assert not is_sound(line("stopped", 1.5, step=step))
+
+
+@pytest.mark.parametrize(
+    "seconds", [True, "1", None, math.nan, math.inf, -math.inf, 1 << 38, 1e300, 10**400]
+)
+def test_number_is_one_that_a_clock_may_show(seconds: object) -> None:
+    assert is_sound(line("suspected", 1.5, seconds=-0.5))
+    assert is_sound(line("suspected", 1.5, seconds=0))
+    assert not is_sound(line("suspected", 1.5, seconds=seconds))
+
+
+@pytest.mark.parametrize("time", [-1.0, 1e12, "now"])
+def test_moment_that_has_no_date_is_left_out(time: object) -> None:
+    assert is_sound(line("warning", 1.5, time=0))
+    assert not is_sound(line("warning", 1.5, time=time))
+
+
+@pytest.mark.parametrize("text", [None, 7, ["odd"]])
+def test_text_is_a_text(text: object) -> None:
+    assert is_sound(line("warning", 1.5, text=""))
+    assert not is_sound(line("warning", 1.5, text=text))
+
+
+@pytest.mark.parametrize("workers", [None, 2, "01", {"0": 1}, [0, -1], [0, True], [[0]]])
+def test_workers_are_a_list_of_ids(workers: object) -> None:
+    assert is_sound(line("launch", 1.5, workers=[]))
+    assert not is_sound(line("launch", 1.5, workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "good"), [("step", "steps", 3), ("checkpoint_failed", "seconds", 0.5)]
+)
+@pytest.mark.parametrize("bad", [None, "3", [3]], ids=str)
+def test_field_that_may_be_missing_makes_sense_if_it_is_there(
+    event: str, name: str, good: float, bad: object
+) -> None:
+    assert is_sound(line(event, 1.5, **{name: good}))
+    assert not is_sound(line(event, 1.5, **{name: bad}))
+
+
+def test_lines_keep_their_order_around_one_that_is_left_out() -> None:
+    first, last = line("stopped", 1.0), line("warning", 2.0)
+
+    found = entries_of([first, line("stopped", 1.5, step="x"), last])
+
+    assert [one.now for one in found] == [1.0, 2.0]
+
+
+_VALUES = st.sampled_from([
+    None, -1, 0, 7, 1.5, math.nan, 1e300, 10**400, "x", [], [1], ["x"], True, {}, {"ids": 3},
+    {"samples": "x"}, {"loss": "x"}, {"ids": [1], "microbatch": 0, "count": 1}, {"loss": math.nan},
+])  # fmt: skip
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> list[Record]:
+    """Draw events with fields that were removed, or are what they must not be."""
+    lines = []
+    for event in draw(st.lists(st.sampled_from([event for event, _ in TOLD]), max_size=8)):
+        fields = line(name_of(event), draw(st.floats(0, 9)), **fields_of(event))
+        for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3)):
+            if draw(st.booleans()):
+                fields.pop(name, None)
+            else:
+                fields[name] = draw(_VALUES)
+        lines.append(json.loads(json.dumps(fields)))
+    return lines
+
+
+@given(_damaged())
+def test_report_status_and_goodput_can_be_told_of_whatever_is_left(lines: list[Record]) -> None:
+    found = entries_of(lines)
+
+    to_json(summarize(found))
+    status = job_status(found, Ending("running", is_over=False), None, (2.0, 2.0))
+    json.dumps(status_to_json(status), allow_nan=False)
+    told = goodput_of(found, now_s=2.0)
+
+    assert (told is None) == (not found)
+
+
+def texts(*entries: Any, most: int = 8) -> list[str]:
+    return [event.text for event in told_events(entries, most)]
+
+
+def test_text_of_several_lines_is_one_line() -> None:
+    assert texts(entry("warning", 5.0, text="  odd\n\tweather \x0b ahead\n")) == [
+        "odd weather ahead"
+    ]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_text_without_a_word_has_no_line(text: str) -> None:
+    assert texts(entry("warning", 5.0, text=text)) == []
+
+
+def test_same_event_told_twice_in_a_row_is_one_line_with_the_newest_time() -> None:
+    told = told_events([entry("restored", at, step=2) for at in (1.0, 2.0, 3.0)], 8)
+
+    assert told == (EventLine(1e9 + 3.0, "restored step 2"),)
+
+
+def test_step_between_two_equal_events_does_not_make_them_two() -> None:
+    records = [
+        entry("restored", 5.0, step=2),
+        entry("step", 5.0, step=3),
+        entry("restored", 5.0, step=2),
+    ]
+
+    assert texts(*records) == ["restored step 2"]
+
+
+def test_event_that_comes_back_after_another_one_is_told_again() -> None:
+    records = [
+        entry("restored", 5.0, step=2),
+        entry("stopped", 5.0, step=4),
+        entry("restored", 5.0, step=2),
+    ]
+
+    assert texts(*records) == [
+        "restored step 2",
+        "stopped at step 4 with a checkpoint",
+        "restored step 2",
+    ]
+
+
+def test_newest_events_are_kept_and_the_newest_is_last() -> None:
+    records = [entry("restored", 5.0, step=number) for number in range(5)]
+
+    assert texts(*records, most=2) == ["restored step 3", "restored step 4"]
+    assert len(texts(*records, most=5)) == 5
