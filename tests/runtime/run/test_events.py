@@ -137,7 +137,7 @@ TOLD: list[tuple[Event, str]] = [
 """Events with all their fields, each with its sentence, or nothing if people are not told of it."""
 
 _RUNTIME = Path(__file__).resolve().parents[3] / "runtime"
-_RECORDING = frozenset({"record", "noted", "introduce", "_line", "note"})
+_RECORDING = frozenset({"record", "noted", "introduce", "_line", "_own", "note"})
 """Calls that record an event by its name."""
 
 
