@@ -45,6 +45,7 @@ from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
@@ -92,7 +93,7 @@ class TrainingLoop:
         self._moving = context.halt.moving
         mine = self._progress, self._saver, self._records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
-        self._step = StepRecord.of(state, context, job.numerics.to_json())
+        self._step = StepRecord.of(state, context, to_plain(job.numerics))
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -421,7 +422,7 @@ class TrainingLoop:
         is_complete = self.is_complete if is_complete is None else is_complete
         fields = self._state.fields(is_complete=is_complete)
         if self._step is not None:
-            fields[STEP] = self._step.to_json()
+            fields[STEP] = to_plain(self._step)
         return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:

@@ -24,6 +24,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
 from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.transaction import (
     BatchContributor,
     BatchTerms,
@@ -248,7 +249,7 @@ class TrainingJob:
         fields = {**self.stage.into(self.identity), FIRST_EPOCH: self.work_plan.first_epoch}
         if self.data_fingerprint is not None:
             fields["data"] = self.data_fingerprint
-        return SaveTerms(self.work_plan, self.retention, fields, self.numerics.to_json())
+        return SaveTerms(self.work_plan, self.retention, fields, to_plain(self.numerics))
 
     def surplus(self, step: int) -> str | None:
         """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""

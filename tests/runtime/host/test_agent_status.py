@@ -145,7 +145,7 @@ def test_launch_is_remembered_before_its_workers_are_made_and_mpiexec_is_started
         ({"config": to_plain(CONFIG) | {"generation": -1}}, "ValueError: generation is -1"),
         (
             {"config": to_plain(CONFIG) | {"options": {"workers": 0}}},
-            "WrongValue: WorkerConfig.options has",
+            "WrongValue: WorkerConfig.options.",
         ),
         ({"mpi": {"mpiexec": "/m", "ulfm": True}}, "KeyError: 'library'"),
     ],

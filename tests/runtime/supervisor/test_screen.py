@@ -15,6 +15,7 @@ import pytest
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.supervisor.screen import ProgressLog, Screen, say
+from holdfast.runtime.system.codec import to_plain
 
 REPORT = StepReport(
     now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,
@@ -48,7 +49,7 @@ def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
 
 
 def pong(**changes: Any) -> dict[str, Any]:
-    progress = REPORT.to_json() | changes
+    progress = to_plain(REPORT) | changes
     return {"kind": "pong", "progress": progress, "workers": 2, "phase": "training"}
 
 
