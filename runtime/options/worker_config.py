@@ -9,6 +9,7 @@ from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import Ownership
 
 _LARGEST_GENERATION = (1 << 63) - 1
 _NO_HISTORY = FailureHistory()
@@ -51,6 +52,16 @@ class WorkerConfig:
     def run_dir(self) -> Path:
         """Where the run lives."""
         return self.options.run_dir
+
+    @property
+    def ownership(self) -> Ownership:
+        """The claim of the job to the run directory."""
+        return Ownership(self.run_dir, self.run_id, self.lease_token)
+
+    @property
+    def local_directory(self) -> Path | None:
+        """Where saves of this host go first, None without ``--local-dir``."""
+        return self.options.local_run_dir(self.run_id)
 
     @property
     def capacity(self) -> int:

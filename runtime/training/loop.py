@@ -87,7 +87,7 @@ class TrainingLoop:
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job)
-        self._saver = Saver(context, self._membership, job.save_terms, self._records)
+        self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self._records)
         self._newest = NewestState(self._membership, context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
         self._moving = context.halt.moving

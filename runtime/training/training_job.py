@@ -249,7 +249,7 @@ class TrainingJob:
         fields = {**self.stage.into(self.identity), FIRST_EPOCH: self.work_plan.first_epoch}
         if self.data_fingerprint is not None:
             fields["data"] = self.data_fingerprint
-        return SaveTerms(self.work_plan, self.retention, fields, to_plain(self.numerics))
+        return SaveTerms(self.retention, fields, to_plain(self.numerics))
 
     def surplus(self, step: int) -> str | None:
         """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""

@@ -24,6 +24,7 @@ from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.signature import KeyFile, Signature
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.system.codec import encode
 
 ACTIONS = 60
 SAVES = ((10, 1), (20, 2))
@@ -707,7 +708,7 @@ def test_checkpoint_is_signed_and_the_secret_is_never_told(
 
     assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
     assert saved_steps(tmp_path / "run", key_file) == (STEP,)
-    told = signing.plan.encode().decode() + json.dumps([part.message for part in copied])
+    told = encode(signing.plan).decode() + json.dumps([part.message for part in copied])
     assert Path(key_file.path).read_bytes().hex() not in told
 
 
