@@ -27,7 +27,6 @@ from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.transaction import (
     BatchContributor,
-    BatchTerms,
     BatchValidationContributor,
     Contributor,
     TrainingContributor,
@@ -274,16 +273,15 @@ class TrainingJob:
     def _training(self, replica: Replica, notes: WorkNotes) -> Contributor:
         if isinstance(self.data, Feed):
             assert isinstance(self.order, BatchOrder)
-            terms = BatchTerms(self.order, self.work_plan)
-            return BatchContributor(replica, self.data, terms, notes)
+            return BatchContributor(replica, self.data, self.order, self.work_plan, notes)
         assert isinstance(self.order, SampleOrder)
         return TrainingContributor(replica, self.data, self.order, notes, self.stage.begin)
 
     def _evaluating(self, replica: Replica, notes: WorkNotes) -> Contributor:
         if isinstance(self.validation, Feed):
             assert isinstance(self.validation_order, BatchOrder)
-            terms = BatchTerms(self.validation_order, self.work_plan)
-            return BatchValidationContributor(replica, self.validation, terms, notes)
+            order = self.validation_order
+            return BatchValidationContributor(replica, self.validation, order, notes)
         assert self.validation is not None
         assert isinstance(self.validation_order, SequentialOrder)
         return ValidationContributor(replica, self.validation, self.validation_order, notes)
