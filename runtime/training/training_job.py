@@ -16,7 +16,7 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder, ch
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.data.feed import Feed
-from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.options.job_options import RateScale, RateScaling
@@ -424,11 +424,9 @@ def _validation_order(
 
 def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
     """Return the schedule that the command line asks for, else the script's."""
-    if config.options.save_every is not None:
-        try:
-            return parse_schedule(config.options.save_every)
-        except ScheduleSyntaxError as error:
-            raise UsageError(f"--save-every: {error}") from error
+    asked = config.options.save_every
+    if asked is not None:
+        return parse_schedule(asked)  # the options have checked it
     try:
         return parse_schedule(request.save_every)
     except ScheduleSyntaxError as error:
