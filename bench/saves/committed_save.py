@@ -12,6 +12,7 @@ from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
 from holdfast.runtime.saving.in_process_saver import HostBuffers
@@ -41,7 +42,8 @@ def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
     """Return the plan of saves of ``state``, with as many shards as a job has."""
     layout = ShardLayout(specs_of(state), shard_count(size_of(state)))
     options = JobOptions(Path("bench.py"), run_dir)
-    config = WorkerConfig(options, FIRST, 1, (FIRST,), RUN_ID, microbatches=1, seed=0, threads=1)
+    record = RunRecord(RUN_ID, FORMAT, 0.0, microbatches=1, seed=0, threads=1)
+    config = WorkerConfig(options, FIRST, 1, (FIRST,), record)
     return SavePlan(config, layout, SaveTerms(Retention(keep)))
 
 

@@ -24,6 +24,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
@@ -129,10 +130,7 @@ def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
         worker=WorkerId(0),
         generation=1,
         workers=tuple(map(WorkerId, range(workers))),
-        run_id="bench",
-        microbatches=workers,
-        seed=0,
-        threads=1,
+        record=RunRecord("bench", FORMAT, 0.0, microbatches=workers, seed=0, threads=1),
         options=JobOptions(Path("bench"), run_dir, workers=workers),
     )
     return WorkerContext(

@@ -22,6 +22,7 @@ from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Message, pair
@@ -43,10 +44,7 @@ def plan_of(run_dir: Path, *, newest: int = 2, token: str = "", **options: Any) 
         worker=first,
         generation=LAUNCH,
         workers=(first,),
-        run_id=RUN_ID,
-        microbatches=1,
-        seed=0,
-        threads=1,
+        record=RunRecord(RUN_ID, FORMAT, 0.0, microbatches=1, seed=0, threads=1),
         lease_token=token,
     )
     return SavePlan(config, layout, SaveTerms(Retention(newest)))

@@ -116,14 +116,10 @@ class JobSetup:
             worker=command.workers[0],
             generation=command.generation,
             workers=command.workers,
-            run_id=self.record.run_id,
-            microbatches=self.record.microbatches,
-            seed=self.record.seed,
-            threads=self.record.threads,
+            record=self.record,
             key_file=self.key_file,
             history=self.history.read(),
             lease_token=self.lease.token,
-            draw_seed=self.record.draw_seed or "",
         )
 
 

@@ -77,12 +77,14 @@ _OPTIONS = st.builds(
     preload=st.lists(st.text()).map(tuple),
     faults=st.sampled_from([(), ("kill worker=2 step=30 site=reduce", "stop worker=1 step=9")]),
 )
+_RECORDS = st.builds(RunRecord, created=_SECONDS, numerics=_ANY_JSON)
 _CONFIGS = st.builds(
     replace,
     st.just(worker_config()),
     options=_OPTIONS,
     generation=st.integers(0, (1 << 63) - 1),
     workers=st.sets(st.integers(0, 1 << 30).map(WorkerId)).map(tuple),
+    record=_RECORDS,
     key_file=_or_none(st.from_type(KeyFile)),
     history=st.builds(FailureHistory, _SECONDS),
     lease_token=st.text(),
@@ -109,7 +111,6 @@ _REPORTS = st.builds(
     **dict.fromkeys(_NUMBERS, _COUNTS),
 )
 _WORKERS = st.builds(WorkerReport, silent_s=_or_none(_SECONDS), standing_s=_or_none(_SECONDS))
-_RECORDS = st.builds(RunRecord, created=_SECONDS, numerics=_ANY_JSON)
 
 VALUES: dict[type, st.SearchStrategy[Any]] = {
     JobOptions: _OPTIONS,
