@@ -23,6 +23,7 @@ from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.incarnations import Chain, Incarnation
+from holdfast.runtime.mpi.trial import Death, RankReport, Trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
@@ -126,6 +127,8 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     Chain: st.builds(Chain, incarnations=st.lists(st.builds(Incarnation)).map(tuple)),
     StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
     Card: st.builds(Card),
+    Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
+    RankReport: st.builds(RankReport),
     Trouble: st.builds(Trouble, seconds=_SECONDS),
 }
 """The types, and what of them makes sense."""
