@@ -86,7 +86,7 @@ _CONFIGS = st.builds(
     generation=st.integers(0, (1 << 63) - 1),
     workers=st.sets(st.integers(0, 1 << 30).map(WorkerId)).map(tuple),
     record=_RECORDS,
-    key_file=_or_none(st.from_type(KeyFile)),
+    key_file=_or_none(st.builds(KeyFile, _PATHS)),
     history=st.builds(FailureHistory, _SECONDS),
     lease_token=st.text(),
 )

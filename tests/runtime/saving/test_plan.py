@@ -26,7 +26,7 @@ def test_later_save_of_a_run_has_the_larger_age() -> None:
 
 
 def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: Path) -> None:
-    key = KeyFile("/key", "0123")
+    key = KeyFile(Path("/key"), "0123")
     other_state = ShardLayout(specs_of({**state_of(0), "d": state_of(0)["c"]}), 2)
     plan = plan_of(RUN_DIR)
 
@@ -44,12 +44,12 @@ def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: P
 
 def test_plan_of_a_run_with_a_key_has_digests_that_cannot_be_forged() -> None:
     assert plan_of(RUN_DIR).image_map().kind is DigestKind.XXH3_128
-    signed = plan_of(RUN_DIR, key_file=KeyFile("/key", "0123"))
+    signed = plan_of(RUN_DIR, key_file=KeyFile(Path("/key"), "0123"))
     assert signed.image_map().kind is DigestKind.SHA256
 
 
 def test_key_that_is_gone_opens_no_store(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, key_file=KeyFile(str(tmp_path / "key"), "0123"))
+    plan = plan_of(tmp_path, key_file=KeyFile(tmp_path / "key", "0123"))
 
     with pytest.raises(KeyUnusable, match="cannot be read"):
         plan.open_store()
