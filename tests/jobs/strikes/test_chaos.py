@@ -13,7 +13,6 @@ import pytest
 from workload import SCRIPT, Workload
 
 from holdfast.runtime.system.own_process import program_command
-from holdfast.runtime.tools.striker import refusal
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -92,21 +91,6 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
     assert done.report["buckets"]["relaunch"] > 0
     strikes = [told["strike"] for told in done.report["strikes"]]
     assert strikes == ["term agent at step 8", "kill supervisor at step 20"]
-
-
-@pytest.mark.extended
-@pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
-def test_full_disk_and_full_shared_memory_are_survived(tmp_path: Path) -> None:
-    """Jobs meet full disks in test_disks.py, and plans are carried out as above."""
-    plan = _plan(tmp_path, "full disk at step 10 for 1s", "full shm at step 20 for 1s")
-    shared = set(Path("/dev/shm").glob(".holdfast-chaos*"))
-
-    done = _chaos(tmp_path, [*plan, "--disk-mb", "16"], _job())
-
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert [told["victim"] for told in done.report["strikes"]] == ["disk", "shm"]
-    assert (tmp_path / "out" / "struck" / "run" / "journal.jsonl").exists()
-    assert set(Path("/dev/shm").glob(".holdfast-chaos*")) == shared  # that of all others
 
 
 @pytest.mark.extended
