@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.mpi]
 
 
 def files_of(walk: str) -> dict[str, set[str]]:
-    """Return the files that run for a walk, by kind of process; one walk is enough in each run of `ci/test`."""
+    """Return the files that run for a walk, by kind of process."""
     command = [sys.executable, str(ROOT / "ci" / "walk.py"), walk, "--files", "--quiet-s", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,6 +38,7 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
 
 @pytest.mark.extended
 def test_survivors_repair_their_world_without_the_writer() -> None:
+    """One walk is enough in `ci/test`."""
     files = files_of("death")
 
     assert "runtime/exchange/membership.py" in files["worker"]
@@ -47,6 +48,7 @@ def test_survivors_repair_their_world_without_the_writer() -> None:
 
 @pytest.mark.extended
 def test_a_start_passes_the_options_and_ends_before_the_steps() -> None:
+    """One walk is enough in `ci/test`."""
     files = files_of("start")
 
     assert "runtime/options/job_options.py" in files["supervisor"]
