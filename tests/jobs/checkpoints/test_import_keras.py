@@ -176,7 +176,9 @@ def test_run_is_a_source_as_its_export_is(folder: Path, weights: Weights, tmp_pa
     assert len(ends - {None, weights.sha256}) == len(ends) == 1
 
 
+@pytest.mark.extended
 def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Path) -> None:
+    """Steps are chosen so in tests/runtime/training/test_initial_weights.py."""
     steps = CheckpointStore(folder / "begun").steps()
 
     older = import_into(tmp_path / "older", folder / "begun", "--step", str(steps[1]))
@@ -245,7 +247,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("names", shortened([("other",), tuple(WORDS)], here=[("other",)]))
+@pytest.mark.parametrize("names", shortened([("other",), tuple(WORDS)], here=()))
 def test_bad_weights_are_one_line_and_leave_no_run(
     bad: dict[str, Path], weights: Weights, tmp_path: Path, names: tuple[str, ...]
 ) -> None:

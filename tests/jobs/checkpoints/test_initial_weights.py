@@ -55,7 +55,9 @@ def differences(left: Path, right: Path) -> set[str]:
     return {difference.name for difference in found.differences}
 
 
+@pytest.mark.extended
 def test_exported_weights_and_the_run_itself_begin_the_same_run(folder: Path) -> None:
+    """A Keras file begins a run in test_import_keras.py, an archive in test_import.py."""
     job = train(folder / "two", 2, "--epochs", "1", "--initial", str(folder / "first"))
 
     assert job.exit_code == 0, job.stderr
@@ -65,7 +67,9 @@ def test_exported_weights_and_the_run_itself_begin_the_same_run(folder: Path) ->
     assert beginnings(folder / "one") == beginnings(folder / "two")
 
 
+@pytest.mark.extended
 def test_run_that_resumes_does_not_look_at_it(folder: Path) -> None:
+    """An imported run resumes in test_import_keras.py."""
     job = train(folder / "one", 1, "--epochs", "2", "--initial", "nowhere.npz")
 
     assert job.exit_code == 0, job.stderr

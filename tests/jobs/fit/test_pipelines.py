@@ -20,7 +20,7 @@ FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8"
 """The first reader dies within the first epoch, and all others within the second."""
 
 
-@pytest.mark.parametrize("name", shortened(SCRIPTS_OF, HERE))
+@pytest.mark.parametrize("name", shortened(SCRIPTS_OF, here=()))
 def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: Path) -> None:
     script = SCRIPTS / f"{name}.py"
     alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=3, options=OPTIONS)

@@ -114,7 +114,9 @@ def test_script_without_the_same_bytes_twice_is_bad(tmp_path: Path) -> None:
     assert "replay  holdfast chaos --seed 3 --count 0 -- run " in done.stdout
 
 
+@pytest.mark.extended
 def test_run_that_stands_still_is_ended(tmp_path: Path) -> None:
+    """Runs that stand still are ended in tests/runtime/tools/test_followed_run.py, too."""
     never = ["--linger", str(tmp_path / "never")]
 
     done = _chaos(tmp_path, ["--hang-after", "4"], [*_job(workers=1), *never])
