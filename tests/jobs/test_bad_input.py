@@ -146,21 +146,6 @@ def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ul
     assert_refused(job, 2, "ULFM", str(mpiexec_without_ulfm), "--no-shrink")
 
 
-@pytest.mark.extended
-def test_without_ulfm_every_death_is_a_relaunch(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:
-    """Jobs without shrinking are in tests/jobs/mpi."""
-    options = ["--no-shrink", "--mpiexec", str(mpiexec_without_ulfm)]
-    request = request_of(
-        EVEN, tmp_path / "run", workers=2, options=options, faults=["exit worker=1 step=9"]
-    )
-
-    job = _run(request)
-
-    assert job.exit_code == 0, job.stderr
-    assert len(job.report.relaunches) == 1
-    assert job.leftovers == ()
-
-
 def test_a_file_in_place_of_the_run_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.write_text("not a directory")

@@ -268,20 +268,6 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
 
 
-@pytest.mark.extended
-def test_without_shrinking_every_death_is_a_relaunch(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Deaths of each kind are so in tests/jobs/mpi."""
-    job = _train(
-        EVEN, tmp_path, ["kill worker=1 step=9 site=reduce"], workers=3, options=["--no-shrink"]
-    )
-
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert len(job.report.relaunches) == 1
-    assert job.report.recoveries == ()
-
-
 def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

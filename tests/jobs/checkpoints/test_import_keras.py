@@ -194,7 +194,7 @@ def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Pa
 def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: Path) -> None:
     """It comes before the script's, and a run that resumes looks at neither.
 
-    The flag begins a NumPy run in test_import.py; runs resume so in test_initial_weights.py.
+    The flag begins a NumPy run in test_import.py; below, the run resumes.
     """
     options = ["--initial", str(weights.keras), *THREADS]
     request = JobRequest(
@@ -251,7 +251,7 @@ WORDS = {
 def test_bad_weights_are_one_line_and_leave_no_run(
     bad: dict[str, Path], weights: Weights, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """What is wrong with a file alone is told without a job in test_initial_weights.py, too."""
+    """What is wrong with a file alone is told in tests/runtime/training/test_initial_weights.py."""
     run_dir = tmp_path / "run"
     for name in names:
         job = import_into(run_dir, bad[name])

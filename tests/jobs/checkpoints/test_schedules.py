@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, Workload, assert_whole, request_of
+from workload import Workload, request_of
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.schedule import FIRST_SAVE_S
@@ -89,19 +89,6 @@ def test_death_in_a_save_that_is_kept_for_ever_does_not_move_it_to_the_next_step
     assert [record["step"] for record in job.events("checkpoint")][:2] == [5, 10]
     kept = set(CheckpointStore(tmp_path).steps())
     assert kept == set(range(5, EVERY_FIFTH.steps + 1, 5)) - skipped
-
-
-@pytest.mark.extended
-def test_often_saved_job_has_the_bytes_of_the_undisturbed(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Jobs of other tests save every 5 steps and have these bytes."""
-    options = ["--save-every", "20ms"]
-    with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert len(job.report.checkpoints) > 2
 
 
 @pytest.mark.extended

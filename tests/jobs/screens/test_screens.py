@@ -150,19 +150,6 @@ def test_log_of_a_relaunch_has_each_epoch_once_and_no_codes(tmp_path: Path) -> N
     assert len(told) == 1
 
 
-@pytest.mark.extended
-def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
-    """What a quiet job says is in tests/runtime/supervisor."""
-    faults = ["kill worker=1 step=3"]
-    request = request_of(EVEN, tmp_path, workers=2, faults=faults, options=["-q"])
-    with start_job(request) as running:
-        job = running.wait()
-
-    assert job.exit_code == 0, job.stderr
-    assert job.stderr == "holdfast: worker 1 died after step 2 (signal SIGKILL)\n"
-    assert job.stdout.count("\n") <= 1  # what the script itself prints
-
-
 def test_watch_ends_with_its_job_and_shows_how(tmp_path: Path, traces: JobTraces) -> None:
     """It is started while the job runs without a supervisor, and sees its end."""
     linger = tmp_path / "linger"

@@ -58,23 +58,6 @@ def _job(*options: str, workers: int = 3) -> list[str]:
     ]
 
 
-@pytest.mark.extended
-def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
-    """Strikes of a plan are survived and told below; test_strike.py draws them."""
-    kinds = "kill worker, kill pool, term mpiexec, full stderr"
-
-    done = _chaos(tmp_path, ["--count", "3", "--kinds", kinds], _job())
-
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert done.report["good"]
-    assert done.report["exit_codes"] == [0]
-    assert done.report["sha256"] == done.report["twin_sha256"]
-    assert done.report["steps"] == _TRAINED.steps
-    assert len(done.report["strikes"]) == 3
-    assert "verdict       good" in done.stdout
-    assert sum(done.report["buckets"].values()) == pytest.approx(done.report["wall_s"] * 1e9, abs=2)
-
-
 def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
     tmp_path: Path,
 ) -> None:
@@ -112,19 +95,6 @@ def test_script_without_the_same_bytes_twice_is_bad(tmp_path: Path) -> None:
     assert done.exit_code == 1, done.stdout + done.stderr
     assert [complaint.split(":")[0] for complaint in done.report["complaints"]] == ["wrong bytes"]
     assert "replay  holdfast chaos --seed 3 --count 0 -- run " in done.stdout
-
-
-@pytest.mark.extended
-def test_run_that_stands_still_is_ended(tmp_path: Path) -> None:
-    """Runs that stand still are ended in tests/runtime/tools/test_followed_run.py, too."""
-    never = ["--linger", str(tmp_path / "never")]
-
-    done = _chaos(tmp_path, ["--hang-after", "4"], [*_job(workers=1), *never])
-
-    assert done.exit_code == 1
-    assert "the undisturbed twin failed (nothing has moved in the journal for" in done.stderr
-    evidence = (tmp_path / "out" / "twin" / "evidence.txt").read_text()
-    assert evidence.startswith("processes:\n  ")
 
 
 def test_chaos_that_is_told_to_end_takes_the_job_with_it(tmp_path: Path) -> None:
