@@ -49,8 +49,6 @@ def main() -> None:
             count=0,
             mtbf_s=options.mtbf,
             hang_after_s=HANG_AFTER_S,
-            disk_mb=0,
-            shm_mb=0,
         )
         verdict = run_chaos(terms, _tell)
     _print(verdict)

@@ -32,6 +32,7 @@ from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_wor
 from holdfast.runtime.model.replica import Array, ContributionShape, Microbatch
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.system.worker_status import Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.worker.records import LoopRecords
@@ -174,10 +175,7 @@ class Guard:
             worker=workers[communicator.rank],
             generation=1,
             workers=workers,
-            run_id="bench",
-            microbatches=len(workers),
-            seed=0,
-            threads=1,
+            record=RunRecord("bench", FORMAT, 0.0, microbatches=len(workers), seed=0, threads=1),
             options=JobOptions(Path("bench"), run_dir, workers=len(workers)),
         )
         journal = journal_of(config)

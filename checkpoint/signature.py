@@ -124,17 +124,17 @@ def _checksum(body: bytes) -> bytes:
 class KeyFile:
     """Where a key lies, and the id of the key that must be in it."""
 
-    path: str
+    path: Path
     key_id: str
 
     @staticmethod
     def of(path: Path) -> KeyFile:
         """Return the description of the key that ``path`` holds; raises ``KeyUnusable``."""
-        return KeyFile(str(path), read_key(path).id)
+        return KeyFile(path, read_key(path).id)
 
     def read(self) -> SigningKey:
         """Return the key; raises ``KeyUnusable``, also if the file now holds another key."""
-        key = read_key(Path(self.path))
+        key = read_key(self.path)
         if key.id != self.key_id:
             raise KeyUnusable(
                 f"key file {self.path} holds key {key.id}, not {self.key_id}; "

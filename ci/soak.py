@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms, follow_run
 from holdfast.runtime.tools.strike import (
-    DEFAULT_BLOWS,
+    BLOWS,
     Agenda,
     Blow,
     Strike,
@@ -103,7 +103,7 @@ def main() -> int:
     """Run both parts; return the exit code."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so clean up
-    blows = parse_blows(options.kinds) if options.kinds else DEFAULT_BLOWS
+    blows = parse_blows(options.kinds) if options.kinds else BLOWS
     with tempfile.TemporaryDirectory(prefix="holdfast-soak-") as name:
         seeds = range(options.seed, options.seed + options.runs)
         bad = _strike_many(seeds, blows, Path(name))

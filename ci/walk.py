@@ -1,11 +1,13 @@
-"""What runs for a save, a death or a gradient: functions, lines and files, by kind of process.
+"""What runs for a start, a save, a death or a gradient: functions, lines and files by process.
 
-    python ci/walk.py save|death|gradient [--files]
+    python ci/walk.py start|save|death|gradient [--files]
 
 A real job of two workers trains.  Its calls are noted for some seconds in which nothing else
 happens: that is the walk of a gradient.  Then they are noted while ``holdfast save`` waits for
 a checkpoint, or from the kill of a worker on.  What is called only then is the walk of a save,
-pruning of an older step included, or of a death.  ``--files`` prints the lines of each file.
+pruning of an older step included, or of a death.  A start is noted from ``holdfast run`` on, up
+to the first step; what runs later while the job only trains is no part of it.  ``--files``
+prints the lines of each file.
 """
 
 from __future__ import annotations
@@ -40,14 +42,19 @@ Calls: TypeAlias = dict[str, dict[str, int]]
 def main() -> int:
     """Print the table; return 1 if the save failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("walk", choices=tuple(_WALKS))
+    parser.add_argument("walk", choices=("start", "gradient", *_ACTS))
     parser.add_argument("--files", action="store_true", help="print the lines of each file")
+    parser.add_argument("--quiet-s", type=float, default=QUIET_S, help="how long nothing happens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-walk-") as name:
         place = Path(name)
+        (place / "window").write_bytes(bytes([WALK if options.walk == "start" else NOTHING]))
         with start_job(_request(place)) as job:
+            if options.walk == "start":
+                job.wait_for("step", step=1)
+                _open_window(place, NOTHING)
             job.wait_for("epoch", epoch=2)
-            code = _trace(place, job, options.walk)
+            code = _trace(place, job, options.walk, options.quiet_s)
         calls = _calls_of(place, WALK if options.walk != "gradient" else BEFORE)
     _print_table(calls)
     if options.files:
@@ -56,7 +63,6 @@ def main() -> int:
 
 
 def _request(place: Path) -> JobRequest:
-    (place / "window").write_bytes(bytes([NOTHING]))
     return JobRequest(
         script=SCRIPT,
         run_dir=place / "run",
@@ -71,15 +77,17 @@ def _request(place: Path) -> JobRequest:
     )
 
 
-def _trace(place: Path, job: RunningJob, walk: str) -> int:
+def _trace(place: Path, job: RunningJob, walk: str, quiet_s: float) -> int:
     """Let the job train, and let the walk begin; return the exit code."""
     if walk == "save":
         _save(place, job)  # the first one loads code
     _open_window(place, BEFORE)
-    time.sleep(QUIET_S)
-    _open_window(place, WALK)
-    code = _WALKS[walk](place, job)
-    time.sleep(1.0)  # an older step may be removed
+    time.sleep(quiet_s)
+    code = 0
+    if walk in _ACTS:
+        _open_window(place, WALK)
+        code = _ACTS[walk](place, job)
+        time.sleep(1.0)  # an older step may be removed
     _open_window(place, NOTHING)
     job.signal(signal.SIGTERM)
     job.wait()
@@ -97,15 +105,8 @@ def _die(_: Path, job: RunningJob) -> int:
     return 0
 
 
-def _train_on(_: Path, __: RunningJob) -> int:
-    return 0
-
-
-_WALKS: dict[str, Callable[[Path, RunningJob], int]] = {
-    "save": _save,
-    "death": _die,
-    "gradient": _train_on,
-}
+_ACTS: dict[str, Callable[[Path, RunningJob], int]] = {"save": _save, "death": _die}
+"""What is done to the job; for the other walks it only trains."""
 
 
 def _open_window(place: Path, window: int) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +36,22 @@ settings.load_profile("unit")
 # job that ignores a signal from the start goes on ignoring it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+_LONGEST_FIRST = ("mpi", "tensorflow", "process")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Hand out the files with whole jobs first, so that all processes end at the same time."""
+    if not hasattr(config, "workerinput"):
+        return
+    ranks: dict[Path, int] = {}
+    for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
+        found = [rank for rank, name in enumerate(_LONGEST_FIRST) if name in markers]
+        rank = min(found, default=len(_LONGEST_FIRST))
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.fixture(autouse=True)

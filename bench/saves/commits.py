@@ -22,6 +22,7 @@ from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.codec import encode, from_plain, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.reactor import Reactor
 from saves.committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
@@ -117,7 +118,7 @@ class _Host:
         before = len(self._answers)
         begin = time.perf_counter()
         for worker in self._workers:
-            worker.post({"kind": "save", **ticket.as_json()})
+            worker.post({"kind": "save", **to_plain(ticket)})
         self._wait_until(lambda: len(self._answers) > before)
         took = time.perf_counter() - begin
         if self._answers[-1]["kind"] != "saved":
@@ -154,7 +155,7 @@ class _Host:
         memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id}
         self._link.use({**memory, "bytes": layout.nbytes}, self._fds)
         fd = os.memfd_create("holdfast-bench", os.MFD_CLOEXEC)
-        os.pwrite(fd, self._plan.encode(), 0)
+        os.pwrite(fd, encode(self._plan), 0)
         self._link.plan({"kind": "plan", "generation": 1, FDS: [fd]})
 
     def _start(self, state: State, part: int, parts: int) -> Channel:
@@ -191,8 +192,8 @@ def _work(
     buffers.touch(share.spans())
     agent.send({"kind": "ready"})
     while (message := agent.receive()) is not None:
-        ticket = SaveTicket.of(message)
+        ticket = from_plain(SaveTicket, message, allows_more=True)
         header = ticket.header(RUN_ID)
         share.copy(buffers[ticket.buffer], state, header)
         share.describe(buffers[ticket.buffer], state, header)
-        agent.send({"kind": "copied", **ticket.as_json(), "part": part[0], "digest": "the same"})
+        agent.send({"kind": "copied", **to_plain(ticket), "part": part[0], "digest": "the same"})

@@ -9,14 +9,19 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
 from holdfast.runtime.saving.in_process_saver import HostBuffers
-from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 
 RUN_ID = "bench"
+FIRST = WorkerId(0)
 KEEP_ALL = 10**6
 
 
@@ -36,12 +41,16 @@ class Silent:
 def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
     """Return the plan of saves of ``state``, with as many shards as a job has."""
     layout = ShardLayout(specs_of(state), shard_count(size_of(state)))
-    return SavePlan(run_dir, RUN_ID, layout, MaintenanceTerms(Retention(keep), 1), {}, {})
+    options = JobOptions(Path("bench.py"), run_dir)
+    record = RunRecord(RUN_ID, FORMAT, 0.0, microbatches=1, seed=0, threads=1)
+    config = WorkerConfig(options, FIRST, 1, (FIRST,), record)
+    return SavePlan(config, layout, SaveTerms(Retention(keep)))
 
 
 def ticket_of(plan: SavePlan, step: int, parts: int = 1, buffers: int = 1) -> SaveTicket:
     """Return the ticket of the save of ``step``, which has the same number."""
-    return SaveTicket(1, 1, step, step, parts, step % buffers, plan.layout_id, time.monotonic())
+    now, buffer = time.monotonic(), step % buffers
+    return SaveTicket(1, 1, step, step, parts, now, buffer=buffer, layout=plan.layout_id)
 
 
 class CopiedState:

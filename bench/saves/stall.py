@@ -24,10 +24,11 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.plan import SaveRequest
+from holdfast.runtime.saving.plan import SaveRequest, SaveTicket
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -74,7 +75,8 @@ class _Trainer:
     def begin(self) -> None:
         """Begin a save; training waits for this."""
         self._attempt += 1
-        request = SaveRequest(1, 1, self._attempt, 0, self._workers, {}, time.monotonic())
+        ticket = SaveTicket(1, 1, 1, self._attempt, self._workers, time.monotonic())
+        request = SaveRequest(ticket, 0, {})
         mine = self._way.begin(request, self._state)
         self._check.take(1, self._state, then=mine.hand_over)
 
@@ -128,10 +130,7 @@ def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
         worker=WorkerId(0),
         generation=1,
         workers=tuple(map(WorkerId, range(workers))),
-        run_id="bench",
-        microbatches=workers,
-        seed=0,
-        threads=1,
+        record=RunRecord("bench", FORMAT, 0.0, microbatches=workers, seed=0, threads=1),
         options=JobOptions(Path("bench"), run_dir, workers=workers),
     )
     return WorkerContext(

@@ -1,11 +1,13 @@
 """Notes which functions of holdfast are called, in every process that has this on its path.
 
 Python imports a module of this name at its start.  The byte in the file ``window`` says what
-the calls belong to; 0 is nothing.  A function is noted once a window and process.
+the calls belong to; 0 is nothing.  A function is noted once a window and process; a forked one has
+seen nothing yet.
 """
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import os
 import sys
@@ -15,6 +17,7 @@ from types import CodeType, FrameType
 
 _PLACE = os.environ.get("HOLDFAST_CALL_TRACE")
 _PACKAGE = "/holdfast/"
+_OF_FUNCTIONS = inspect.CO_OPTIMIZED
 
 
 def _begin(place: Path) -> None:
@@ -27,9 +30,15 @@ def _begin(place: Path) -> None:
         if event != "call" or not now or code in seen[now]:
             return
         seen[now].add(code)
-        if _PACKAGE in code.co_filename:
+        is_function = code.co_flags & _OF_FUNCTIONS  # not a module or class that is made
+        if is_function and _PACKAGE in code.co_filename:
             _write(place / str(os.getpid()), now, code)
 
+    def forget() -> None:
+        for calls in seen:
+            calls.clear()
+
+    os.register_at_fork(after_in_child=forget)
     threading.setprofile(note)
     sys.setprofile(note)
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from job import RUN_ID, WRITERS, state_of
 
@@ -18,9 +19,14 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
-from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 
 PARTS, BUFFERS = 2, 2
@@ -28,19 +34,27 @@ LAUNCH = 5
 """The generation of the launch that saves; what was there before is of older ones."""
 
 
-def plan_of(
-    run_dir: Path, *, newest: int = 2, token: str = "", scrub_every_s: float = 0.0
-) -> SavePlan:
-    """Return the plan of the saves of ``state_of``."""
+def plan_of(run_dir: Path, *, newest: int = 2, token: str = "", **options: Any) -> SavePlan:
+    """Return the plan of the saves of ``state_of``, without scrubs if ``options`` ask for none."""
+    options = {"scrub_every_s": 0.0} | options
     layout = ShardLayout(specs_of(state_of(0, 0)), WRITERS)
-    maintenance = MaintenanceTerms(Retention(newest), LAUNCH, scrub_every_s)
-    return SavePlan(run_dir, RUN_ID, layout, maintenance, {}, {}, lease_token=token)
+    first = WorkerId(0)
+    config = WorkerConfig(
+        JobOptions(Path("train.py"), run_dir, **options),
+        worker=first,
+        generation=LAUNCH,
+        workers=(first,),
+        record=RunRecord(RUN_ID, FORMAT, 0.0, microbatches=1, seed=0, threads=1),
+        lease_token=token,
+    )
+    return SavePlan(config, layout, SaveTerms(Retention(newest)))
 
 
 def ticket_of(plan: SavePlan, step: int, attempt: int) -> SaveTicket:
     """Return the ticket of a save; successive attempts take turns with the buffers."""
     buffer = attempt % BUFFERS
-    return SaveTicket(LAUNCH, LAUNCH, step, attempt, PARTS, buffer, plan.layout_id, 0.0)
+    layout = plan.layout_id
+    return SaveTicket(LAUNCH, LAUNCH, step, attempt, PARTS, 0.0, buffer=buffer, layout=layout)
 
 
 class HostMemory:
@@ -88,7 +102,7 @@ class Agent:
         fields = {"size": self._memory.map.size, "bytes": plan.layout.nbytes, "file_bytes": 1}
         memory = {"kind": "memory", "launch": LAUNCH, "layout": plan.layout_id, **fields}
         self.channel.send(memory, self._memory.descriptors)
-        self._send({"kind": "plan", "generation": LAUNCH}, plan.encode())
+        self._send({"kind": "plan", "generation": LAUNCH}, encode(plan))
         self.rest()
 
     def rest(self) -> None:
@@ -111,7 +125,7 @@ class Agent:
     def repeat(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
         """Tell that parts were copied before."""
         for part in parts:
-            message = {"kind": "copied", **ticket.as_json(), "part": part}
+            message = {"kind": "copied", **to_plain(ticket), "part": part}
             message |= {"digest": f"{ticket.step:04x}", **fields}
             self._send(message, b"{}" if part == 0 else None)
 
@@ -126,7 +140,7 @@ class Agent:
             message = self.channel.receive()
             if message is None:
                 raise ConnectionError("the writer has ended")
-            if message["kind"] not in ("progress", "notice"):
+            if message["kind"] not in ("progress", "notice", "records"):
                 return message
 
     def _send(self, message: Mapping[str, object], content: bytes | None) -> None:

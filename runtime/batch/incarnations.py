@@ -17,11 +17,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.files import create_durably, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.codec import decode, to_plain
 
 FILE_NAME = "incarnations.json"
 _MOST_WITHOUT_PROGRESS = 2
@@ -81,18 +81,6 @@ class Chain:
             f"then submit again{renamed}"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the chain as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(fields: Any) -> Chain:
-        """Return the chain that ``to_json`` wrote; raises ``TypeError`` or ``KeyError``."""
-        made = tuple(Incarnation(**one) for one in fields["incarnations"])
-        if not all(type(one.step) is int for one in made):
-            raise TypeError(f"steps of {made} are not all numbers")
-        return Chain(**{**fields, "incarnations": made})
-
 
 class ChainFile:
     """The file of a chain in a run directory; only the owner of the lease writes it."""
@@ -105,9 +93,9 @@ class ChainFile:
     def read(self) -> Chain | None:
         """Return what is remembered of this chain and this run, None if nothing is."""
         try:
-            chain = Chain.from_json(json.loads(read_at_most(self.path, _LARGEST_BYTES)))
+            chain = decode(Chain, read_at_most(self.path, _LARGEST_BYTES))
             record = self._directory.load_record()
-        except (OSError, ValueError, TypeError, KeyError, JobError):
+        except (OSError, ValueError, JobError):
             return None  # the job can do without
         is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
         return chain if is_ours else None
@@ -117,7 +105,7 @@ class ChainFile:
         draft = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            create_durably(draft, json.dumps(chain.to_json(), indent=1).encode())
+            create_durably(draft, json.dumps(to_plain(chain), indent=1).encode())
             draft.replace(self.path)
         except OSError as error:
             return error

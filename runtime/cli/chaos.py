@@ -21,10 +21,7 @@ from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.sources import check_script
-from holdfast.runtime.system.own_process import program_command
-from holdfast.runtime.tools.followed_run import MAIN
-from holdfast.runtime.tools.strike import DEFAULT_BLOWS, parse_blows, parse_plan
-from holdfast.runtime.tools.striker import enter, is_private, refusal
+from holdfast.runtime.tools.strike import BLOWS, parse_blows, parse_plan
 from holdfast.runtime.tools.verdict import REPORT_NAME, ChaosTerms, Verdict, run_chaos, shares
 
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
@@ -48,8 +45,7 @@ _SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
 @click.option(
     "--kinds",
     metavar="LIST",
-    help='What may strike, as in "kill, stop agent, full stderr".  [default: all but full disk '
-    "and full shm]",
+    help='What may strike, as in "kill, stop agent, full stderr".  [default: all]',
 )
 @click.option("--out", type=PATH, help="A new directory.  [default: holdfast-chaos-SEED]")
 @click.option(
@@ -59,8 +55,6 @@ _SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
     metavar="SECONDS",
     help="Without a new record in the journal for so long the run hangs.",
 )
-@click.option("--disk-mb", type=click.IntRange(min=1), default=64, help="Room for a full disk.")
-@click.option("--shm-mb", type=click.IntRange(min=1), default=256, help="Room for full shm.")
 @click.argument("command", metavar="-- run [OPTIONS] SCRIPT [ARGS]...", nargs=-1, required=True)
 @click.pass_context
 def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -> None:
@@ -78,7 +72,6 @@ def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -
     inner = _inner(context, command)
     terms = _terms(command[1:], options)
     check_script(inner.params["script"])
-    terms = _with_places(terms, _line(given, command))
     # A signal to end must not leave a job behind that nobody follows.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
@@ -122,13 +115,11 @@ def _terms(arguments: tuple[str, ...], options: dict[str, Any]) -> ChaosTerms:
         arguments=arguments,
         out=out.absolute(),
         seed=seed,
-        blows=parse_blows(options["kinds"]) if options["kinds"] is not None else DEFAULT_BLOWS,
+        blows=parse_blows(options["kinds"]) if options["kinds"] is not None else BLOWS,
         count=options["count"],
         mtbf_s=options["mtbf"],
         strikes=None if options["plan"] is None else parse_plan(_read(options["plan"])),
         hang_after_s=options["hang_after"],
-        disk_mb=options["disk_mb"],
-        shm_mb=options["shm_mb"],
     )
 
 
@@ -138,18 +129,6 @@ def _read(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UsageError(f"the plan {path} cannot be read: {reason}") from error
-
-
-def _with_places(terms: ChaosTerms, line: list[str]) -> ChaosTerms:
-    """Go on in a mount namespace if a place is to be full; leave these strikes out if none is."""
-    if not terms.mounted or is_private():
-        return terms
-    reason = refusal()
-    if reason is None:
-        enter(program_command(MAIN, *line))
-    names = " and ".join(f"full {place.value}" for place in terms.mounted)
-    click.echo(f"holdfast chaos: {names} skipped: {reason}", err=True)
-    return terms.without_places()
 
 
 def _print(verdict: Verdict, console: Console) -> None:

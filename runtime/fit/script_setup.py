@@ -282,7 +282,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     files.share()
     stores = watch_stores(script)
     when_imported("sqlite3", lambda: stores.share(sys.modules["sqlite3"]))
-    seed_script(config.seed, config.draw_seed or config.run_id, path)
+    seed_script(config.seed, config.record.draw_seed or config.run_id, path)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config))
     when_imported("keras", lambda: _take_over(config))
 

@@ -53,7 +53,6 @@ class Job:
 
     Attributes:
         config: what the workers of its first launch are told; later ones have other ids.
-        record: the content of ``RUN.json``.
         mpiexec, mpi_library: what starts the workers, and the name of the library it belongs to.
         preload: what its pools import.
         missing_modules: modules to preload that are not there; the user was told.
@@ -64,7 +63,6 @@ class Job:
     """
 
     config: WorkerConfig
-    record: RunRecord
     mpiexec: Path
     mpi_library: str
     preload: tuple[str, ...]
@@ -92,7 +90,7 @@ class Job:
     @property
     def started(self) -> dict[str, object]:
         """The fields of ``job_started`` in the journal."""
-        return started(self.config.options, self.record)
+        return started(self.config.options, self.config.record)
 
     def order_of(self, launch: Launch, config: WorkerConfig) -> Message:
         """Return the agent's order for a launch whose workers are told ``config``."""

@@ -47,11 +47,11 @@ class RunLink:
     def __init__(self, reactor: Reactor, job: Job, lease: int, socket: Path, pid: int) -> None:
         self._reactor = reactor
         self._owner: RunOwner | None = None
-        self._common: Record = {"run_id": job.record.run_id}
+        self._common: Record = {"run_id": job.config.record.run_id}
         self._opening: Message = {
             "kind": "open",
             "run_dir": str(job.config.run_dir),
-            "record": job.record.encode().decode(),
+            "record": job.config.record.encode().decode(),
             "socket": str(socket),
             "pid": pid,
         }

@@ -14,7 +14,6 @@ the world.  So a dead rank's pieces are adopted by others, and the sum stays the
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.mpi.trial import Death, Kind, Trial, Where
+from holdfast.runtime.mpi.trial import Death, Kind, RankReport, Trial, Where
+from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.own_process import die_with_parent
 
 if TYPE_CHECKING:
@@ -70,27 +70,27 @@ def main(directory: Path, trial: Trial) -> NoReturn:
 
 def _play(directory: Path, trial: Trial) -> None:
     """Play this rank's part, and write its report in any case."""
-    report: dict[str, object] = {"world": [], "steps": 0}
+    report = RankReport()
     rank = -os.getpid()  # until MPI has told it
     try:
         from holdfast.runtime.exchange.mpi_communicator import join_world
 
         world = join_world(shrinkable=trial.ulfm)
-        report |= {"library": _library(), "files": _library_files()}
+        report.files = _library_files()
         if world.size != trial.ranks:
-            report["failure"] = f"mpi4py uses {_library()}, which is not the MPI of this mpiexec"
+            report.failure = f"mpi4py uses {_library()}, which is not the MPI of this mpiexec"
         else:
             rank = world.rank
             player = _Player(trial, rank, world)
             player.play(report)
     except WrongResult as error:
-        report["wrong"] = str(error)
+        report.wrong = str(error)
     except BaseException as error:  # MPI libraries raise, exit and assert as they like
-        report["failure"] = f"{type(error).__name__}: {error}".replace("\n", " ")
+        report.failure = f"{type(error).__name__}: {error}".replace("\n", " ")
     draft = directory / f"draft-{os.getpid()}"
-    draft.write_text(json.dumps(report), encoding="utf-8")
+    draft.write_bytes(encode(report))
     draft.replace(directory / f"rank-{rank}.json")
-    if rank >= 0 and "failure" not in report:
+    if rank >= 0 and not report.failure:
         player.leave()  # Hydra kills what is left of a launch whose first rank just ends
 
 
@@ -111,7 +111,7 @@ class _Player:
             time.monotonic,
         )
 
-    def play(self, report: dict[str, object]) -> None:
+    def play(self, report: RankReport) -> None:
         """Take all steps; after a death repair the world and take the step again."""
         step, repairs = 0, 0
         self._membership.join(0)
@@ -124,8 +124,8 @@ class _Player:
                 step += 1
             else:
                 repairs = self._repair(step, repairs)
-        report["steps"] = step
-        report["world"] = list(self._membership.world.workers)
+        report.steps = step
+        report.world = self._membership.world.workers
 
     def _revoke_early(self, number: int) -> None:
         """Make a world of the same members, which one of them revokes at once.
@@ -228,13 +228,13 @@ def _library() -> str:
     return MPI.Get_library_version().partition(",")[0].partition("\n")[0].strip(" \0")
 
 
-def _library_files() -> list[str]:
+def _library_files() -> tuple[str, ...]:
     """Return the files of MPI that this process has mapped."""
     words = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {found[5] for found in words if len(found) == 6 and found[5].startswith("/")}
     names = ("libmpi", "libopen-", "libpmix", "libprrte")
-    return sorted(path for path in paths if Path(path).name.startswith(names))
+    return tuple(sorted(path for path in paths if Path(path).name.startswith(names)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Trial.decode(sys.argv[2]))
+    main(Path(sys.argv[1]), decode(Trial, sys.argv[2]))

@@ -10,9 +10,8 @@ ranks.  Lost ranks cost a relaunch.  Wrong results would cost the bytes of the r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 
@@ -69,20 +68,6 @@ class Trial:
         """The ranks that must come to the end."""
         return frozenset(range(self.ranks)) - {death.rank for death in self.deaths}
 
-    def encode(self) -> str:
-        """Return the trial as a word of a command line."""
-        return json.dumps(asdict(self), default=lambda member: member.value)
-
-    @staticmethod
-    def decode(text: str) -> Trial:
-        """Return the trial that ``encode`` wrote."""
-        fields = json.loads(text)
-        deaths = tuple(
-            Death(**(death | {"where": Where(death["where"]), "kind": Kind(death["kind"])}))
-            for death in fields["deaths"]
-        )
-        return Trial(**(fields | {"deaths": deaths}))
-
 
 PLAIN_START = Trial("start without fault tolerance", 2, ulfm=False)
 FIRST_DEATH = Trial("one of two dies", 2, (Death(1, Where.EXCHANGE),))
@@ -99,17 +84,19 @@ class Trust(IntEnum):
     """Survivors outlive a death."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankReport:
-    """What one rank wrote at its end."""
+    """What one rank writes at its end."""
 
-    world: tuple[int, ...]
+    world: tuple[int, ...] = ()
     """The ranks of the launch that it went on with."""
-    steps: int
+    steps: int = 0
     wrong: str = ""
     """A wrong result that it saw, as a sentence."""
     failure: str = ""
     """Why it could not go on, as a sentence."""
+    files: tuple[str, ...] = ()
+    """The files of the MPI library that it had loaded."""
 
 
 @dataclass(frozen=True, slots=True)

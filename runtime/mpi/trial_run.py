@@ -7,7 +7,6 @@ others must go on (`rank`).  A trial has a private directory, and leaves nothing
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import tempfile
@@ -20,6 +19,7 @@ from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.host.mpi_host import MpiLaunch
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Outcome, RankReport, Trial, judge
+from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -51,15 +51,18 @@ def run_trial(
             mpiexec=library.mpiexec,
             ranks=trial.ranks,
             directory=directory,
-            guard=module_command("holdfast.runtime.mpi.rank", str(directory), trial.encode()),
+            guard=module_command(
+                "holdfast.runtime.mpi.rank", str(directory), encode(trial).decode()
+            ),
             ulfm=trial.ulfm,
             as_root=os.geteuid() == 0,
             launcher=library.launcher,
         )
         base = dict(environment) | library.variables(environment)
         ending, has_hung = _run(line, base, timeout_s)
-        reports, files = _read_reports(directory)
+        reports = _read_reports(directory)
     outcome = judge(trial, reports, ending, time.monotonic() - began)
+    files = next((report.files for report in reports.values() if report.files), ())
     return Finding(outcome, files, has_hung)
 
 
@@ -86,17 +89,9 @@ def _first_words(output: str) -> str:
     return ""
 
 
-def _read_reports(directory: Path) -> tuple[dict[int, RankReport], tuple[str, ...]]:
-    """Return the reports by rank, and the files of the library that the ranks had loaded."""
-    reports: dict[int, RankReport] = {}
-    files: tuple[str, ...] = ()
-    for path in sorted(directory.glob("rank-*.json")):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        files = files or tuple(fields.get("files", ()))
-        reports[int(path.stem.removeprefix("rank-"))] = RankReport(
-            world=tuple(fields["world"]),
-            steps=fields["steps"],
-            wrong=fields.get("wrong", ""),
-            failure=fields.get("failure", ""),
-        )
-    return reports, files
+def _read_reports(directory: Path) -> dict[int, RankReport]:
+    """Return the reports by rank."""
+    return {
+        int(path.stem.removeprefix("rank-")): decode(RankReport, path.read_bytes())
+        for path in sorted(directory.glob("rank-*.json"))
+    }

@@ -18,6 +18,7 @@ from holdfast.runtime.run.find_run import refuse_local_directory, refuse_other_k
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.codec import to_plain
 
 
 def open_or_create_record(
@@ -100,7 +101,7 @@ def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
         microbatches=options.new_microbatches,
         seed=options.new_seed,
         threads=threads,
-        numerics=Numerics.here(threads=threads).to_json(),
+        numerics=to_plain(Numerics.here(threads=threads)),
         key_id=key_file.key_id if key_file else None,
         script_sha256=script_sha256(options.script),
         argv=list(options.argv),

@@ -9,6 +9,7 @@ from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import Ownership, RunRecord
 
 _LARGEST_GENERATION = (1 << 63) - 1
 _NO_HISTORY = FailureHistory()
@@ -21,24 +22,19 @@ class WorkerConfig:
     Everything but ``worker`` is the same for all workers of a launch.
     ``generation`` is that of the launch's first world; ``workers`` are its
     worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
-    ``microbatches``, ``seed`` and ``threads`` are those of the run: what the options leave
-    open is settled.  ``history`` is that of the run before this launch.
+    ``record`` has the terms of the run: what the options leave open is settled there.
+    ``history`` is that of the run before this launch.
     """
 
     options: JobOptions
     worker: WorkerId
     generation: int
     workers: tuple[WorkerId, ...]
-    run_id: str
-    microbatches: int
-    seed: int
-    threads: int
+    record: RunRecord
     key_file: KeyFile | None = None
     history: FailureHistory = _NO_HISTORY
     lease_token: str = ""
     """The token of the lease under which the launch may change the run directory."""
-    draw_seed: str = ""
-    """The seed of what the script draws without one, "" in a run of an older holdfast."""
 
     def __post_init__(self) -> None:
         """Refuse a launch that makes no sense: it comes from another process."""
@@ -51,6 +47,36 @@ class WorkerConfig:
     def run_dir(self) -> Path:
         """Where the run lives."""
         return self.options.run_dir
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.record.run_id
+
+    @property
+    def microbatches(self) -> int:
+        """Equal parts of the global batch."""
+        return self.record.microbatches
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random in the run."""
+        return self.record.seed
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker."""
+        return self.record.threads
+
+    @property
+    def ownership(self) -> Ownership:
+        """The claim of the job to the run directory."""
+        return Ownership(self.run_dir, self.run_id, self.lease_token)
+
+    @property
+    def local_directory(self) -> Path | None:
+        """Where saves of this host go first, None without ``--local-dir``."""
+        return self.options.local_run_dir(self.run_id)
 
     @property
     def capacity(self) -> int:

@@ -79,13 +79,9 @@ class Numerics:
             **versions,
         )
 
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as a JSON object."""
-        return dataclasses.asdict(self)
-
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> Numerics:
-        """Return the numerics that ``to_json`` wrote.
+        """Return the numerics of a record, or of another worker.
 
         Raises:
             ValueError: a field is missing, unknown or of another type.

@@ -12,11 +12,12 @@ import dataclasses
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import WrongValue, encode, from_plain, to_plain
 from holdfast.runtime.system.processes import resident_bytes
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
@@ -36,9 +37,6 @@ UNKNOWN = 0
 
 _IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
 """A worker leaves when its script has come to its end."""
-
-_DEFAULTS = {"stage": 1, "verbose": LIVE}
-"""What an older holdfast did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,7 @@ class StepReport:
         """
         metrics = list(self.metrics.items())
         while True:
-            shown = dataclasses.replace(self, metrics=dict(metrics))
-            content = json.dumps(dataclasses.asdict(shown)).encode()
+            content = encode(dataclasses.replace(self, metrics=dict(metrics)))
             if len(content) <= MOST_PROGRESS_BYTES:
                 return content
             metrics = metrics[: len(metrics) // 2]
@@ -88,24 +85,18 @@ class StepReport:
     @staticmethod
     def of(fields: object) -> StepReport | None:
         """Return the report with these fields, None if one is missing or makes no sense."""
-        if not isinstance(fields, dict):
+        try:
+            found = from_plain(StepReport, fields, allows_more=True)
+        except WrongValue:
             return None
-        given = {name: fields.get(name, _DEFAULTS.get(name)) for name in _FIELDS}
-        if not all(is_sound(given[name]) for name, is_sound in _FIELDS.items()):
-            return None
-        return StepReport(**given)  # type: ignore[arg-type]  # _FIELDS has looked at each
+        return found if found._is_sound else None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as a JSON object."""
-        return dataclasses.asdict(self)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_moment(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    @property
+    def _is_sound(self) -> bool:
+        steps = (self.step, self.steps, self.step_of_epoch, self.steps_per_epoch)
+        others = (self.epoch, self.epochs, self.stage, self.verbose, self.next_save_step or 0)
+        moments = (self.now, self.next_save_at or 0.0)
+        return min(*steps, *others) >= 0 and all(map(math.isfinite, moments))
 
 
 def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
@@ -113,22 +104,6 @@ def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
     return isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(number, (int, float)) for name, number in value.items()
     )
-
-
-_FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "now": _is_moment,
-    "step": _is_count,
-    "steps": _is_count,
-    "epoch": _is_count,
-    "epochs": _is_count,
-    "step_of_epoch": _is_count,
-    "steps_per_epoch": _is_count,
-    "metrics": is_metrics,
-    "verbose": _is_count,
-    "stage": _is_count,
-    "next_save_step": lambda value: value is None or _is_count(value),
-    "next_save_at": lambda value: value is None or _is_moment(value),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +188,11 @@ class WorkerReport:
     where: str = ""
 
     @staticmethod
-    def of(fields: Any) -> WorkerReport | None:
+    def of(fields: object) -> WorkerReport | None:
         """Return the worker of a message, None if it makes no sense."""
         try:
-            return WorkerReport(**fields)
-        except TypeError:
+            return from_plain(WorkerReport, fields)
+        except WrongValue:
             return None
 
 
@@ -225,7 +200,7 @@ def short_report(workers: Sequence[Watched]) -> Message:
     """Return how far training has come, as fields of a message: cheap at any number of workers."""
     newest = newest_of(watched.page for watched in workers)
     return {
-        "progress": None if newest is None else newest.to_json(),
+        "progress": newest and to_plain(newest),
         "workers": sum(watched.pid is not None for watched in workers),
         "phase": slowest_phase(workers),
     }
@@ -247,17 +222,19 @@ def slowest_phase(workers: Iterable[Watched]) -> str | None:
 def describe(watched: Watched, silent_s: float | None, standing_s: float | None = None) -> Message:
     """Return the fields of a ``WorkerReport``; it reads the worker's memory from /proc."""
     page = watched.page
-    return {
-        "worker": watched.worker,
-        "pid": watched.pid,
-        "phase": page.phase.label,
-        "step": page.step,
-        "generation": page.generation,
-        "resident_bytes": None if watched.pid is None else resident_bytes(watched.pid),
-        "silent_s": None if silent_s is None else round(silent_s, 3),
-        "standing_s": None if standing_s is None else round(standing_s, 3),
-        "where": "" if standing_s is None else watched.place,
-    }
+    report = WorkerReport(
+        worker=watched.worker,
+        pid=watched.pid,
+        phase=page.phase.label,
+        step=page.step,
+        generation=page.generation,
+        resident_bytes=None if watched.pid is None else resident_bytes(watched.pid),
+        silent_s=None if silent_s is None else round(silent_s, 3),
+        standing_s=None if standing_s is None else round(standing_s, 3),
+        where="" if standing_s is None else watched.place,
+    )
+    fields: Message = to_plain(report)
+    return fields
 
 
 def number(value: float) -> str:

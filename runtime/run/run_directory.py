@@ -62,6 +62,7 @@ from holdfast.runtime.run.lease import (
     owner_in,
     token_in,
 )
+from holdfast.runtime.system.codec import WrongValue, from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import Stillness
 
 LOCAL_PREFIX = "holdfast-"
@@ -74,19 +75,6 @@ CHAOS_DRAWS = "HOLDFAST_CHAOS_DRAWS"
 """The variable by which ``holdfast chaos`` lets a run and its twin draw alike."""
 
 _LARGEST_RECORD_BYTES = 1 << 20
-_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "run_id": str,
-    "format": int,
-    "created": (int, float),
-    "microbatches": int,
-    "seed": int,
-    "threads": int,
-    "numerics": dict,
-    "key_id": (str, type(None)),
-    "script_sha256": (str, type(None)),
-    "argv": (list, type(None)),
-    "draw_seed": (str, type(None)),
-}
 _ADVICE = "stop one of the two jobs, and move its run directory elsewhere"
 
 
@@ -126,7 +114,7 @@ class RunRecord:
 
     def encode(self) -> bytes:
         """Return the record as the content of ``RUN.json``."""
-        found = {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
+        found = {name: value for name, value in to_plain(self).items() if value is not None}
         return json.dumps(found, indent=2).encode() + b"\n"
 
     @staticmethod
@@ -146,17 +134,14 @@ class RunRecord:
             raise ValueError(
                 f"its format is {fields.get('format')!r}, this holdfast knows {FORMAT}"
             )
-        for name, expected in _FIELD_TYPES.items():
-            _check_field(fields, name, expected)
-        return RunRecord(**{name: fields[name] for name in _FIELD_TYPES if name in fields})
-
-
-def _check_field(fields: dict[str, object], name: str, expected: type | tuple[type, ...]) -> None:
-    value = fields.get(name)
-    if not isinstance(value, expected) or isinstance(value, bool):
-        raise ValueError(f"its {name} is {value!r}")
-    if name in ("microbatches", "threads") and isinstance(value, int) and value < 1:
-        raise ValueError(f"its {name} is {value}, less than 1")
+        try:
+            record = from_plain(RunRecord, fields, allows_more=True)
+        except WrongValue as error:
+            raise ValueError(f"its {error.field} is {fields.get(error.field)!r}") from error
+        for name in ("microbatches", "threads"):
+            if fields[name] < 1:
+                raise ValueError(f"its {name} is {fields[name]}, less than 1")
+        return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ snapshot, the first worker writes from its own state instead (`in_process_saver`
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from holdfast.checkpoint.image import ShareImage
@@ -28,8 +27,9 @@ from holdfast.runtime.saving.in_process_saver import (
     PendingSave,
     SnapshotNotWritten,
 )
-from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
@@ -70,18 +70,19 @@ class AgentSaver:
         try:
             return self._begin(request, state)
         except BaseException:
-            self._not_copied.add(request.attempt)
+            self._not_copied.add(request.ticket.attempt)
             raise
 
     def _begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
         desk = self._laid_out()
         if not len(desk.buffers):
             return self._begin_without_memory(desk, request, state)
-        buffer = request.attempt % len(desk.buffers)
-        self._wait_until_free(request.attempt, len(desk.buffers))
-        ticket = request.ticket(self._context.config.generation, desk.layout, buffer)
+        attempt = request.ticket.attempt
+        buffer = attempt % len(desk.buffers)
+        self._wait_until_free(attempt, len(desk.buffers))
+        ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
         desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
-        return _AgentSave(self._context, desk, ticket, request, self._not_copied)
+        return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._not_copied)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -117,7 +118,7 @@ class AgentSaver:
         buffers.touch(share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
-            _send_with_content(self._context, message, plan.encode())
+            _send_with_content(self._context, message, encode(plan))
         return _PreparedSave(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
@@ -154,7 +155,7 @@ class AgentSaver:
             return NothingToSave()
         if self._without_memory is None:
             self._without_memory = InProcessSaver(self._context, buffers=0)
-            self._without_memory.prepare(desk.plan, 0, 1, generation=request.generation)
+            self._without_memory.prepare(desk.plan, 0, 1, generation=request.ticket.generation)
         return self._without_memory.begin(request, state)
 
 
@@ -181,13 +182,12 @@ class _AgentSave:
         self,
         context: WorkerContext,
         desk: _PreparedSave,
-        ticket: SaveTicket,
         request: SaveRequest,
         lacking: set[int],
     ) -> None:
         self._context = context
         self._desk = desk
-        self._ticket = ticket
+        self._ticket = request.ticket
         self._request = request
         self._lacking = lacking
         self._untold: BaseException | None = None
@@ -205,8 +205,8 @@ class _AgentSave:
         header = ticket.header(desk.plan.run_id)
         desk.share.describe(desk.buffers[ticket.buffer], state, header)
         part = self._request.part
-        message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": state_digest}
-        cursor = json.dumps(dict(self._request.cursor)).encode() if part == 0 else None
+        message = {"kind": "copied", **to_plain(ticket), "part": part, "digest": state_digest}
+        cursor = encode(self._request.cursor) if part == 0 else None
         _send_with_content(self._context, message, cursor)
 
     def compared(self) -> None:

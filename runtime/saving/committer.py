@@ -127,7 +127,7 @@ class Committer:
 
         Raises ``CommitRefused`` if the directory is another job's.
         """
-        self.plan.ownership.prove()
+        self.plan.config.ownership.prove()
         local, known = self._maintenance.local, self._places
         is_put = known.is_run or (local is not None and local.drained_step == step)
         return Places(
@@ -175,7 +175,7 @@ class Committer:
         local = self._maintenance.local
         if local is None:
             return None
-        self.plan.ownership.prove()
+        self.plan.config.ownership.prove()
         try:
             local.make_directory()
             with local.taking(ticket.step):
@@ -217,12 +217,13 @@ class Committer:
             return self._try(self.store, ticket, write)
 
     def _try(self, store: CheckpointStore, ticket: SaveTicket, write: _Write) -> Manifest:
-        self.plan.ownership.prove()  # else files of ours would stay in another job's directory
+        # Else files of ours would stay in another job's directory.
+        self.plan.config.ownership.prove()
         staging = store.staging(*ticket.key)
         staging.abandon()  # a writer that was killed may have begun the same save
         try:
             manifest = write(staging)
-            self.plan.ownership.prove()  # also where saves go to a local directory first
+            self.plan.config.ownership.prove()  # also where saves go to a local directory first
             staging.commit(manifest)
         except BaseException:
             staging.abandon()

@@ -23,7 +23,7 @@ from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
-from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
@@ -133,16 +133,14 @@ class InProcessSaver:
         if request.part != 0:
             return NothingToSave()
         committer = self._ready()
-        launch, layout = self._context.config.generation, ""
         if not self._count:
-            ticket = request.ticket(launch, layout, 0)
-            return _StateSave(committer, ticket, request)
-        buffer = request.attempt % self._count
-        ticket = request.ticket(launch, layout, buffer)
+            return _StateSave(committer, request)
+        ticket = request.ticket
+        buffer = ticket.attempt % self._count
         self._wait_until_free(buffer)
         share, memory = self._memory(committer, buffer)
         share.copy(memory, state, ticket.header(committer.plan.run_id))
-        save = _OwnSave(self._thread, committer, (share, memory), ticket, request)
+        save = _OwnSave(self._thread, committer, (share, memory), request)
         self._saves[buffer] = save
         return save
 
@@ -192,14 +190,13 @@ class _OwnSave:
         thread: DaemonExecutor,
         committer: Committer,
         place: tuple[ShareImage, memoryview],
-        ticket: SaveTicket,
         request: SaveRequest,
     ) -> None:
         self._thread = thread
         self._committer = committer
         self._share, self._memory = place
-        self._ticket = ticket
-        self._parts = Parts(ticket, cursor=request.cursor)
+        self._ticket = request.ticket
+        self._parts = Parts(request.ticket, cursor=request.cursor)
         self._commit: Future[None] | None = None
         self._unbegun: MemoryError | OSError | None = None
 
@@ -252,9 +249,8 @@ class _OwnSave:
 class _StateSave:
     """The state itself, which is written while training waits."""
 
-    def __init__(self, committer: Committer, ticket: SaveTicket, request: SaveRequest) -> None:
+    def __init__(self, committer: Committer, request: SaveRequest) -> None:
         self._committer = committer
-        self._ticket = ticket
         self._request = request
         self._state: Tensors | None = None
         self.is_done = False
@@ -269,7 +265,7 @@ class _StateSave:
         assert self._state is not None
         state, self._state = self._state, None
         try:
-            self._committer.commit_state(self._ticket, self._request.cursor, state)
+            self._committer.commit_state(self._request.ticket, self._request.cursor, state)
         except Exception as error:
             self.failure = error
         self.is_done = True

@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -32,32 +30,11 @@ from holdfast.checkpoint.repair import Holders, mend_step
 from holdfast.checkpoint.retention import FEWEST_KEPT, Pruner, Retention
 from holdfast.checkpoint.scan import tell_difference
 from holdfast.checkpoint.store import CheckpointStore, hide_steps
+from holdfast.recovery.schedule import EverySeconds, EverySteps
 from holdfast.runtime.run.find_run import another_home, claim, other_home
 from holdfast.runtime.run.run_directory import make_durably
 
 _PRIVATE = 0o700
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTerms:
-    """The local directory of a run, and how often a step drains: after saves, or seconds."""
-
-    directory: Path
-    every_saves: int | None = None
-    every_s: float | None = None
-
-    def as_json(self) -> dict[str, object]:
-        """Return the terms as a JSON object."""
-        return {
-            "directory": str(self.directory),
-            "every_saves": self.every_saves,
-            "every_s": self.every_s,
-        }
-
-    @staticmethod
-    def of(value: dict[str, Any]) -> LocalTerms:
-        """Return the terms that ``as_json`` made."""
-        return LocalTerms(Path(value["directory"]), value["every_saves"], value["every_s"])
 
 
 class LocalLevel:
@@ -65,7 +42,8 @@ class LocalLevel:
 
     def __init__(
         self,
-        terms: LocalTerms,
+        directory: Path,
+        drain_every: EverySteps | EverySeconds,
         run: CheckpointStore,
         run_id: str,
         fence: Callable[[], None] = lambda: None,
@@ -75,12 +53,13 @@ class LocalLevel:
 
         ``fence`` is called before each rename and removal here, and raises if none may follow.
         """
-        self._terms = terms
+        self._directory = directory
+        self._drain_every = drain_every
         self._run_id = run_id
         self._unsound = frozenset(unsound)
         # A disk that comes back may have steps of a job before, with another state.
-        files = LocalFileSystem(terms.directory, fence)
-        self.store = CheckpointStore(terms.directory, files, run.key, first_stays=False)
+        files = LocalFileSystem(directory, fence)
+        self.store = CheckpointStore(directory, files, run.key, first_stays=False)
         self._holders = Holders(run, self.store)
         retention = Retention(newest=FEWEST_KEPT)
         self._marks = ReadMarks()
@@ -107,7 +86,7 @@ class LocalLevel:
             StorageFailed: it cannot be made.
             CommitRefused: it belongs to a copy of the run directory.
         """
-        directory, run_dir = self._terms.directory, self._holders.here.directory.parent
+        directory, run_dir = self._directory, self._holders.here.directory.parent
         try:
             other = other_home(directory, run_dir, self._run_id)
             if other is not None:
@@ -161,15 +140,14 @@ class LocalLevel:
 
     def is_due(self, now: float) -> bool:
         """Return whether a step should drain now."""
-        terms = self._terms
         if self._is_behind is None:
             self._is_behind = not self._saves and self._has_newer()
         if self._is_behind:
             return True
-        if terms.every_saves is not None:
-            return self._saves >= terms.every_saves
+        if isinstance(self._drain_every, EverySteps):
+            return self._saves >= self._drain_every.steps
         since = now if self._drained_at is None else self._drained_at
-        return terms.every_s is not None and self._saves > 0 and now - since >= terms.every_s
+        return self._saves > 0 and now - since >= self._drain_every.seconds
 
     def _has_newer(self) -> bool:
         """Whether there is a step that is newer than all of the run directory, as far as known."""

@@ -64,25 +64,25 @@ class CheckpointMaintenance:
 
     def __init__(self, plan: SavePlan, report: Report) -> None:
         """Begin with the removal of what dead launches have left."""
-        terms = plan.maintenance
+        options = plan.config.options
         self._report = report
-        self._ownership = plan.ownership
+        self._ownership = plan.config.ownership
         self._is_given_up = False
         self._files = PacedFileSystem(plan.run_dir, fence=self._prove)
         self._store = store = plan.open_store(self._files)
         store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
         self._marks = ReadMarks()
-        for step in terms.unsound:
+        for step in plan.unsound:
             self._marks.mark_damaged(step)
         self._steps = OwnSteps(store, plan.run_id)
-        self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
-        self._generation = terms.generation
+        self._pruner = Pruner(self._steps, plan.retention, self._marks)
+        self._generation = generation = plan.config.generation
         self._nbytes = plan.layout.nbytes
         self.local = self._local_level(plan)
         self.in_hand = StepsInHand()
-        mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
+        mender = Mender(report, mirrors(store, options.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
-            self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
+            self._steps, self._marks, generation, options.scrub_every_s, mender.mend
         )
         self._thread = DaemonExecutor(1, "holdfast-care")
         self._reader: threading.Thread | None = None
@@ -92,12 +92,13 @@ class CheckpointMaintenance:
         self._ask()
 
     def _local_level(self, plan: SavePlan) -> LocalLevel | None:
-        if plan.local is None:
+        directory = plan.config.local_directory
+        if directory is None:
             return None
         run = plan.open_store(LocalFileSystem(plan.run_dir, self._prove))
         run.disk.watch(self._report.disk_moved)
         fence = self._prove_that_it_goes_on
-        level = LocalLevel(plan.local, run, plan.run_id, fence, plan.maintenance.unsound)
+        level = LocalLevel(directory, plan.drain_every, run, plan.run_id, fence, plan.unsound)
         level.store.disk.watch(self._report.disk_moved)
         return level
 

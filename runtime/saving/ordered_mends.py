@@ -33,7 +33,8 @@ from holdfast.runtime.saving.mending import (
     mirrors,
     tell_failure,
 )
-from holdfast.runtime.saving.plan import MendOrder, local_terms
+from holdfast.runtime.saving.plan import MendOrder
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.worker.context import WorkerContext
 
 _WRITER = "the host's writer"
@@ -56,9 +57,8 @@ class Mends(Protocol):
 def mends_of(context: WorkerContext, memory: AgentMemory) -> Mends:
     """Return the mends of a run: by the host's writer, or here if there is no agent."""
     config, report = context.config, ContextReport(context)
-    store, local = context.open_store(), local_terms(config)
-    is_there = local is not None and local.directory.is_dir()
-    nearby = mirrors(store, local.directory if local and is_there else None, config.run_id)
+    store, local = context.open_store(), config.local_directory
+    nearby = mirrors(store, local if local and local.is_dir() else None, config.run_id)
     copies = (*nearby, *mirrors(store, config.options.repair_from, config.run_id))
     if context.ask_agent is None:
         return Mender(report, copies)
@@ -81,24 +81,15 @@ class OrderedMends(KnownHolders[Holder]):
 
     def mend(self, step: int) -> MendResult | None:
         """Have a step made whole; return None if the writer cannot, which tells why."""
-        answer = self._ask(self._order(step).as_json())
+        copies = tuple(Path(h.name) for h in self._holders if isinstance(h, Mirror))
+        order = MendOrder(step, self._config, copies)
+        answer = self._ask({"kind": "mend", **to_plain(order)})
         found = answer.get("result")
         if found is not None:
-            return MendResult(**{**found, "faults": tuple(found["faults"])})
+            return from_plain(MendResult, found)
         if answer.get("reason"):
             tell_failure(self._report, _WRITER, step, answer["reason"])
         return None
-
-    def _order(self, step: int) -> MendOrder:
-        config = self._config
-        return MendOrder(
-            step,
-            config.run_dir,
-            config.run_id,
-            config.lease_token,
-            config.key_file,
-            tuple(Path(h.name) for h in self._holders if isinstance(h, Mirror)),
-        )
 
 
 class AgentMemory:

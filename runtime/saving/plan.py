@@ -2,8 +2,9 @@
 
 All that the saves of a stage have in common is a `SavePlan`.  It travels once, not once a worker
 and save.  A plan with the images of a save is enough to commit, so a save that is complete in
-memory needs no worker any more.  A `SaveTicket` has the few numbers that name one save, in every
-message about it.
+memory needs no worker any more.  It has the launch's configuration as it is: options, key and lease
+of the job count for the writer as they do for a worker.  A `SaveTicket` has the few numbers that
+name one save, in every message about it.
 
 Only one process of a host changes checkpoints.  A restore comes before the first plan of
 saves, and may have to use a step of an earlier launch.  So a `MendOrder` says all that a mend
@@ -13,11 +14,9 @@ needs: whose directory it is, and where parts of the step may be.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.filesystem import FileSystem
@@ -25,64 +24,86 @@ from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest, Version, plain_name
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
+from holdfast.checkpoint.tensor import ShardLayout
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
-from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.find_run import key_in, other_home
-from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.run.stored_run import owned_store
-from holdfast.runtime.saving.local_level import LocalTerms
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.worker.context import WorkerContext
 
 _MODES = ("min", "max")
 
 
 @dataclass(frozen=True, slots=True)
+class SaveTerms:
+    """What a script asks of its saves: their retention, and the fields of their manifests.
+
+    ``fields`` are those of a manifest's cursor that are the same for the whole stage, the
+    job's identity among them; ``numerics`` are the job's, as JSON.
+    """
+
+    retention: Retention
+    fields: Mapping[str, object] = field(default_factory=dict)
+    numerics: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SavePlan:
     """The plan of a stage's saves; every worker of the stage has an equal one.
 
-    ``fields`` are those of a manifest's cursor that are the same for the whole stage.
+    ``config`` is that of the launch's first worker.  ``unsound`` are steps that this launch, or one
+    before it, has rejected.
     """
 
-    run_dir: Path
-    run_id: str
+    config: WorkerConfig
     layout: ShardLayout
-    maintenance: MaintenanceTerms
-    fields: Mapping[str, object]
-    numerics: Mapping[str, object]
-    key_file: KeyFile | None = None
-    local: LocalTerms | None = None
-    lease_token: str = ""
+    terms: SaveTerms
+    unsound: frozenset[int] = frozenset()
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run lives."""
+        return self.config.run_dir
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.config.run_id
 
     @property
     def layout_id(self) -> str:
         """The name of the memory that fits these saves, the same in every process."""
-        layout = self.layout
-        specs = _specs_json(layout.specs)
-        key = self.key_file and self.key_file.key_id
-        return digest_of(json.dumps([self.run_id, layout.writers, key, specs]).encode())
+        key = self.config.key_file and self.config.key_file.key_id
+        return digest_of(encode([self.run_id, key, self.layout]))
 
     @property
-    def ownership(self) -> Ownership:
-        """The claim of the job to the run directory."""
-        return Ownership(self.run_dir, self.run_id, self.lease_token)
+    def retention(self) -> Retention:
+        """The retention that the script asks for, with the space that the user allows."""
+        asked = self.config.options.keep_space
+        space = None if asked is None else Space.parse(asked)
+        return dataclasses.replace(self.terms.retention, space=space)
+
+    @property
+    def drain_every(self) -> EverySteps | EverySeconds:
+        """How many saves, or how much time, lie between two drains of a local directory."""
+        found = parse_schedule(self.config.options.drain_every)
+        assert isinstance(found, EverySteps | EverySeconds)  # the options have checked it
+        return found
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given.
 
         Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
-        key = None if self.key_file is None else self.key_file.read()
-        return owned_store(self.ownership, key, files)
+        return _store_of(self.config, files)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""
-        version = Version.PLAIN if self.key_file is None else Version.SIGNED
+        version = Version.PLAIN if self.config.key_file is None else Version.SIGNED
         return ImageMap.of(self.layout, version.digest)
 
     def manifest(
@@ -92,103 +113,16 @@ class SavePlan:
 
         Raises ``CommitRefused`` if the records do not make the checkpoint whole.
         """
-        whole = {**self.fields, "step": header.step, **cursor}
+        terms = self.terms
+        whole = {**terms.fields, "step": header.step, **cursor}
         return Manifest.assemble(
-            self.layout, list(records), header=header, cursor=whole, numerics=self.numerics
-        )
-
-    def encode(self) -> bytes:
-        """Return the plan as bytes."""
-        return json.dumps(
-            {
-                "run_dir": str(self.run_dir),
-                "run_id": self.run_id,
-                "lease_token": self.lease_token,
-                "writers": self.layout.writers,
-                "specs": _specs_json(self.layout.specs),
-                "maintenance": self.maintenance.as_json(),
-                "fields": dict(self.fields),
-                "numerics": dict(self.numerics),
-                "key_file": self.key_file and dataclasses.asdict(self.key_file),
-                "local": self.local and self.local.as_json(),
-            },
-            separators=(",", ":"),
-        ).encode()
-
-    @staticmethod
-    def decode(data: bytes) -> SavePlan:
-        """Return the plan that ``encode`` made."""
-        value = json.loads(data)
-        specs = tuple(TensorSpec(n, dtype, tuple(shape)) for n, dtype, shape in value["specs"])
-        return SavePlan(
-            Path(value["run_dir"]),
-            value["run_id"],
-            ShardLayout(specs, value["writers"]),
-            MaintenanceTerms.of(value["maintenance"]),
-            value["fields"],
-            value["numerics"],
-            value["key_file"] and KeyFile(**value["key_file"]),
-            value["local"] and LocalTerms.of(value["local"]),
-            value["lease_token"],
+            self.layout, list(records), header=header, cursor=whole, numerics=terms.numerics
         )
 
 
-def _specs_json(specs: Sequence[TensorSpec]) -> list[list[object]]:
-    return [[spec.name, spec.dtype, list(spec.shape)] for spec in specs]
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceTerms:
-    """How the committed steps of a run are cared for.
-
-    ``generation`` is that of the launch: staging of older ones is dead.  ``unsound`` are
-    steps that this launch, or one before it, has rejected.
-    """
-
-    retention: Retention
-    generation: int
-    scrub_every_s: float = 0.0
-    repair_from: Path | None = None
-    unsound: frozenset[int] = frozenset()
-    keep_space: str | None = None
-    """The space that the checkpoints may take, as the user has written it."""
-
-    @property
-    def whole_retention(self) -> Retention:
-        """The retention with the space that the checkpoints may take."""
-        space = None if self.keep_space is None else Space.parse(self.keep_space)
-        return dataclasses.replace(self.retention, space=space)
-
-    def as_json(self) -> dict[str, object]:
-        """Return the terms as a JSON object."""
-        retention = dataclasses.asdict(self.retention)
-        retention["forever"] = sorted(self.retention.forever)
-        del retention["space"]  # it is a fraction, and travels as a text
-        return {
-            "retention": retention,
-            "generation": self.generation,
-            "scrub_every_s": self.scrub_every_s,
-            "repair_from": self.repair_from and str(self.repair_from),
-            "unsound": sorted(self.unsound),
-            "keep_space": self.keep_space,
-        }
-
-    @staticmethod
-    def of(value: Mapping[str, Any]) -> MaintenanceTerms:
-        """Return the terms that ``as_json`` made."""
-        kept = value["retention"]
-        wanted = tuple(
-            Wanted(**{**found, "best": found["best"] and Best(**found["best"])})
-            for found in kept["wanted"]
-        )
-        return MaintenanceTerms(
-            Retention(**{**kept, "wanted": wanted, "forever": frozenset(kept["forever"])}),
-            value["generation"],
-            value["scrub_every_s"],
-            value["repair_from"] and Path(value["repair_from"]),
-            frozenset(value["unsound"]),
-            value["keep_space"],
-        )
+def _store_of(config: WorkerConfig, files: FileSystem | None = None) -> CheckpointStore:
+    key = None if config.key_file is None else config.key_file.read()
+    return owned_store(config.ownership, key, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +138,12 @@ class SaveTicket:
     step: int
     attempt: int
     parts: int
-    buffer: int
-    layout: str
     began: float
     needs_run_directory: bool = False
     """Whether the run directory has to have it: the job ends with it, or a user waits for it."""
+    buffer: int = 0
+    layout: str = ""
+    """The name of the memory that it lies in, "" for a worker's own."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -224,46 +159,17 @@ class SaveTicket:
         """Return the header of the save's shards."""
         return Header(run_id, self.generation, self.step)
 
-    def as_json(self) -> dict[str, object]:
-        """Return the ticket as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def of(message: Mapping[str, Any]) -> SaveTicket:
-        """Return the ticket in a message; raises ``KeyError`` if a field is missing."""
-        names = [field.name for field in dataclasses.fields(SaveTicket)]
-        return SaveTicket(**{name: message[name] for name in names})
-
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A save of one step, and this worker's part in it.
+    """A save, and this worker's part in it.
 
     ``cursor`` has the fields of the manifest's cursor that differ from save to save.
     """
 
-    generation: int
-    step: int
-    attempt: int
+    ticket: SaveTicket
     part: int
-    parts: int
     cursor: Mapping[str, object]
-    began: float
-    needs_run_directory: bool = False
-
-    def ticket(self, launch: int, layout: str, buffer: int) -> SaveTicket:
-        """Return the ticket of the save, which lies in this buffer."""
-        return SaveTicket(
-            launch,
-            self.generation,
-            self.step,
-            self.attempt,
-            self.parts,
-            buffer,
-            layout,
-            self.began,
-            self.needs_run_directory,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +177,7 @@ class MendOrder:
     """A step of a run, and the copies of its directory that may have parts of it."""
 
     step: int
-    run_dir: Path
-    run_id: str
-    lease_token: str = ""
-    key_file: KeyFile | None = None
+    config: WorkerConfig
     copies: tuple[Path, ...] = ()
 
     def open_store(self) -> CheckpointStore:
@@ -282,46 +185,7 @@ class MendOrder:
 
         Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
-        key = None if self.key_file is None else self.key_file.read()
-        return owned_store(Ownership(self.run_dir, self.run_id, self.lease_token), key)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the order as a message."""
-        return {
-            "kind": "mend",
-            "step": self.step,
-            "run_dir": str(self.run_dir),
-            "run_id": self.run_id,
-            "lease_token": self.lease_token,
-            "key_file": self.key_file and dataclasses.asdict(self.key_file),
-            "copies": [str(path) for path in self.copies],
-        }
-
-    @staticmethod
-    def of(message: Mapping[str, Any]) -> MendOrder:
-        """Return the order in a message; raises ``KeyError`` if a field is missing."""
-        return MendOrder(
-            message["step"],
-            Path(message["run_dir"]),
-            message["run_id"],
-            message["lease_token"],
-            message["key_file"] and KeyFile(**message["key_file"]),
-            tuple(map(Path, message["copies"])),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTerms:
-    """The steps at which a job is saved, the fields of its manifests, and its retention.
-
-    ``fields`` are those of a manifest's cursor that are the same for the whole stage, the
-    job's identity among them; ``numerics`` are the job's, as JSON.
-    """
-
-    work_plan: WorkPlan
-    retention: Retention
-    fields: Mapping[str, object]
-    numerics: dict[str, object]
+        return _store_of(self.config)
 
 
 def wanted_of(keep_every: object, keep_best: object, *, after: int = -1) -> Wanted:
@@ -361,25 +225,12 @@ def _best_of(keep_best: object) -> Best:
     )
 
 
-def local_terms(config: WorkerConfig) -> LocalTerms | None:
-    """Return where saves go first and how often they drain, None without a local directory."""
-    options = config.options
-    directory = options.local_run_dir(config.run_id)
-    if directory is None:
-        return None
-    match parse_schedule(options.drain_every):
-        case EverySteps(saves):
-            return LocalTerms(directory, every_saves=saves)
-        case EverySeconds(seconds):
-            return LocalTerms(directory, every_s=seconds)
-    raise AssertionError(f"--drain-every {options.drain_every} has passed its check")
-
-
 def local_store(context: WorkerContext) -> CheckpointStore | None:
     """Return the checkpoints in the local directory, None if this host has none for the run."""
-    terms, run_id = local_terms(context.config), context.config.run_id
-    if terms is None or not terms.directory.is_dir():
+    config = context.config
+    directory = config.local_directory
+    if directory is None or not directory.is_dir():
         return None
-    if other_home(terms.directory, context.run_dir, run_id) is not None:
+    if other_home(directory, config.run_dir, config.run_id) is not None:
         return None
-    return CheckpointStore(terms.directory, key=key_in(context.config.key_file))
+    return CheckpointStore(directory, key=key_in(config.key_file))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +24,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
+from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
@@ -38,11 +39,10 @@ from holdfast.runtime.saving.in_process_saver import (
 )
 from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
 from holdfast.runtime.saving.plan import (
-    MaintenanceTerms,
     SavePlan,
     SaveRequest,
     SaveTerms,
-    local_terms,
+    SaveTicket,
 )
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import HaltOrder
@@ -72,11 +72,13 @@ class Saver:
         self,
         context: WorkerContext,
         membership: Membership,
+        work_plan: WorkPlan,
         terms: SaveTerms,
         records: LoopRecords,
     ) -> None:
         self._context = context
         self._membership = membership
+        self._work_plan = work_plan
         self._terms = terms
         self._records = records
         self._way = (
@@ -102,7 +104,7 @@ class Saver:
         self._failures: Counter[int] = Counter()
         # The first step needs no checkpoint, unless the job does not train and only saves.
         trains = context.config.options.trains
-        self.saved_step = terms.work_plan.begin if trains else _NOTHING_SAVED
+        self.saved_step = work_plan.begin if trains else _NOTHING_SAVED
 
     @property
     def in_flight_bytes(self) -> int:
@@ -139,7 +141,7 @@ class Saver:
 
     def is_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips it."""
-        work_plan = self._terms.work_plan
+        work_plan = self._work_plan
         is_due = work_plan.is_save_due(cursor)
         if is_due and self._flight is not None:
             self._records.note(CheckpointSkipped(step=cursor.step))
@@ -269,12 +271,8 @@ class Saver:
         """
         self._prepare(order.part, order.parts, lambda: state)
         self._attempt = order.attempt
-        generation, now = self._membership.world.generation, time.monotonic()
-        part = order.part, order.parts
-        request = SaveRequest(
-            generation, step, order.attempt, *part, fields, now, needs_run_directory=True
-        )
-        mine = self._copied(request, state)
+        ticket = self._ticket(step, order.parts, needs_run_directory=True)
+        mine = self._copied(SaveRequest(ticket, order.part, fields), state)
         digest_then(state, mine.hand_over, is_alone=order.parts == 1)
         mine.compared()
         nbytes = sum(tensor.nbytes for tensor in state.values())
@@ -291,32 +289,17 @@ class Saver:
 
     def verify(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Begin a comparison of the states without a save, if one is due."""
-        if self._terms.work_plan.is_check_due(cursor):
+        if self._work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
     def _plan(self, state: Tensors) -> SavePlan:
         """Return what all saves of this stage have in common."""
-        config, terms = self._context.config, self._terms
+        config = self._context.config
         specs = specs_of(state)
         nbytes = sum(spec.nbytes for spec in specs)
-        return SavePlan(
-            self._context.run_dir,
-            config.run_id,
-            ShardLayout(specs, shard_count(nbytes, config.options.shards)),
-            MaintenanceTerms(
-                terms.retention,
-                config.generation,
-                config.options.scrub_every_s,
-                config.options.repair_from,
-                frozenset(self._context.unsound),
-                config.options.keep_space,
-            ),
-            terms.fields,
-            terms.numerics,
-            config.key_file,
-            local_terms(config),
-            config.lease_token,
-        )
+        layout = ShardLayout(specs, shard_count(nbytes, config.options.shards))
+        first = replace(config, worker=config.workers[0])
+        return SavePlan(first, layout, self._terms, frozenset(self._context.unsound))
 
     def _launch(
         self,
@@ -328,17 +311,10 @@ class Saver:
     ) -> SaveInFlight:
         self.prepare(lambda: state)
         communicator = self._membership.communicator
-        request = SaveRequest(
-            self._membership.world.generation,
-            cursor.step,
-            self._attempt,
-            communicator.rank,
-            communicator.size,
-            fields,
-            time.monotonic(),
-            needs_run_directory,
+        ticket = self._ticket(
+            cursor.step, communicator.size, needs_run_directory=needs_run_directory
         )
-        mine = self._copied(request, state)
+        mine = self._copied(SaveRequest(ticket, communicator.rank, fields), state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         began = witnessed_s()
@@ -350,6 +326,11 @@ class Saver:
             began,
             needs_run_directory=needs_run_directory,
         )
+
+    def _ticket(self, step: int, parts: int, *, needs_run_directory: bool) -> SaveTicket:
+        launch, world = self._context.config.generation, self._membership.world.generation
+        began = time.monotonic()
+        return SaveTicket(launch, world, step, self._attempt, parts, began, needs_run_directory)
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""

@@ -27,7 +27,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
@@ -38,6 +37,7 @@ from holdfast.runtime.saving.mending import Mender, SecondHolder, mirrors
 from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTicket
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.codec import decode, from_plain, to_plain
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 
 _TOLD_EVERY_S = 1.0
@@ -131,7 +131,7 @@ class HostWriter:
         if self._parts is not None and self._parts.ticket.generation < message["generation"]:
             self._give_up()
         (fd,) = message[FDS]
-        plan = SavePlan.decode(_contents(fd))
+        plan = decode(SavePlan, _contents(fd))
         if plan == self._plan:
             return
         if self._committer is not None:
@@ -152,7 +152,7 @@ class HostWriter:
         return self._committer
 
     def _take_part(self, message: Message) -> None:
-        ticket = SaveTicket.of(message)
+        ticket = from_plain(SaveTicket, message, allows_more=True)
         fds = message.get(FDS)
         cursor = json.loads(_contents(fds[0])) if fds else None
         answer = message.get("answered")
@@ -263,7 +263,7 @@ class HostWriter:
 
     def _mend(self, message: Message) -> None:
         """Mend a step on the disk from its kept images, or from a copy of the run directory."""
-        order = MendOrder.of(message)
+        order = from_plain(MendOrder, message, allows_more=True)
         answer: Message = {"kind": "mended", "step": order.step, "reason": None, "result": None}
         # The care of the launch before would take what a mend has staged for a dead save's.
         if self._committer is not None:
@@ -271,7 +271,7 @@ class HostWriter:
             self._committer = None
         try:
             found = Mender(self._report, self._holders_of(order)).mend(order.step)
-            answer["result"] = found and asdict(found)
+            answer["result"] = found and to_plain(found)
         except (CheckpointError, OSError) as error:
             answer["reason"] = str(error)
         self._send(answer)
@@ -280,9 +280,9 @@ class HostWriter:
         here, watch = order.open_store(), self._report.disk_moved
         here.disk.watch(watch)
         kept = self._kept
-        is_of_run = kept is not None and kept.plan.run_id == order.run_id
+        is_of_run = kept is not None and kept.plan.run_id == order.config.run_id
         images = (KeptImages(here, kept),) if kept is not None and is_of_run else ()
-        copies = (mirrors(here, path, order.run_id, watch) for path in order.copies)
+        copies = (mirrors(here, path, order.config.run_id, watch) for path in order.copies)
         return (*images, *itertools.chain.from_iterable(copies))
 
     @property

@@ -44,16 +44,24 @@ _SCALARS = {
 
 
 class WrongValue(ValueError):
-    """What was read is no value of the type that was asked for."""
+    """What was read is no value of the type that was asked for.
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place.removeprefix('.')}{reason}")
-        self._place = place
+    ``places`` lead to the fault: the type, a field of it, and what is below that.
+    """
+
+    def __init__(self, reason: str, *places: str) -> None:
+        super().__init__("".join(places).removeprefix(".") + reason)
         self._reason = reason
+        self._places = places
+
+    @property
+    def field(self) -> str:
+        """The key of the outermost value that is wrong, or has something wrong in it."""
+        return self._places[1].removeprefix(".") if len(self._places) > 1 else ""
 
     def below(self, place: str) -> WrongValue:
         """Return the error as the value around it sees it."""
-        return WrongValue(place + self._place, self._reason)
+        return WrongValue(self._reason, place, *self._places)
 
 
 def to_plain(value: Any) -> Any:
@@ -144,7 +152,7 @@ def _at(place: str, read: _Reader, found: object) -> Any:
 
 
 def _refuse(found: object, wanted: str) -> NoReturn:
-    raise WrongValue("", f" is {reprlib.repr(found)}, not {wanted}")
+    raise WrongValue(f" is {reprlib.repr(found)}, not {wanted}")
 
 
 def _read_scalar(kind: type, found: Any) -> Any:
@@ -204,8 +212,8 @@ def _read_object(kind: Any, found: Any) -> Any:
         if key in found:
             values[name] = _at(f".{key}", read, found[key])
         elif not has_default:
-            raise WrongValue("", f" has no {key}")
+            raise WrongValue(" is missing", f".{key}")
     if len(values) < len(found):
-        unknown = sorted(set(found) - set(_keys(kind).values()), key=str)
-        raise WrongValue("", f" has unknown fields: {', '.join(map(str, unknown))}")
+        unknown = min(map(str, set(found) - set(_keys(kind).values())))
+        raise WrongValue(" is unknown", f".{unknown}")
     return kind(**values)

@@ -19,7 +19,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import state_of, wait_all_ended
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.tools.strike import Agenda, Kind, Progress, Target
-from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces, Place, Striker, Struck
+from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces, Striker, Struck
 
 _VARIABLE = "HOLDFAST_CHAOS_JOB"
 _LOOK_S = 0.02
@@ -60,20 +60,16 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """One run: the arguments of ``holdfast run``, its folder, and how long it may stand still.
-
-    The run directory is ``run`` in ``folder``, or in ``disk``.
-    """
+    """One run: the arguments of ``holdfast run``, its folder, and how long it may stand still."""
 
     arguments: tuple[str, ...]
     folder: Path
     hang_after_s: float
-    disk: Path | None = None
 
     @property
     def run_dir(self) -> Path:
         """The run directory."""
-        return (self.disk or self.folder) / "run"
+        return self.folder / "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +89,10 @@ class FollowedRun:
     evidence: str = ""
 
 
-def follow_run(
-    terms: RunTerms, agenda: Agenda, places: Mapping[Target, Place] | None = None
-) -> FollowedRun:
+def follow_run(terms: RunTerms, agenda: Agenda) -> FollowedRun:
     """Run a job to its end while it is struck; leaves no process and no file of it behind."""
     terms.folder.mkdir(parents=True, exist_ok=True)
-    follower = _Follower(terms, agenda, places or {})
+    follower = _Follower(terms, agenda)
     try:
         return follower.follow()
     finally:
@@ -106,11 +100,11 @@ def follow_run(
 
 
 class _Follower:
-    def __init__(self, terms: RunTerms, agenda: Agenda, places: Mapping[Target, Place]) -> None:
+    def __init__(self, terms: RunTerms, agenda: Agenda) -> None:
         self._terms = terms
         self._agenda = agenda
         self._traces = JobTraces(_VARIABLE)
-        self._striker = Striker(self._traces, places)
+        self._striker = Striker(self._traces)
         self._rule = Resubmission()
         self._reader = JournalReader(RunDirectory(terms.run_dir).journal_path)
         self._records: list[Record] = []

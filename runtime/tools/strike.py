@@ -77,11 +77,9 @@ class Target(Enum):
     MPIEXEC = "mpiexec"
     SUPERVISOR = "supervisor"
     STDERR = "stderr"
-    DISK = "disk"
-    SHM = "shm"
 
 
-PLACES = (Target.STDERR, Target.DISK, Target.SHM)
+PLACES = (Target.STDERR,)
 PROCESSES = tuple(target for target in Target if target not in PLACES)
 LASTING = (Kind.STOP_CONT, Kind.FULL)
 """The kinds that end after a time."""
@@ -163,8 +161,6 @@ PROCESS_BLOWS = tuple(
     Blow(kind, target) for kind in Kind if kind is not Kind.FULL for target in PROCESSES
 )
 BLOWS = (*PROCESS_BLOWS, *(Blow(Kind.FULL, place) for place in PLACES))
-DEFAULT_BLOWS = (*PROCESS_BLOWS, Blow(Kind.FULL, Target.STDERR))
-"""What needs no rights: disk and /dev/shm are filled only where chaos mounts its own."""
 
 
 def parse_blows(text: str) -> tuple[Blow, ...]:

@@ -1,4 +1,4 @@
-"""Strikes from outside: signals to processes of a job, and places that take nothing.
+"""Strikes from outside: signals to processes of a job, and a stderr that takes nothing.
 
 A strike whose victim is not there yet waits for it, because a job that starts has no workers.  What
 lasts for a time is undone by ``poll``.
@@ -7,28 +7,20 @@ Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of 
 that the job may leave behind is found, and nothing of another one.  ``holdfast`` names its own
 processes.  mpiexec and its guards are found by their command lines, and a guard's rank by its
 environment.  The supervisor is the process that was started.
-
-Only places of chaos's own are filled: a tmpfs in a mount namespace that nobody else is in.  So no
-other program on the machine meets a full disk or a full ``/dev/shm``.  The kernel removes both with
-the last process of the namespace.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host import guard
 from holdfast.runtime.system.owned_directory import is_held
 from holdfast.runtime.system.processes import (
@@ -46,14 +38,8 @@ WAITS_FOR_VICTIM_S = 10.0
 ENDS_WITHIN_S = 30.0
 """How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
 
-NAMESPACE_VARIABLE = "HOLDFAST_CHAOS_NAMESPACE"
-"""Names the mount namespace that a process with one of its own has come from."""
-
 SHARED_MEMORY = Path("/dev/shm")
-_UNSHARE = ("unshare", "--mount", "--propagation", "private")
-_FILLER = ".holdfast-chaos-filler"
-_LEFT_BYTES = 1 << 16
-_PIECE = bytes(1 << 16)
+
 SIGNALS = {
     Kind.KILL: signal.SIGKILL,
     Kind.STOP: signal.SIGSTOP,
@@ -100,9 +86,9 @@ class Struck:
 class Striker:
     """Carries out the strikes on one job."""
 
-    def __init__(self, traces: JobTraces, places: Mapping[Target, Place]) -> None:
+    def __init__(self, traces: JobTraces) -> None:
         self._traces = traces
-        self._places = dict(places)
+        self._places: dict[Target, Place] = {}
         self._waiting: list[tuple[Strike, float]] = []
         self._undone: list[tuple[float, Callable[[], object]]] = []
         self.struck: list[Struck] = []
@@ -113,7 +99,7 @@ class Striker:
         return not self._waiting and not self._undone
 
     def use(self, target: Target, place: Place) -> None:
-        """Fill another place from now on: each job of a run has a stderr of its own."""
+        """Fill this place from now on: each job of a run has a stderr of its own."""
         self._places[target] = place
 
     def order(self, strike: Strike, now: float) -> None:
@@ -150,8 +136,6 @@ class Striker:
             place.fill()
             self._undo_later(now, strike, place.release)
             return strike.blow.target.value
-        if strike.blow.kind is Kind.FULL:
-            return None
         processes = self._traces.processes()
         pid = choose_victim(strike.blow.target, strike.index, processes, supervisor)
         if pid is None or not self._traces.signal(pid, SIGNALS[strike.blow.kind]):
@@ -257,74 +241,3 @@ def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
     """
     found = (path for pid in set(supervisors) for path in SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
     return sorted(path for path in found if not is_held(path))
-
-
-def is_private() -> bool:
-    """Return whether this process is in a mount namespace that chaos has made."""
-    return os.environ.get(NAMESPACE_VARIABLE, _namespace()) != _namespace()
-
-
-def refusal() -> str | None:
-    """Return why this user cannot have mounts of their own, None if they can."""
-    if shutil.which(_UNSHARE[0]) is None:
-        return "there is no unshare (util-linux)"
-    trial = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
-    if trial.returncode:
-        return f"a mount namespace is refused ({trial.stderr.strip()}); it takes root"
-    return None
-
-
-def enter(command: Sequence[str]) -> None:
-    """Become ``command`` in a mount namespace of its own; never returns.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    sys.stdout.flush()
-    environment = {**os.environ, NAMESPACE_VARIABLE: _namespace()}
-    os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], environment)
-
-
-class FullPlace:
-    """A tmpfs of chaos's own that can be full for a while."""
-
-    def __init__(self, path: Path, megabytes: int) -> None:
-        """Mount it.
-
-        Raises:
-            UsageError: it cannot be mounted; the message says why.
-        """
-        self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "holdfast-chaos", str(path)]
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-        if mounted.returncode:
-            raise UsageError(f"no tmpfs could be mounted at {path}: {mounted.stderr.strip()}")
-
-    def fill(self) -> None:
-        """Take all room but 64 KiB."""
-        free = os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_frsize
-        with (self.path / _FILLER).open("wb", buffering=0) as file:
-            while (free := free - len(_PIECE)) >= _LEFT_BYTES:
-                try:
-                    file.write(_PIECE)
-                except OSError:  # the job was faster
-                    return
-
-    def release(self) -> None:
-        """Give the room back."""
-        (self.path / _FILLER).unlink(missing_ok=True)
-
-    def __enter__(self) -> FullPlace:
-        """Return the place."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Unmount it, at the latest when the namespace ends."""
-        subprocess.run(["umount", "--lazy", str(self.path)], check=False)
-        if self.path != SHARED_MEMORY:
-            self.path.rmdir()
-
-
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/mnt")

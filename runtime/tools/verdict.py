@@ -12,11 +12,9 @@ before all strikes, has no explanation: a healthy worker may have been fenced.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +32,15 @@ from holdfast.runtime.tools.strike import (
     strikes_by_count,
     strikes_by_mtbf,
 )
-from holdfast.runtime.tools.striker import SHARED_MEMORY, FullPlace
 from holdfast.runtime.tools.summary import Bucket, Span, buckets_of, seconds, spans_of, summarize
 
 REPORT_NAME = "report.json"
 _PLAN_NAME = "plan.txt"
 _EVIDENCE_NAME = "evidence.txt"
-_MOUNTED = (Target.DISK, Target.SHM)
 _LOST = (Bucket.REPAIR, Bucket.RELAUNCH)
 _WORK = (Bucket.TRAINING, Bucket.REPEATED)
 _CARRIES_TRAINING = (Target.WORKER, Target.GUARD, Target.AGENT, Target.MPIEXEC)
 _TAKES_ORDERS = (Target.AGENT, Target.SUPERVISOR)
-_HOLDS_STATE = (Target.DISK, Target.SHM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,7 @@ class ChaosTerms:
     """Everything that one call of ``holdfast chaos`` was told.
 
     ``strikes`` is a plan from a file; without it strikes come every ``mtbf_s`` on average, or
-    ``count`` in all.  A place that is to be full is mounted with so many MiB.
+    ``count`` in all.
     """
 
     arguments: tuple[str, ...]
@@ -64,29 +59,6 @@ class ChaosTerms:
     mtbf_s: float | None = None
     strikes: tuple[Strike, ...] | None = None
     hang_after_s: float
-    disk_mb: int
-    shm_mb: int
-
-    @property
-    def mounted(self) -> tuple[Target, ...]:
-        """The places that are to be full and that need a mount of their own."""
-        blows = self.blows if self.strikes is None else [s.blow for s in self.strikes]
-        targets = {blow.target for blow in blows}
-        return tuple(place for place in _MOUNTED if place in targets)
-
-    def without_places(self) -> ChaosTerms:
-        """Return these terms without the strikes that need a mount.
-
-        Raises:
-            UsageError: nothing is left.
-        """
-        blows = tuple(blow for blow in self.blows if blow.target not in _MOUNTED)
-        strikes = self.strikes
-        if strikes is not None:
-            strikes = tuple(s for s in strikes if s.blow.target not in _MOUNTED)
-        if not blows or strikes == ():
-            raise UsageError("nothing is left to strike with; name other --kinds, or be root")
-        return dataclasses.replace(self, blows=blows, strikes=strikes)
 
     def agenda(self, steps: int) -> Agenda:
         """Return the strikes on a run that has so many steps."""
@@ -102,35 +74,20 @@ def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
     """Run the twin and the struck run in ``terms.out``; return the verdict.
 
     Raises:
-        UsageError: the directory is in use, or a place cannot be mounted.
+        UsageError: the directory is in use.
         ProgramError: the undisturbed twin does not come to its end.
     """
     _make(terms.out)
-    with contextlib.ExitStack() as mounts:
-        places = {place: mounts.enter_context(_mount(terms, place)) for place in terms.mounted}
-        tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
-        twin = follow_run(
-            RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(())
-        )
-        _refuse_bad(twin, terms.out / "twin")
-        steps = summarize(entries_of(twin.records)).steps
-        tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
-        run = _strike(terms, terms.agenda(steps), places)
+    tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
+    twin = follow_run(RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(()))
+    _refuse_bad(twin, terms.out / "twin")
+    steps = summarize(entries_of(twin.records)).steps
+    tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
+    struck = RunTerms(terms.arguments, terms.out / "struck", terms.hang_after_s)
+    run = follow_run(struck, terms.agenda(steps))
     verdict = judge(run, twin)
     _write(terms, verdict)
     return verdict
-
-
-def _strike(terms: ChaosTerms, agenda: Agenda, places: dict[Target, FullPlace]) -> FollowedRun:
-    """Run the struck run, on the small disk if there is one; its directory is kept."""
-    folder, disk = terms.out / "struck", places.get(Target.DISK)
-    run_terms = RunTerms(
-        terms.arguments, folder, terms.hang_after_s, None if disk is None else disk.path
-    )
-    run = follow_run(run_terms, agenda, places)
-    if disk is not None:
-        shutil.copytree(run_terms.run_dir, folder / "run")
-    return run
 
 
 def _make(out: Path) -> None:
@@ -140,12 +97,6 @@ def _make(out: Path) -> None:
         raise UsageError(f"{out} is there already; remove it, or choose another --out") from error
     except OSError as error:
         raise UsageError(f"{out} cannot be made: {error.strerror}; choose another --out") from error
-
-
-def _mount(terms: ChaosTerms, place: Target) -> FullPlace:
-    if place is Target.SHM:
-        return FullPlace(SHARED_MEMORY, terms.shm_mb)
-    return FullPlace(terms.out / "struck" / "disk", terms.disk_mb)
 
 
 def _refuse_bad(twin: FollowedRun, folder: Path) -> None:
@@ -413,9 +364,7 @@ def can_interrupt(blow: Blow) -> bool:
     """Return whether training stops for a while after ``blow``, by the failure model."""
     if blow.kind in (Kind.KILL, Kind.STOP):
         return blow.target in _CARRIES_TRAINING
-    if blow.kind is Kind.TERM:
-        return blow.target in _TAKES_ORDERS
-    return blow.target in _HOLDS_STATE
+    return blow.kind is Kind.TERM and blow.target in _TAKES_ORDERS
 
 
 def _owner(span: Span, hits: Sequence[Hit]) -> Hit | None:

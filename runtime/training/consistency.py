@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from holdfast.checkpoint.digest import digest_of
@@ -34,6 +34,7 @@ from holdfast.runtime.model.step_facts import DIGEST, value_of
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
+from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
 from holdfast.runtime.training.callback_host import SettingsHolder
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
@@ -76,7 +77,7 @@ def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) 
         UsageError: they differ and the job is strict; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = _gathered(membership.communicator, mine.to_json())
+    cards = _gathered(membership.communicator, to_plain(mine))
     everyones = [Numerics.from_json(card) for card in cards]
     workers = membership.world.workers
     for worker, theirs in zip(workers, everyones, strict=True):
@@ -338,7 +339,7 @@ class StepRecord:
     script's files and arguments, and ``job`` that of the job, which may have several launches.
     """
 
-    made_by: str
+    made_by: str = field(metadata={JSON_NAME: "made by"})
     script: str
     job: str
     operations: str
@@ -362,25 +363,6 @@ class StepRecord:
             facts.graphs.operations,
             parts,
         )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the record as a JSON object."""
-        return {
-            "made by": self.made_by,
-            "script": self.script,
-            "job": self.job,
-            "operations": self.operations,
-            "parts": dict(self.parts),
-        }
-
-    @staticmethod
-    def from_json(found: object) -> StepRecord | None:
-        """Return the record that ``to_json`` wrote, None for anything else."""
-        fields = ("made by", "script", "job", "operations", "parts")
-        if not isinstance(found, Mapping) or not all(name in found for name in fields):
-            return None
-        made_by, script, job, operations, parts = (found[name] for name in fields)
-        return StepRecord(made_by, script, job, operations, parts)
 
     def difference(self, before: StepRecord) -> str | None:
         """Return the part of the step whose constants differ now, None for none.
@@ -410,8 +392,11 @@ def check_same_record(
     Raises:
         UsageError: the same script builds another step in the same job.
     """
-    before = StepRecord.from_json(saved.get(STEP))
-    if before is None or mine is None or before.script != mine.script:
+    try:
+        before = from_plain(StepRecord, saved.get(STEP), allows_more=True)
+    except WrongValue:  # an older holdfast has saved none
+        return
+    if mine is None or before.script != mine.script:
         return
     part = mine.difference(before)
     if part is None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.errors import (
@@ -32,6 +31,7 @@ from holdfast.runtime.errors import CheckpointsUnread, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.entries import record
+from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.worker.context import WorkerContext
@@ -101,16 +101,6 @@ class _Card:
     trouble: Trouble
     spent_s: float
     is_stop_wanted: bool
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def decode(content: bytes) -> _Card:
-        fields = json.loads(content)
-        found = fields.pop("trouble")
-        trouble = Trouble(**found | {"finding": Finding(found["finding"])})
-        return _Card(trouble, **fields)
 
 
 class JointRetries:
@@ -221,7 +211,7 @@ class JointRetries:
         """Return the cards of all workers, in rank order; each tells its own trouble."""
         is_stop_wanted = bool(self._context.page.requests & RequestFlag.STOP)
         card = _Card(mine, self._spent_s, is_stop_wanted)
-        return [_Card.decode(found) for found in communicator.allgather_bytes(card.encode())]
+        return [decode(_Card, found) for found in communicator.allgather_bytes(encode(card))]
 
     def _wait(
         self, communicator: Communicator, target: Target, trouble: Trouble, nap_s: float

@@ -45,6 +45,7 @@ from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
@@ -86,13 +87,13 @@ class TrainingLoop:
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job)
-        self._saver = Saver(context, self._membership, job.save_terms, self._records)
+        self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self._records)
         self._newest = NewestState(self._membership, context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
         self._moving = context.halt.moving
         mine = self._progress, self._saver, self._records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
-        self._step = StepRecord.of(state, context, job.numerics.to_json())
+        self._step = StepRecord.of(state, context, to_plain(job.numerics))
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -421,7 +422,7 @@ class TrainingLoop:
         is_complete = self.is_complete if is_complete is None else is_complete
         fields = self._state.fields(is_complete=is_complete)
         if self._step is not None:
-            fields[STEP] = self._step.to_json()
+            fields[STEP] = to_plain(self._step)
         return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:

@@ -47,6 +47,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.ordered_mends import AgentMemory, mends_of
 from holdfast.runtime.saving.plan import local_store
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.consistency import (
     StepRecord,
     check_resumed,
@@ -319,7 +320,7 @@ class JobRestore:
         specs = specs_of(self._state.tensors(fresh))
         check_same_run(self._context, self._job, specs, reader.manifest)
         config = self._context.config
-        step = StepRecord.of(self._state, self._context, self._job.numerics.to_json())
+        step = StepRecord.of(self._state, self._context, to_plain(self._job.numerics))
         check_same_record(self._context, step, reader.manifest.cursor, is_first=is_first)
         before = _numerics_of(reader.manifest)
         if is_first or config.options.strict:

@@ -16,7 +16,7 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder, ch
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.data.feed import Feed
-from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.options.job_options import RateScale, RateScaling
@@ -24,9 +24,9 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
 from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.transaction import (
     BatchContributor,
-    BatchTerms,
     BatchValidationContributor,
     Contributor,
     TrainingContributor,
@@ -248,7 +248,7 @@ class TrainingJob:
         fields = {**self.stage.into(self.identity), FIRST_EPOCH: self.work_plan.first_epoch}
         if self.data_fingerprint is not None:
             fields["data"] = self.data_fingerprint
-        return SaveTerms(self.work_plan, self.retention, fields, self.numerics.to_json())
+        return SaveTerms(self.retention, fields, to_plain(self.numerics))
 
     def surplus(self, step: int) -> str | None:
         """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""
@@ -273,16 +273,15 @@ class TrainingJob:
     def _training(self, replica: Replica, notes: WorkNotes) -> Contributor:
         if isinstance(self.data, Feed):
             assert isinstance(self.order, BatchOrder)
-            terms = BatchTerms(self.order, self.work_plan)
-            return BatchContributor(replica, self.data, terms, notes)
+            return BatchContributor(replica, self.data, self.order, self.work_plan, notes)
         assert isinstance(self.order, SampleOrder)
         return TrainingContributor(replica, self.data, self.order, notes, self.stage.begin)
 
     def _evaluating(self, replica: Replica, notes: WorkNotes) -> Contributor:
         if isinstance(self.validation, Feed):
             assert isinstance(self.validation_order, BatchOrder)
-            terms = BatchTerms(self.validation_order, self.work_plan)
-            return BatchValidationContributor(replica, self.validation, terms, notes)
+            order = self.validation_order
+            return BatchValidationContributor(replica, self.validation, order, notes)
         assert self.validation is not None
         assert isinstance(self.validation_order, SequentialOrder)
         return ValidationContributor(replica, self.validation, self.validation_order, notes)
@@ -425,11 +424,9 @@ def _validation_order(
 
 def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
     """Return the schedule that the command line asks for, else the script's."""
-    if config.options.save_every is not None:
-        try:
-            return parse_schedule(config.options.save_every)
-        except ScheduleSyntaxError as error:
-            raise UsageError(f"--save-every: {error}") from error
+    asked = config.options.save_every
+    if asked is not None:
+        return parse_schedule(asked)  # the options have checked it
     try:
         return parse_schedule(request.save_every)
     except ScheduleSyntaxError as error:

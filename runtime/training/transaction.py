@@ -240,21 +240,21 @@ class ValidationContributor:
         return samples, proof % 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTerms:
-    """The constants of a contributor: how batches are cut, and where epochs begin."""
-
-    order: BatchOrder
-    work_plan: WorkPlan
-
-
 class BatchContributor:
     """One part of the step's batch is one leaf."""
 
-    def __init__(self, replica: Replica, feed: Feed, terms: BatchTerms, notes: WorkNotes) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        feed: Feed,
+        order: BatchOrder,
+        work_plan: WorkPlan,
+        notes: WorkNotes,
+    ) -> None:
         self._replica = replica
         self._feed = feed
-        self._terms = terms
+        self._order = order
+        self._work_plan = work_plan
         self._notes = notes
         self._batch: Batch | None = None
         self._first = 0
@@ -263,20 +263,20 @@ class BatchContributor:
     def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
         """Get the batch of the update at ``cursor``."""
         del missing
-        plan = self._terms.work_plan
+        plan = self._work_plan
         self._first = 0 if plan.is_epoch_start(cursor) else cursor.ledger.samples
         self._batch = self._feed.train_batch(cursor.step - plan.begin, communicator, self._notes)
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Compute the gradients of part ``m`` of the batch of update ``index``."""
-        batch, order = self._batch, self._terms.order
+        batch, order = self._batch, self._order
         assert batch is not None, "a batch is gathered before its leaves are computed"
         start, stop = order.bounds(batch.samples, m)
         if start == stop:
             out.fill(0.0)
             return 0, 0
         places = _places(self._first, start, stop)
-        seed = order.microbatch_seed(index - self._terms.work_plan.begin, m)
+        seed = order.microbatch_seed(index - self._work_plan.begin, m)
         self._notes.begin_work(index + 1, m, places.tobytes(), is_validation=False)
         self._replica.contribute(part_of(self._feed, batch, (start, stop), seed), out)
         self._notes.end_work()
@@ -286,10 +286,10 @@ class BatchContributor:
 class BatchValidationContributor:
     """Leaf m adds up the m-th part of every batch; it is computed while they are gathered."""
 
-    def __init__(self, replica: Replica, feed: Feed, terms: BatchTerms, notes: WorkNotes) -> None:
+    def __init__(self, replica: Replica, feed: Feed, order: BatchOrder, notes: WorkNotes) -> None:
         self._replica = replica
         self._feed = feed
-        self._terms = terms
+        self._order = order
         self._notes = notes
         self._leaves: dict[int, _Leaf] = {}
         self._layout = PassLayout(replica, replica.shape.metrics, feed.steps)
@@ -317,7 +317,7 @@ class BatchValidationContributor:
 
     def _add(self, leaf: _Leaf, batch: Batch, at: tuple[int, int, int, int]) -> None:
         step, m, number, first = at
-        start, stop = self._terms.order.bounds(batch.samples, m)
+        start, stop = self._order.bounds(batch.samples, m)
         if start == stop:
             return
         places = _places(first, start, stop)

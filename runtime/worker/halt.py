@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 
 _LOOK_S = 0.02
@@ -104,7 +105,7 @@ class HaltWatch:
     def _run(self, halt: Halt, close: Callable[[], None]) -> None:
         with halt.moving:  # to the end of the process
             resting, obeyed = halt.resting, 0
-            self._tell({"kind": "halted", **asdict(resting.card())})
+            self._tell({"kind": "halted", **to_plain(resting.card())})
             while True:
                 if self._page.halt_orders == obeyed:
                     time.sleep(_LOOK_S)

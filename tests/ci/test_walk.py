@@ -1,4 +1,4 @@
-"""The walks of a save and of a death in a real job, as `ci/walk.py` finds them."""
+"""The walks of a start, a save and a death in a real job, as `ci/walk.py` finds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.mpi]
 
 def files_of(walk: str) -> dict[str, set[str]]:
     """Return the files that run for a walk, by kind of process."""
-    command = [sys.executable, str(ROOT / "ci" / "walk.py"), walk, "--files"]
+    command = [sys.executable, str(ROOT / "ci" / "walk.py"), walk, "--files", "--quiet-s", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     files = defaultdict(set)
@@ -36,9 +36,22 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
     assert "checkpoint/store.py" not in elsewhere
 
 
+@pytest.mark.extended
 def test_survivors_repair_their_world_without_the_writer() -> None:
+    """One walk is enough in `ci/test`."""
     files = files_of("death")
 
     assert "runtime/exchange/membership.py" in files["worker"]
     assert "recovery/verdict.py" not in files["worker"]
     assert "checkpoint/disk.py" not in files["writer"], "nothing is saved"
+
+
+@pytest.mark.extended
+def test_a_start_passes_the_options_and_ends_before_the_steps() -> None:
+    """One walk is enough in `ci/test`."""
+    files = files_of("start")
+
+    assert "runtime/options/job_options.py" in files["supervisor"]
+    assert "runtime/host/launchers.py" in files["supervisor"] | files["agent"]
+    assert "runtime/training/trainer.py" in files["worker"]
+    assert "recovery/step.py" not in files["worker"], "each step runs it"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import (
     EVEN,
     SCRIPT,
@@ -76,16 +77,16 @@ def mpiexec_without_ulfm(tmp_path: Path) -> Path:
     ("options", "words"),
     [
         (["-n", "0"], ["-n", "at least 1", "0"]),
-        (["-n", "-2"], ["-n", "at least 1", "-2"]),
-        (["--microbatches", "0"], ["--microbatches", "at least 1", "0"]),
-        (["--spares", "-1"], ["--spares", "at least 0", "-1"]),
-        (["--heartbeat-timeout", "0"], ["--heartbeat-timeout", "positive", "0"]),
-        (["--save-every", "0"], ["--save-every", "at least 1", "0"]),
+        extended(["-n", "-2"], ["-n", "at least 1", "-2"]),
+        extended(["--microbatches", "0"], ["--microbatches", "at least 1", "0"]),
+        extended(["--spares", "-1"], ["--spares", "at least 0", "-1"]),
+        extended(["--heartbeat-timeout", "0"], ["--heartbeat-timeout", "positive", "0"]),
+        extended(["--save-every", "0"], ["--save-every", "at least 1", "0"]),
         (["--save-every", "10m"], ["--save-every", "'10m'", "min"]),
-        (["--inject", "zap worker=0 step=1"], ["zap", "kill, stop, exit"]),
-        (["--inject", "kill worker=0"], ["kill worker=0", "step must be given"]),
-        (["--inject", "kill worker=0 step=1 site=lunch"], ["lunch", "compute, reduce"]),
-        (["--inject", "kill worker=0 step=0"], ["step", "from 1", "'0'"]),
+        extended(["--inject", "zap worker=0 step=1"], ["zap", "kill, stop, exit"]),
+        extended(["--inject", "kill worker=0"], ["kill worker=0", "step must be given"]),
+        extended(["--inject", "kill worker=0 step=1 site=lunch"], ["lunch", "compute, reduce"]),
+        extended(["--inject", "kill worker=0 step=0"], ["step", "from 1", "'0'"]),
         (["--mpiexec", "/nonexistent/mpiexec"], ["/nonexistent/mpiexec", "--mpiexec"]),
         (["--no-such-option"], ["--no-such-option"]),
     ],
@@ -93,6 +94,7 @@ def mpiexec_without_ulfm(tmp_path: Path) -> Path:
 def test_wrong_options_are_refused(
     tmp_path: Path, options: Sequence[str], words: Sequence[str]
 ) -> None:
+    """Every option is refused so in tests/runtime/options and tests/runtime/cli."""
     job = _run_with(tmp_path / "run", *options)
 
     assert_refused(job, 2, *words)
@@ -144,19 +146,6 @@ def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ul
     assert_refused(job, 2, "ULFM", str(mpiexec_without_ulfm), "--no-shrink")
 
 
-def test_without_ulfm_every_death_is_a_relaunch(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:
-    options = ["--no-shrink", "--mpiexec", str(mpiexec_without_ulfm)]
-    request = request_of(
-        EVEN, tmp_path / "run", workers=2, options=options, faults=["exit worker=1 step=9"]
-    )
-
-    job = _run(request)
-
-    assert job.exit_code == 0, job.stderr
-    assert len(job.report.relaunches) == 1
-    assert job.leftovers == ()
-
-
 def test_a_file_in_place_of_the_run_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.write_text("not a directory")
@@ -192,11 +181,15 @@ def test_a_full_run_directory(small: Path) -> None:
     assert_refused(job, 75, str(small), "No space left on device", "free space there")
 
 
+@pytest.mark.extended
 @needs_root
 def test_a_run_directory_that_fills_up_keeps_what_is_there(
     small: Path, undisturbed: object
 ) -> None:
-    """A checkpoint has 160 KB: the file system takes one of them, and there are at least two."""
+    """A checkpoint has 160 KB: the file system takes one of them, and there are at least two.
+
+    A disk fills up in test_disks.py, too.
+    """
     request = request_of(SLICED, small / "run", workers=2)
     subprocess.run(["mount", "-o", "remount,size=300k", small], check=True)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import assert_refused
 
 from holdfast.testing import JobRequest, JobRun, start_job
@@ -29,11 +30,11 @@ def _run(
     ("mistake", "words"),
     [
         ("no samples", ["x has the shape (0, 1)", "at least one sample"]),
-        ("other length", ["x has 20 samples", "y has 13"]),
-        ("no model", ["str", "Keras", "Replica"]),
-        ("no batch", ["global_batch", "at least 1", "0"]),
-        ("no schedule", ["save_every", "'sometimes'", "auto"]),
-        ("no metric", ["keep_best", "'val_loss'", "an epoch has loss"]),
+        extended("other length", ["x has 20 samples", "y has 13"]),
+        extended("no model", ["str", "Keras", "Replica"]),
+        extended("no batch", ["global_batch", "at least 1", "0"]),
+        extended("no schedule", ["save_every", "'sometimes'", "auto"]),
+        extended("no metric", ["keep_best", "'val_loss'", "an epoch has loss"]),
         ("exit", ["exit code 3"]),
     ],
 )
@@ -55,7 +56,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_applied(tmp_path: Path) ->
     assert [saved.step for saved in job.report.checkpoints[-1:]] == [job.report.steps]
 
 
-@pytest.mark.parametrize("mistake", ["raise", "raise late"])
+@pytest.mark.parametrize("mistake", ["raise", extended("raise late")])
 def test_an_exception_everywhere_is_shown_once(tmp_path: Path, mistake: str) -> None:
     job = _run(tmp_path, mistake)
 
@@ -109,8 +110,8 @@ def test_a_syntax_error_is_shown_once(tmp_path: Path) -> None:
     ("module", "content"),
     [
         ("tensorflow", "raise ImportError('libcudart.so.99 is missing')"),
-        ("tensorflow", "import no_such_module"),
-        ("keras", "import tensorflow"),
+        extended("tensorflow", "import no_such_module"),
+        extended("keras", "import tensorflow"),
     ],
 )
 def test_a_tensorflow_that_cannot_be_imported(tmp_path: Path, module: str, content: str) -> None:

@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from extended import shortened
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "ci" / "campaign.py"
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("runs", shortened([2, 8], here=[2]))
-def test_random_failures_change_no_byte(runs: int) -> None:
+@pytest.mark.extended
+def test_random_failures_change_no_byte() -> None:
+    """Deaths at random moments; test_deaths.py has each kind and site."""
     done = subprocess.run(
-        [sys.executable, CAMPAIGN, "--seed", "2003", "--runs", str(runs)],
+        [sys.executable, CAMPAIGN, "--seed", "2003", "--runs", "8"],
         capture_output=True,
         text=True,
         check=False,

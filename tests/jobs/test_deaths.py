@@ -245,10 +245,14 @@ LaunchLimits.__init__.__defaults__ = (900.0, 180.0, 120.0, 1.0, None)
 """
 
 
+@pytest.mark.extended
 def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """It catches the stop, and tries to train again, for ever."""
+    """It catches the stop, and tries to train again, for ever.
+
+    Above, a script lets go.
+    """
     faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
     script = tmp_path / "stubborn.py"
     plain = request_of(LONG, tmp_path / "run", workers=4, faults=faults)
@@ -262,18 +266,6 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     assert_whole(job, LONG, undisturbed(LONG))
     assert "its workers, which have stopped to make room, have not left the script" in job.stderr
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
-
-
-def test_without_shrinking_every_death_is_a_relaunch(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    job = _train(
-        EVEN, tmp_path, ["kill worker=1 step=9 site=reduce"], workers=3, options=["--no-shrink"]
-    )
-
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert len(job.report.relaunches) == 1
-    assert job.report.recoveries == ()
 
 
 def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from extended import extended
 
 from holdfast.testing import JobRequest, JobRun, start_job
 
@@ -79,11 +80,25 @@ def _assert_apart(job: JobRun, words: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "options", "words"),
     [
-        (("2", "1"), (), "worker 1 ended its script after 1 training, but worker 0 began"),
-        (("0", "1"), ("--no-shrink",), "worker 0 ended its script after no training, but worker 1"),
-        (("2", "1", "2", "2:die"), ("--spares", "1"), "worker 1 ended its script after 1 training"),
+        pytest.param(
+            ("2", "1"),
+            (),
+            "worker 1 ended its script after 1 training, but worker 0 began",
+            id="once more",
+        ),
+        extended(
+            ("0", "1"),
+            ("--no-shrink",),
+            "worker 0 ended its script after no training, but worker 1",
+            id="not at all",
+        ),
+        extended(
+            ("2", "1", "2", "2:die"),
+            ("--spares", "1"),
+            "worker 1 ended its script after 1 training",
+            id="death between",
+        ),
     ],
-    ids=["once more", "not at all", "death between"],
 )
 def test_scripts_that_train_different_numbers_of_times_fail_with_both_numbers(
     tmp_path: Path, argv: tuple[str, ...], options: tuple[str, ...], words: str
@@ -134,7 +149,7 @@ def _ending(folder: Path, then: str) -> JobRequest:
     )
 
 
-@pytest.mark.parametrize(("then", "code"), [("return", 0), ("raise", 1)])
+@pytest.mark.parametrize(("then", "code"), [("return", 0), extended("raise", 1)])
 def test_work_that_a_script_leaves_for_its_end_is_done(
     tmp_path: Path, then: str, code: int
 ) -> None:

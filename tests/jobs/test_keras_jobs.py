@@ -81,17 +81,6 @@ def test_the_undisturbed_run_counts_every_sample_and_every_metric(undisturbed: J
     assert report.epochs[-1].metrics["accuracy"] > report.epochs[0].metrics["accuracy"]
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("workers", [2, 3, 5])
-def test_any_number_of_workers_ends_with_the_same_bytes(
-    workers: int, undisturbed: JobRun, tmp_path: Path
-) -> None:
-    """Below, six workers become fewer and fewer."""
-    job = train(tmp_path / "run", workers)
-
-    check_same(job, undisturbed)
-
-
 def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
     undisturbed: JobRun, tmp_path: Path
 ) -> None:
@@ -112,38 +101,11 @@ def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
 
 
 @pytest.mark.extended
-def test_a_stopped_worker_and_one_that_holds_the_gil_are_fenced(
-    undisturbed: JobRun, tmp_path: Path
-) -> None:
-    """A replica without a framework is fenced alike in test_deaths.py."""
-    faults = ("stop worker=1 step=4 site=compute", "gil worker=0 step=9 site=compute")
-
-    job = train(tmp_path / "run", 3, faults)
-
-    check_same(job, undisturbed)
-    assert [(f.worker, f.fenced) for f in job.report.failures] == [(1, True), (0, True)]
-
-
-@pytest.mark.extended
-def test_a_job_of_which_nothing_is_left_goes_on_from_its_checkpoint(
-    undisturbed: JobRun, tmp_path: Path
-) -> None:
-    """All workers of a Keras job die in test_stages.py and test_pipelines.py as well."""
-    faults = tuple(f"kill worker={worker} step=10 site=compute" for worker in range(4))
-
-    job = train(tmp_path / "run", 4, faults)
-
-    check_same(job, undisturbed)
-    (relaunch,) = job.report.relaunches
-    assert relaunch.restored_step in (None, 4, 8)  # what was committed by then, if anything
-
-
-@pytest.mark.extended
 def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
     undisturbed: JobRun, tmp_path: Path
 ) -> None:
     """A replica without a framework resumes so in test_orders.py, a Keras run on as many
-    workers in test_stopped_epoch.py."""
+    workers in test_halts.py."""
     for workers, step in ((2, 4), (8, 9)):
         request = JobRequest(
             script=SCRIPT,

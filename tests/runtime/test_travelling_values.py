@@ -5,6 +5,7 @@ This is the one list of them.  A new value has a line here, and needs no test of
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,25 @@ from configs import worker_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.repair import MendResult
+from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.checkpoint.signature import KeyFile
+from holdfast.checkpoint.space import Space
+from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.batch.incarnations import Chain, Incarnation
+from holdfast.runtime.mpi.trial import Death, RankReport, Trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.system.codec import decode, encode, to_plain
+from holdfast.runtime.training.consistency import StepRecord
+from holdfast.runtime.training.joint_retries import Trouble
+from holdfast.runtime.worker.halt import Card
 
 _COUNTS = st.integers(1, 1000)
 _SECONDS = st.floats(0.001, 1e9)
@@ -30,6 +44,16 @@ def _or_none(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | values
 
 
+_ANY_JSON = st.dictionaries(
+    st.text(),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=5,
+    ),
+    max_size=3,
+)
+_SPACES = st.builds(Space, _COUNTS) | st.builds(Space, share=st.fractions(0, 1))
 _OPTIONS = st.builds(
     JobOptions,
     script=_PATHS,
@@ -54,19 +78,58 @@ _OPTIONS = st.builds(
     preload=st.lists(st.text()).map(tuple),
     faults=st.sampled_from([(), ("kill worker=2 step=30 site=reduce", "stop worker=1 step=9")]),
 )
+_RECORDS = st.builds(RunRecord, created=_SECONDS, numerics=_ANY_JSON)
 _CONFIGS = st.builds(
     replace,
     st.just(worker_config()),
     options=_OPTIONS,
     generation=st.integers(0, (1 << 63) - 1),
     workers=st.sets(st.integers(0, 1 << 30).map(WorkerId)).map(tuple),
-    key_file=_or_none(st.from_type(KeyFile)),
+    record=_RECORDS,
+    key_file=_or_none(st.builds(KeyFile, _PATHS)),
     history=st.builds(FailureHistory, _SECONDS),
     lease_token=st.text(),
 )
+_SHAPES = st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple)
+_SPECS = st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from(DTYPES), _SHAPES)).map(
+    lambda found: tuple(TensorSpec(name, *found[name]) for name in sorted(found))
+)
+_WANTED = st.builds(Wanted, best=_or_none(st.builds(Best, st.text())), until=_or_none(_COUNTS))
+_TERMS = st.builds(
+    SaveTerms,
+    st.builds(Retention, wanted=st.lists(_WANTED).map(tuple), space=_or_none(_SPACES)),
+    fields=_ANY_JSON,
+    numerics=_ANY_JSON,
+)
+_PLANS = st.builds(SavePlan, _CONFIGS, st.builds(ShardLayout, _SPECS, _COUNTS), _TERMS)
+_METRICS = st.dictionaries(st.text(), st.floats(allow_nan=False))
+_NUMBERS = ("step", "steps", "epoch", "epochs", "step_of_epoch", "steps_per_epoch")
+_REPORTS = st.builds(
+    StepReport,
+    now=_SECONDS,
+    metrics=_METRICS,
+    next_save_at=_or_none(_SECONDS),
+    **dict.fromkeys(_NUMBERS, _COUNTS),
+)
+_WORKERS = st.builds(WorkerReport, silent_s=_or_none(_SECONDS), standing_s=_or_none(_SECONDS))
+
 VALUES: dict[type, st.SearchStrategy[Any]] = {
     JobOptions: _OPTIONS,
     WorkerConfig: _CONFIGS,
+    SavePlan: _PLANS,
+    SaveTicket: st.builds(SaveTicket, began=_SECONDS),
+    MendOrder: st.builds(MendOrder, config=_CONFIGS, copies=st.lists(_PATHS).map(tuple)),
+    MendResult: st.builds(MendResult),
+    StepReport: _REPORTS,
+    WorkerReport: _WORKERS,
+    Numerics: st.builds(Numerics),
+    RunRecord: _RECORDS,
+    Chain: st.builds(Chain, incarnations=st.lists(st.builds(Incarnation)).map(tuple)),
+    StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
+    Card: st.builds(Card),
+    Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
+    RankReport: st.builds(RankReport),
+    Trouble: st.builds(Trouble, seconds=_SECONDS),
 }
 """The types, and what of them makes sense."""
 
@@ -77,3 +140,56 @@ def test_value_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
     value = data.draw(VALUES[kind])
 
     assert decode(kind, encode(value)) == value
+
+
+NUMERICS = Numerics(2, True, False, "AVX2", "3.11.7", "2.4", "2.21.0", "3.12", "0.2")
+RECORD = RunRecord(
+    "0123456789abcdef", FORMAT, 5, 4, 0, 2, to_plain(NUMERICS), None, "ab", ["-n", "é"]
+)
+RUN_JSON = """{
+  "run_id": "0123456789abcdef",
+  "format": 1,
+  "created": 5,
+  "microbatches": 4,
+  "seed": 0,
+  "threads": 2,
+  "numerics": {
+    "threads": 2,
+    "deterministic": true,
+    "onednn": false,
+    "instruction_set": "AVX2",
+    "python": "3.11.7",
+    "numpy": "2.4",
+    "tensorflow": "2.21.0",
+    "keras": "3.12",
+    "holdfast": "0.2"
+  },
+  "script_sha256": "ab",
+  "argv": [
+    "-n",
+    "\\u00e9"
+  ]
+}
+"""
+CHAIN = Chain("slurm 7", "r", (Incarnation("job 1", 3),))
+CHAIN_JSON = """{
+ "name": "slurm 7",
+ "run_id": "r",
+ "incarnations": [
+  {
+   "label": "job 1",
+   "step": 3
+  }
+ ],
+ "complete": null
+}"""
+STEP_RECORD = StepRecord("m", "s", "j", "o", {"p": "q"})
+STEP_JSON = '{"made by": "m", "script": "s", "job": "j", "operations": "o", "parts": {"p": "q"}}'
+
+
+def test_files_keep_their_bytes() -> None:
+    """Other releases of holdfast read them."""
+    assert RECORD.encode().decode() == RUN_JSON
+    assert RunRecord.decode(RUN_JSON.encode()) == RECORD
+    assert json.dumps(to_plain(CHAIN), indent=1) == CHAIN_JSON
+    assert json.dumps(to_plain(STEP_RECORD)) == STEP_JSON

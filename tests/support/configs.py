@@ -11,6 +11,7 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.worker.injector import FaultInjector
 
 
@@ -38,10 +39,7 @@ def worker_config(
         worker=WorkerId(worker),
         generation=generation,
         workers=tuple(map(WorkerId, workers)),
-        run_id=run_id,
-        microbatches=microbatches,
-        seed=seed,
-        threads=1,
+        record=RunRecord(run_id, FORMAT, 0.0, microbatches, seed, threads=1),
         key_file=key_file,
     )
 

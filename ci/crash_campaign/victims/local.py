@@ -21,7 +21,6 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.local_level import LocalTerms
 from victims.maintenance import rest
 
 DRAINED, LEFT, NEW, THROUGH, NEXT = (10, 20), 30, (40, 50), 60, 70
@@ -59,8 +58,8 @@ class Local:
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Save some steps, which drain now and then, and a last one that has to."""
-        terms = LocalTerms(_local(folder), every_saves=_EVERY_SAVES)
-        plan = replace(plan_of(folder / RUN), local=terms)
+        local = _local(folder).parent
+        plan = plan_of(folder / RUN, local_dir=local, drain_every=str(_EVERY_SAVES))
         committer = Committer(plan, _Telling(say))
         rest(committer)
         for attempt, step in enumerate((*NEW, THROUGH), start=1):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
 
 from holdfast.checkpoint.reader import restore
@@ -57,10 +58,14 @@ def test_full_disk_fails_saves_and_never_training(
     assert CheckpointStore(small_disk).steps()[0] == LONG.steps
 
 
+@pytest.mark.extended
 def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_disk_that_takes_nothing(
     small_disk: Path, undisturbed: Undisturbed
 ) -> None:
-    """It is renewed only once the disk takes a checkpoint again: its workers could not stop."""
+    """It is renewed only once the disk takes a checkpoint again: its workers could not stop.
+
+    Such a launch is renewed in test_deaths.py, and saves fail above.
+    """
     faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
     plain = request_of(LONG, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"])
     gates = ["--gates", str(small_disk), "--gate-steps", "60", "130"]
@@ -101,10 +106,14 @@ def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memor
     assert restored["step"] >= newest > on_disk
 
 
+@pytest.mark.extended
 def test_job_that_dies_whole_goes_on_although_it_cannot_even_keep_its_journal(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """No process can write at the journal's place."""
+    """No process can write at the journal's place.
+
+    Above, the journal can be written.
+    """
     with start_job(request_of(LONG, tmp_path, workers=2)) as running:
         running.wait_for("checkpoint")
         (tmp_path / "journal.jsonl").unlink()
@@ -141,7 +150,7 @@ def test_run_directory_whose_checkpoints_vanish_is_filled_again(
     assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
 
 
-@pytest.mark.parametrize("how", ["removed", "moved"])
+@pytest.mark.parametrize("how", ["removed", extended("moved")])
 def test_run_directory_that_vanishes_whole_holds_a_run_again(
     tmp_path: Path, undisturbed: Undisturbed, how: str
 ) -> None:

@@ -107,7 +107,9 @@ def test_job_that_waits_stops_when_it_is_asked_to(run_dir: Path) -> None:
     assert "nothing is known to be damaged" in job.stderr
 
 
+@pytest.mark.extended
 def test_script_alone_says_the_same(run_dir: Path) -> None:
+    """Above, the workers of a job say it."""
     (run_dir.parent / "outage").write_text("0")
     request = _request(run_dir, EVEN.epochs, 1.0, workers=1)
     environment = {**os.environ, "HOLDFAST_RUN_DIR": str(run_dir), "HOLDFAST_THREADS": "1"}

@@ -80,10 +80,14 @@ def test_run_that_is_made_with_a_key_is_signed_from_its_first_step(
     assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
 
 
+@pytest.mark.extended
 def test_script_that_nobody_launched_begins_with_the_same_weights(
     archive: Path, tmp_path: Path
 ) -> None:
-    """Neither has supervisor, agent or MPI; one makes the run, the other goes on with it."""
+    """Neither has supervisor, agent or MPI; one makes the run, the other goes on with it.
+
+    Above, a job begins with them.
+    """
     import_archive(archive, tmp_path / "imported")
     said = []
     for run_dir, initial in (("imported", "nowhere.npz"), ("begun", str(archive))):
@@ -160,7 +164,9 @@ def test_what_follows_a_job_in_its_process_can_be_interrupted(tmp_path: Path) ->
     assert subprocess.run(line, check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.extended
 def test_script_that_ends_without_training_is_named(archive: Path, tmp_path: Path) -> None:
+    """So is one under `holdfast run` in test_bad_scripts.py."""
     script = tmp_path / "train.py"
     script.write_text("import holdfast.runtime\n")
     request = ImportRequest(script=script, run_dir=tmp_path / "run", weights=archive)

@@ -176,7 +176,9 @@ def test_run_is_a_source_as_its_export_is(folder: Path, weights: Weights, tmp_pa
     assert len(ends - {None, weights.sha256}) == len(ends) == 1
 
 
+@pytest.mark.extended
 def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Path) -> None:
+    """Steps are chosen so in tests/runtime/training/test_initial_weights.py."""
     steps = CheckpointStore(folder / "begun").steps()
 
     older = import_into(tmp_path / "older", folder / "begun", "--step", str(steps[1]))
@@ -192,7 +194,7 @@ def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Pa
 def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: Path) -> None:
     """It comes before the script's, and a run that resumes looks at neither.
 
-    The flag begins a NumPy run in test_import.py; runs resume so in test_initial_weights.py.
+    The flag begins a NumPy run in test_import.py; below, the run resumes.
     """
     options = ["--initial", str(weights.keras), *THREADS]
     request = JobRequest(
@@ -245,11 +247,11 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("names", shortened([("other",), tuple(WORDS)], here=[("other",)]))
+@pytest.mark.parametrize("names", shortened([("other",), tuple(WORDS)], here=()))
 def test_bad_weights_are_one_line_and_leave_no_run(
     bad: dict[str, Path], weights: Weights, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """What is wrong with a file alone is told without a job in test_initial_weights.py, too."""
+    """What is wrong with a file alone is told in tests/runtime/training/test_initial_weights.py."""
     run_dir = tmp_path / "run"
     for name in names:
         job = import_into(run_dir, bad[name])

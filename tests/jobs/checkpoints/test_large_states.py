@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cgroups import enter, memory_cgroup
+from extended import extended
 from workload import EVEN, PreparedJob, request_of
 
 from holdfast.checkpoint.repair import verify_step
@@ -51,10 +52,13 @@ def ballast_of(mib: int) -> list[str]:
 @pytest.mark.parametrize(
     ("limit_mib", "words"),
     [
-        (650, "one save waits for the end of the one before"),
-        (450, "training waits while the first worker writes a checkpoint from its own memory"),
+        pytest.param(650, "one save waits for the end of the one before", id="one buffer"),
+        extended(
+            450,
+            "training waits while the first worker writes a checkpoint from its own memory",
+            id="no buffer",
+        ),
     ],
-    ids=["one buffer", "no buffer"],
 )
 def test_job_whose_snapshots_do_not_fit_saves_all_the_same(
     tmp_path: Path, limit_mib: int, words: str

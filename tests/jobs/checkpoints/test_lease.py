@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import (
     EVEN,
     IMPATIENT,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.mpi
 WITHIN_S = 60.0
 
 
-@pytest.mark.parametrize("name", ["holdfast-writer", "holdfast-w0"])
+@pytest.mark.parametrize("name", ["holdfast-writer", extended("holdfast-w0")])
 def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
     tmp_path: Path, undisturbed: Undisturbed, name: str
 ) -> None:

@@ -93,9 +93,11 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     assert RunDirectory(run_dir).lease_owner()["ended"] is True
 
 
+@pytest.mark.extended
 def test_job_that_has_ended_without_locks_keeps_nobody_waiting(
     tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
 ) -> None:
+    """Above, one is killed; leases that were ended are in tests/runtime/run/test_lease.py."""
     run_dir = tmp_path / "run"
     with start_job(request(EVEN, run_dir, without_locks)) as first:
         assert first.wait().exit_code == 0
@@ -107,10 +109,14 @@ def test_job_that_has_ended_without_locks_keeps_nobody_waiting(
     assert_whole(job, longer, undisturbed(longer))
 
 
+@pytest.mark.extended
 def test_job_without_locks_is_shown_after_its_client_was_killed(
     tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
 ) -> None:
-    """Its head holds the lease meanwhile, and nobody waits."""
+    """Its head holds the lease meanwhile, and nobody waits.
+
+    Jobs with locks are attached to in test_attach.py.
+    """
     run_dir = tmp_path / "run"
     plain = request(LONG, run_dir, without_locks)
     gated = replace(plain, argv=[*plain.argv, "--gates", str(tmp_path), "--gate-steps", "60"])

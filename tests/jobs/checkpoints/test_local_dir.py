@@ -120,7 +120,9 @@ def test_local_directory_that_cannot_be_made_costs_no_save(
     assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
 
 
+@pytest.mark.extended
 def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> None:
+    """Saves drain above, also those that a signal asks for."""
     endless = replace(LONG, epochs=10**6, save_every=1)
     request = request_of(endless, tmp_path / "run", workers=2, options=options_of(tmp_path))
     with start_job(request) as running:
@@ -133,10 +135,14 @@ def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> No
         assert running.wait().exit_code == 75
 
 
+@pytest.mark.extended
 def test_copy_of_a_run_has_no_part_in_its_local_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """It is an experiment of its own: the run would go on from its weights."""
+    """It is an experiment of its own: the run would go on from its weights.
+
+    Copies are known in tests/runtime/run/test_find_run.py.
+    """
     options = options_of(tmp_path)
     with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
         wait_for_checkpoints(running, 1)

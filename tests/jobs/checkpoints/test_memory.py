@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import EVEN, Undisturbed, assert_whole, request_of
 
 from holdfast.checkpoint.reader import restore
@@ -31,7 +32,7 @@ def differences(job: JobRun) -> list[dict[str, object]]:
     return [record for record in job.journal if record["event"] == "memory_differs"]
 
 
-@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("workers", [3, extended(4)])
 def test_majority_names_the_worker_and_goes_on_in_place(
     tmp_path: Path, undisturbed: Undisturbed, workers: int
 ) -> None:

@@ -69,9 +69,11 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
     assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1
 
 
+@pytest.mark.extended
 def test_mirror_that_is_not_there_costs_a_line_and_the_newest_step(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
+    """Each kind of bad mirror is in tests/runtime/saving/test_mending.py."""
     store = train_twice(tmp_path / "run")
     newest, older = store.steps()[:2]
     flip(store, newest)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, Workload, assert_whole, request_of
+from workload import Workload, request_of
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.schedule import FIRST_SAVE_S
@@ -69,10 +69,14 @@ def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) 
         assert all(late - early > 1.0 for early, late in itertools.pairwise(begins)), begins
 
 
+@pytest.mark.extended
 def test_death_in_a_save_that_is_kept_for_ever_does_not_move_it_to_the_next_step(
     tmp_path: Path,
 ) -> None:
-    """What the victim had not copied yet is still the state of the survivors."""
+    """What the victim had not copied yet is still the state of the survivors.
+
+    Workers die in a save in test_deaths.py; the schedule is in tests/recovery.
+    """
     faults = ["kill worker=1 step=5 site=save", "kill worker=0 step=10 site=save"]
     request = request_of(EVERY_FIFTH, tmp_path, workers=4, faults=faults)
     with start_job(replace(request, script=KEEPING)) as running:
@@ -88,19 +92,8 @@ def test_death_in_a_save_that_is_kept_for_ever_does_not_move_it_to_the_next_step
 
 
 @pytest.mark.extended
-def test_often_saved_job_has_the_bytes_of_the_undisturbed(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Jobs of other tests save every 5 steps and have these bytes."""
-    options = ["--save-every", "20ms"]
-    with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert len(job.report.checkpoints) > 2
-
-
 def test_auto_saves_early_and_then_seldom(tmp_path: Path) -> None:
+    """Above, times pass between saves; what `auto` takes is in tests/recovery/test_schedule.py."""
     options = ["--save-every", "auto"]
     with start_job(request_of(ENDLESS, tmp_path, workers=2, options=options)) as job:
         saved = job.wait_for("checkpoint")
@@ -134,8 +127,12 @@ def test_order_is_carried_out_and_the_run_goes_on_from_it(tmp_path: Path) -> Non
     assert late.stderr.startswith("holdfast: error: no job runs in ")
 
 
+@pytest.mark.extended
 def test_order_at_the_very_beginning_ends_nothing(tmp_path: Path) -> None:
-    """There is no head yet when the lease is taken."""
+    """There is no head yet when the lease is taken.
+
+    Above, an order comes later.
+    """
     with start_job(request_of(ENDLESS, tmp_path, workers=2)) as job:
         order = order_save(tmp_path)
         while order.returncode == 75:  # not even the lease is taken yet

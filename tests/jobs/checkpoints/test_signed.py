@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import EVEN, LONG, SCRIPT, Undisturbed, assert_refused, assert_whole, request_of
 
 from holdfast.checkpoint.repair import verify_step
@@ -105,7 +106,7 @@ def test_forged_checkpoint_is_skipped_for_an_older_one_that_is_signed(
     assert [record["step"] for record in job.events("rejected")] == [newest]
 
 
-@pytest.mark.parametrize("is_forged", [False, True])
+@pytest.mark.parametrize("is_forged", [extended(False), True])
 def test_signed_checkpoint_is_mended_only_from_what_is_signed(
     tmp_path: Path, stopped: Path, keys: tuple[Path, Path], *, is_forged: bool
 ) -> None:
@@ -138,9 +139,11 @@ def test_run_whose_record_was_stripped_of_its_key_is_not_resumed(
     assert_refused(resume(run_dir, keys[0]), 2, "names no key", "the file was changed")
 
 
+@pytest.mark.extended
 def test_what_dead_workers_have_left_in_memory_becomes_a_signed_checkpoint(
     tmp_path: Path, undisturbed: Undisturbed, keys: tuple[Path, Path]
 ) -> None:
+    """Saves are signed above, and what dead workers have left is saved in test_snapshots.py."""
     faults = [f"kill worker={worker} step=6 site=reduce" for worker in range(4)]
     options = ["--key-file", str(keys[0])]
     run_dir = tmp_path / "run"
@@ -167,9 +170,11 @@ def test_bad_key_file_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extended
 def test_script_that_nobody_launched_has_the_key_of_its_environment(
     tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
+    """Above, jobs have a key."""
     command = [sys.executable, str(SCRIPT), *EVEN.argv]
     environment = {**os.environ, "HOLDFAST_RUN_DIR": str(tmp_path / "run")}
 

@@ -70,7 +70,9 @@ def test_steps_and_data_of_all_kinds_are_those_of_plain_keras_through_deaths(
     assert "steps_per_epoch is limited to 3 (keras.config.max_steps_per_epoch())" in job.stderr
 
 
+@pytest.mark.extended
 def test_streams_of_two_sizes_train_in_whole_batches_and_say_so_otherwise(tmp_path: Path) -> None:
+    """Above, steps and data of all other kinds are those of plain Keras."""
     whole, parted = (
         run_job(
             SCRIPT,

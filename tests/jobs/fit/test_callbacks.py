@@ -133,9 +133,11 @@ model.fit(x, x[:, 0], batch_size=4, epochs=4, validation_split=0.5, callbacks=ca
 """
 
 
+@pytest.mark.extended
 def test_worker_of_the_next_job_has_the_name_of_a_dead_one_and_none_of_its_folders(
     tmp_path: Path,
 ) -> None:
+    """Above, first workers die and others go on with their files."""
     script, run_dir = tmp_path / "train.py", tmp_path / "run"
     script.write_text(EVENTS)
     own: dict[str, Any] = {"run_dir": run_dir, "argv": (str(tmp_path),), "timeout_s": 120}

@@ -71,7 +71,9 @@ def test_stop_that_the_script_catches_is_a_stop(tmp_path: Path) -> None:
     assert job.leftovers == ()
 
 
+@pytest.mark.extended
 def test_worker_whose_script_catches_an_error_alone_is_given_up(tmp_path: Path) -> None:
+    """Above, all catch; one alone is fenced in tests/runtime/host/test_hosted_worker.py."""
     job = run(tmp_path)
 
     assert job.exit_code == 0, job.stderr

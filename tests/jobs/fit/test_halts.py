@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from extended import extended
 
 from holdfast.testing import JobRequest, JobRun, start_job
 
@@ -69,11 +70,15 @@ def status_of(run_dir: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_stop_is_obeyed_whatever_the_script_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "places", [("reader", "callback"), extended(tuple(PLACES))], ids=["two places", "all places"]
+)
+def test_stop_is_obeyed_whatever_the_script_does(tmp_path: Path, places: tuple[str, ...]) -> None:
     undisturbed = run(tmp_path / "undisturbed", "", 1)
 
     folder = tmp_path / "halted"
-    for place, (step, words) in PLACES.items():
+    for place in places:
+        step, words = PLACES[place]
         job = run(folder, place, 2)
         assert job.exit_code == 75, job.stderr
         assert f"holdfast: {words}; run again to go on" in job.stderr.splitlines()

@@ -88,8 +88,12 @@ def test_relaunch_goes_on_in_the_epochs_that_the_run_began_with(tmp_path: Path) 
     assert "initial_epoch=2, which the script has now, has no effect" in struck.stderr
 
 
+@pytest.mark.extended
 def test_relaunch_loads_what_the_script_loaded_before_the_next_training(tmp_path: Path) -> None:
-    """All die in the second training, which has written the file and has no checkpoint yet."""
+    """All die in the second training, which has written the file and has no checkpoint yet.
+
+    In one process, kept loads are those of tests/runtime/callbacks/test_kept_loads.py.
+    """
     undisturbed = train(tmp_path / "undisturbed", BEST, every=100)
     faults = ("kill worker=0 step=14", "kill worker=1 step=14")
     struck = train(tmp_path / "struck", BEST, *faults, every=100)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from extended import shortened
 
 from holdfast.testing import JobRequest, run_job, start_job
 
@@ -14,14 +13,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "pipelines"
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
 SCRIPTS_OF = ("from_dataset", "from_py_dataset", "from_generator", "from_one_generator")
-HERE = ("from_dataset",)
-"""Sources of Python are read alike, and differ in test_python_sources.py and below."""
 FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8")
 """The first reader dies within the first epoch, and all others within the second."""
 
 
-@pytest.mark.parametrize("name", shortened(SCRIPTS_OF, HERE))
+@pytest.mark.extended
+@pytest.mark.parametrize("name", SCRIPTS_OF)
 def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: Path) -> None:
+    """Below, the readers of a file die."""
     script = SCRIPTS / f"{name}.py"
     alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=3, options=OPTIONS)
     struck = run_job(

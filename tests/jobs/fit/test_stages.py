@@ -73,10 +73,12 @@ def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) 
     assert {record["step"] for record in undisturbed.events("completed")} == {10, LAST_STEP}
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("undisturbed")
 def test_first_training_may_not_grow_once_the_second_has_begun(
     folder: Path, tmp_path: Path
 ) -> None:
+    """A run refuses so in one process in tests/runtime/training/test_restoring.py."""
     longer = tmp_path / "longer.py"
     longer.write_text(SCRIPT.read_text().replace("epochs=2", "epochs=3"))
     shutil.copytree(folder, tmp_path / "run")
@@ -88,7 +90,9 @@ def test_first_training_may_not_grow_once_the_second_has_begun(
     assert "asks for 15 steps now" in job.stderr
 
 
+@pytest.mark.extended
 def test_training_that_holdfast_refuses_is_followed_by_no_other(tmp_path: Path) -> None:
+    """A loss that is not finite ends a job in test_bad_scripts.py."""
     script = tmp_path / "caught.py"
     script.write_text(CAUGHT)
 

@@ -43,8 +43,10 @@ def history(job: JobRun) -> Any:
     return json.loads(line)
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(400)
 def test_history_of_a_stopped_run_is_whole_and_its_weights_begin_another(tmp_path: Path) -> None:
+    """Runs stop and go on in test_halts.py; weights begin a run in test_import_keras.py."""
     undisturbed = train(tmp_path / "undisturbed", 1)
     run_dir = tmp_path / "run"
     with start_job(request(run_dir, 2)) as running:

@@ -74,10 +74,14 @@ def test_save_that_is_complete_in_memory_is_what_the_relaunch_begins_with(
     assert _restored(job) == [5]
 
 
+@pytest.mark.extended
 def test_save_of_a_dead_job_is_waited_for_though_its_disk_is_slow(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """No user waits for the end of the launch, so its writer has more than some seconds."""
+    """No user waits for the end of the launch, so its writer has more than some seconds.
+
+    Above, such a save is what the relaunch begins with.
+    """
     request = request_of(LONG, tmp_path, workers=2, options=["--no-shrink"])
     with start_job(request) as running:
         running.wait_for("checkpoint")

@@ -58,7 +58,9 @@ example["main"]()
 """
 
 
+@pytest.mark.extended
 def test_script_by_itself_leaves_a_removal_that_hangs(tmp_path: Path) -> None:
+    """Beside a job that hangs in test_frozen_disk.py the whole directory hangs."""
     prelude = f"import sys; sys.argv[:] = [{str(EXAMPLE)!r}]"
     ended = subprocess.run(
         [sys.executable, "-c", prelude + PROGRAM],

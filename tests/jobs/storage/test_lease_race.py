@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lease_racer
 import pytest
+from extended import extended, shortened
 
 from holdfast.runtime.run.files import open_to_write
 from holdfast.runtime.run.lease import Lease
@@ -62,8 +63,8 @@ def racers() -> Iterator[list[Racer]]:
         racer.close()
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("left", ["nothing", "a dead owner's", "an empty file"])
+@pytest.mark.parametrize("count", shortened([2, 3], here=[3]))
+@pytest.mark.parametrize("left", ["nothing", "a dead owner's", extended("an empty file")])
 def test_one_of_many_takers_gets_the_lease(
     racers: list[Racer], tmp_path: Path, left: str, count: int
 ) -> None:

@@ -14,7 +14,7 @@ from holdfast.testing import start_job
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
 
-@pytest.mark.parametrize("error", ["ENOLCK", extended("ENOSYS"), extended("EOPNOTSUPP")])
+@pytest.mark.parametrize("error", [extended("ENOLCK"), extended("ENOSYS"), extended("EOPNOTSUPP")])
 def test_run_goes_on_without_locks_and_has_one_job_at_a_time(
     error: str, faulty: FaultyMount, undisturbed: Undisturbed
 ) -> None:

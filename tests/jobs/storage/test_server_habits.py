@@ -20,10 +20,14 @@ LONGER = replace(EVEN, epochs=6)
 HOUR_S = 3600
 
 
+@pytest.mark.extended
 def test_file_that_is_open_when_it_is_removed_keeps_its_directory_for_a_while(
     faulty: FaultyMount, begun: Begun, undisturbed: Undisturbed
 ) -> None:
-    """It gets a hidden name, as NFS gives it ``.nfs…``, so the directory is not empty."""
+    """It gets a hidden name, as NFS gives it ``.nfs…``, so the directory is not empty.
+
+    Removals of all kinds fail in tests/checkpoint/test_call_failures.py.
+    """
     run_dir = begun(faulty)
     store = CheckpointStore(faulty.served / "run")
     oldest = run_dir / "checkpoints" / f"step-{store.steps()[-1]:012d}"

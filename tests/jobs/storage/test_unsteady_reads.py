@@ -40,7 +40,7 @@ def _assert_resumed(job: JobRun, sha256: str) -> None:
     ("rules", "is_told"),
     [
         ([Rule(("read",), paths=f"{STEP}/*", error="EIO", last=6)], True),
-        ([Rule(("getattr",), paths=f"{STEP}/MANIFEST.json", error="ENOENT", last=6)], True),
+        extended([Rule(("getattr",), paths=f"{STEP}/MANIFEST.json", error="ENOENT", last=6)], True),
         extended([Rule(("read",), paths=f"{STEP}/*", error="ESTALE", last=6)], True),
         extended([Rule(("open",), paths=f"{STEP}/*", error="ESTALE", last=6)], True),
         extended([Rule(("getattr",), paths=STEP, error="ENOENT", last=6)], True),
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_for_a_while_is_read_later(
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (Rule(("read",), paths="*/step-*", error="ESTALE"), "(ESTALE)"),
+        extended(Rule(("read",), paths="*/step-*", error="ESTALE"), "(ESTALE)"),
         extended(Rule(("read",), paths="*/step-*", error="EIO"), "(EIO)"),
         extended(
             Rule(("getattr",), paths="*/step-*/*", error="ENOENT"), "listed, and yet not found"

@@ -13,7 +13,6 @@ import pytest
 from workload import SCRIPT, Workload
 
 from holdfast.runtime.system.own_process import program_command
-from holdfast.runtime.tools.striker import refusal
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -59,23 +58,6 @@ def _job(*options: str, workers: int = 3) -> list[str]:
     ]
 
 
-@pytest.mark.extended
-def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
-    """Strikes of a plan are survived and told below; test_strike.py draws them."""
-    kinds = "kill worker, kill pool, term mpiexec, full stderr"
-
-    done = _chaos(tmp_path, ["--count", "3", "--kinds", kinds], _job())
-
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert done.report["good"]
-    assert done.report["exit_codes"] == [0]
-    assert done.report["sha256"] == done.report["twin_sha256"]
-    assert done.report["steps"] == _TRAINED.steps
-    assert len(done.report["strikes"]) == 3
-    assert "verdict       good" in done.stdout
-    assert sum(done.report["buckets"].values()) == pytest.approx(done.report["wall_s"] * 1e9, abs=2)
-
-
 def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     tmp_path: Path,
 ) -> None:
@@ -92,21 +74,6 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     assert done.report["buckets"]["relaunch"] > 0
     strikes = [told["strike"] for told in done.report["strikes"]]
     assert strikes == ["term agent at step 8", "kill supervisor at step 20"]
-
-
-@pytest.mark.extended
-@pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
-def test_full_disk_and_full_shared_memory_are_survived(tmp_path: Path) -> None:
-    """Jobs meet full disks in test_disks.py, and plans are carried out as above."""
-    plan = _plan(tmp_path, "full disk at step 10 for 1s", "full shm at step 20 for 1s")
-    shared = set(Path("/dev/shm").glob(".holdfast-chaos*"))
-
-    done = _chaos(tmp_path, [*plan, "--disk-mb", "16"], _job())
-
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert [told["victim"] for told in done.report["strikes"]] == ["disk", "shm"]
-    assert (tmp_path / "out" / "struck" / "run" / "journal.jsonl").exists()
-    assert set(Path("/dev/shm").glob(".holdfast-chaos*")) == shared  # that of all others
 
 
 @pytest.mark.extended
@@ -128,17 +95,6 @@ def test_script_without_the_same_bytes_twice_is_bad(tmp_path: Path) -> None:
     assert done.exit_code == 1, done.stdout + done.stderr
     assert [complaint.split(":")[0] for complaint in done.report["complaints"]] == ["wrong bytes"]
     assert "replay  holdfast chaos --seed 3 --count 0 -- run " in done.stdout
-
-
-def test_run_that_stands_still_is_ended(tmp_path: Path) -> None:
-    never = ["--linger", str(tmp_path / "never")]
-
-    done = _chaos(tmp_path, ["--hang-after", "4"], [*_job(workers=1), *never])
-
-    assert done.exit_code == 1
-    assert "the undisturbed twin failed (nothing has moved in the journal for" in done.stderr
-    evidence = (tmp_path / "out" / "twin" / "evidence.txt").read_text()
-    assert evidence.startswith("processes:\n  ")
 
 
 def test_chaos_that_is_told_to_end_takes_the_job_with_it(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from holdfast.runtime.data.tf_source import ReadAhead
 
+pytestmark = pytest.mark.tensorflow  # the module imports it
+
 BOUND_S = 60.0
 
 

@@ -8,6 +8,8 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.keras_fit import advice_on_few_samples, advice_on_parts
 
+pytestmark = pytest.mark.tensorflow  # the module imports it
+
 
 def test_error_of_the_model_is_told_with_the_way_that_works() -> None:
     lines: list[str] = []

@@ -16,6 +16,7 @@ from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, say
 from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.system.codec import to_plain
 
 BOUND_S = 90.0
 
@@ -54,7 +55,7 @@ def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
 
 
 def progress_of(**changes: Any) -> dict[str, Any]:
-    progress = REPORT.to_json() | changes
+    progress = to_plain(REPORT) | changes
     return {"progress": progress, "workers": 2, "phase": "training"}
 
 

@@ -123,7 +123,7 @@ def test_workers_of_a_launch_are_announced_before_mpiexec_is_started(agent: Agen
         ({"config": to_plain(CONFIG) | {"generation": -1}}, "ValueError: generation is -1"),
         (
             {"config": to_plain(CONFIG) | {"options": {"workers": 0}}},
-            "WrongValue: WorkerConfig.options has",
+            "WrongValue: WorkerConfig.options.",
         ),
         ({"mpi": {"mpiexec": "/m", "ulfm": True}}, "KeyError: 'library'"),
     ],

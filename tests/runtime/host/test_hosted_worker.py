@@ -9,6 +9,7 @@ import select
 import subprocess
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ CONFIG = worker_config(
     microbatches=4,
     seed=1,
     argv=("--fast",),
-    key_file=KeyFile("/keys/of the run", "00112233aabbccdd"),
+    key_file=KeyFile(Path("/keys/of the run"), "00112233aabbccdd"),
 )
 
 

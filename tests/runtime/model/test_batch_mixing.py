@@ -79,7 +79,7 @@ MIXING = {
 }
 
 
-@pytest.mark.parametrize("case", MIXING)
+@pytest.mark.parametrize("case", shortened(MIXING, here=("contrastive", "hidden mask", "layer")))
 def test_mixing_is_told_with_both_numbers_and_both_ways_out(tf: SimpleNamespace, case: str) -> None:
     with pytest.raises(ProgramError) as caught:
         tf.module.KerasReplica(fresh_model(tf, MIXING[case]), X, Y)

@@ -9,6 +9,7 @@ from typing import Any
 import keras_harness
 import numpy as np
 import pytest
+from extended import extended
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
 
 from holdfast.checkpoint.reader import Restored, restore
@@ -70,7 +71,7 @@ def source(tf: SimpleNamespace, tmp_path: Path) -> ModelSource:
     return ModelSource(path, "model", IMAGES.shape[1:])
 
 
-@pytest.mark.parametrize("kind", [ExportFormat.WEIGHTS, ExportFormat.KERAS])
+@pytest.mark.parametrize("kind", [ExportFormat.WEIGHTS, extended(ExportFormat.KERAS)])
 def test_exported_weights_begin_another_run(
     kind: ExportFormat,
     tf: SimpleNamespace,

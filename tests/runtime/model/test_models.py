@@ -76,7 +76,7 @@ def test_embedding_gradients_are_dense(tf: SimpleNamespace) -> None:
     assert np.flatnonzero(np.abs(rows).sum(axis=1)).tolist() == [1, 2, 4]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", shortened(["adam", "sgd"], here=["adam"]))
 def test_embedding_that_trains_otherwise_than_in_keras_is_told(
     tf: SimpleNamespace, optimizer: str
 ) -> None:
@@ -364,7 +364,9 @@ def test_dicts_with_weights_of_losses_and_metrics_of_outputs(
 
 
 @pytest.mark.parametrize("count", shortened([1, 3], here=[3]))
-@pytest.mark.parametrize("kind", ["one array", "one of each output"])
+@pytest.mark.parametrize(
+    "kind", shortened(["one array", "one of each output"], here=["one of each output"])
+)
 def test_sample_weights_of_outputs(tf: SimpleNamespace, kind: str, count: int) -> None:
     weights = {
         "one array": SAMPLE_WEIGHTS,
@@ -558,7 +560,9 @@ def test_loss_that_is_not_finite_is_not_an_overflow(tf: SimpleNamespace) -> None
     assert not replica.takes_overflow(bad)
 
 
+@pytest.mark.extended
 def test_scale_that_has_fallen_to_nothing_is_not_the_cause(tf: SimpleNamespace) -> None:
+    """Above, the scale is not at its end."""
     replica = build(tf, scaled(tf, 2.0**-30))
     total = contribution(replica, Microbatch(IMAGES[:5], TARGETS[:5], 0))
     total[0] = np.inf
@@ -594,7 +598,7 @@ def train(replica: Any, parts: int) -> None:
         replica.apply(total, AVERAGED_BATCH)
 
 
-@pytest.mark.parametrize("overwrite", [None, 2])
+@pytest.mark.parametrize("overwrite", shortened([None, 2], here=[None]))
 @pytest.mark.parametrize("parts", shortened([1, 2, 3], here=[3]))
 def test_training_ends_with_the_averages_of_fit(
     tf: SimpleNamespace, parts: int, overwrite: int | None

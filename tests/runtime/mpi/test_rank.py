@@ -22,6 +22,7 @@ from holdfast.runtime.mpi.trial_run import _read_reports
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
+FILES = ("/opt/libmpi.so.40",)
 PAIR = Trial("two ranks", 2, elements=3)
 ALONE = Trial("one rank", 1, elements=3)
 FIRST, LATE = Death(1, Where.EXCHANGE), Where.REPAIR
@@ -87,11 +88,11 @@ def _reports(
 
     def play(member: FakeCommunicator) -> RankReport:
         members[member.rank] = member
-        report: dict[str, Any] = {}
+        report = RankReport()
         player = _Player(trial, member.rank, member)
         player.play(report)
         player.leave()
-        return RankReport(tuple(report["world"]), report["steps"])
+        return report
 
     ended = run_world(trial.ranks, play, seed=seed, deaths=deaths)
     return {rank: report for rank, report in enumerate(ended) if report is not None}
@@ -190,7 +191,7 @@ class Mpi:
         name = "holdfast.runtime.exchange.mpi_communicator"
         monkeypatch.setitem(sys.modules, name, loaded)
         monkeypatch.setattr(rank_file, "_library", lambda: "Open MPI v5.0.9")
-        monkeypatch.setattr(rank_file, "_library_files", lambda: ["/opt/libmpi.so.40"])
+        monkeypatch.setattr(rank_file, "_library_files", lambda: FILES)
 
     def _join(self, *, shrinkable: bool) -> object:
         assert shrinkable
@@ -212,18 +213,17 @@ def test_report_of_a_rank_is_the_only_file_and_the_trial_reads_it(mpi: Mpi) -> N
     run_world(1, lambda member: mpi.play(ALONE, member))
 
     assert [path.name for path in mpi.directory.iterdir()] == ["rank-0.json"]
-    reports, files = _read_reports(mpi.directory)
-    assert reports == {0: RankReport((0,), STEPS)}
-    assert files == ("/opt/libmpi.so.40",)
+    reports = _read_reports(mpi.directory)
+    assert reports == {0: RankReport((0,), STEPS, files=FILES)}
 
 
 def test_rank_in_a_world_of_another_size_names_the_mpi_that_it_has_loaded(mpi: Mpi) -> None:
     """Each rank is rank 0 of a world of its own, so its process id tells it from others."""
     run_world(1, lambda member: mpi.play(PAIR, member))
 
-    reports, _ = _read_reports(mpi.directory)
+    reports = _read_reports(mpi.directory)
     words = "mpi4py uses Open MPI v5.0.9, which is not the MPI of this mpiexec"
-    assert reports == {-os.getpid(): RankReport((), 0, failure=words)}
+    assert reports == {-os.getpid(): RankReport(failure=words, files=FILES)}
     assert judge(PAIR, reports, "").failure == words
 
 
@@ -241,8 +241,9 @@ def test_report_is_written_whatever_mpi_does(
 ) -> None:
     mpi.play(PAIR, error)
 
-    reports, _ = _read_reports(mpi.directory)
-    assert reports == {-os.getpid(): RankReport((), 0, wrong, failure)}
+    reports = _read_reports(mpi.directory)
+    (report,) = reports.values()
+    assert (report.wrong, report.failure) == (wrong, failure)
 
 
 @pytest.mark.process

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.mpi.trial import (
-    FIRST_DEATH,
-    PLAIN_START,
     Death,
-    Kind,
     RankReport,
     Trial,
     Where,
@@ -17,18 +14,6 @@ from holdfast.runtime.mpi.trial import (
 
 TRIAL = Trial("one of three", 3, (Death(1, Where.VOTE),))
 WELL = RankReport(world=(0, 2), steps=6)
-
-
-DEATHS = tuple(Death(rank, where, Kind.STOP, 0.5) for rank, where in enumerate(Where))
-
-
-@pytest.mark.parametrize(
-    "trial",
-    [PLAIN_START, FIRST_DEATH, Trial("all ways", 6, DEATHS, elements=3, revokes=2)],
-    ids=lambda trial: trial.name,
-)
-def test_trial_reaches_its_ranks_as_one_word(trial: Trial) -> None:
-    assert Trial.decode(trial.encode()) == trial
 
 
 def test_survivors_are_those_whom_nobody_kills() -> None:

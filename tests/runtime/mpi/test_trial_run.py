@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from holdfast.runtime.mpi import trial_run
 from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START, RankReport, Trial
 from holdfast.runtime.mpi.trial_run import _first_words, _read_reports, run_trial
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.processes import wait_all_ended
 
 BOUND_S = 90.0
@@ -124,22 +124,17 @@ def test_first_line_with_words_is_quoted(output: str, words: str) -> None:
 
 
 def test_reports_are_read_by_rank_and_drafts_are_not(tmp_path: Path) -> None:
-    well = {"world": [0, 2], "steps": 6, "files": ["/opt/libmpi.so"], "library": "Open MPI"}
-    bad = {"world": [], "steps": 2, "wrong": "a sum", "failure": "no Shrink"}
-    (tmp_path / "rank-2.json").write_text(json.dumps(well))
-    (tmp_path / "rank-10.json").write_text(json.dumps(bad))
-    (tmp_path / "rank--77.json").write_text(json.dumps({"world": [], "steps": 0}))
+    reports = {
+        2: RankReport((0, 2), 6, files=("/opt/libmpi.so",)),
+        10: RankReport((), 2, "a sum", "no Shrink"),
+        -77: RankReport(),
+    }
+    for rank, report in reports.items():
+        (tmp_path / f"rank-{rank}.json").write_bytes(encode(report))
     (tmp_path / "draft-78").write_text('{"world": [')
     (tmp_path / "mpiexec.log").write_text("words")
 
-    reports, files = _read_reports(tmp_path)
-
-    assert reports == {
-        2: RankReport((0, 2), 6),
-        10: RankReport((), 2, "a sum", "no Shrink"),
-        -77: RankReport((), 0),
-    }
-    assert files == ("/opt/libmpi.so",)
+    assert _read_reports(tmp_path) == reports
 
 
 @pytest.mark.parametrize(
@@ -154,7 +149,7 @@ def test_fault_tolerance_is_asked_for_only_where_the_trial_needs_it(
 
     assert ("--with-ft ulfm" in arguments) is is_asked
     assert f" -n {trial.ranks} " in arguments
-    assert arguments.endswith(trial.encode())
+    assert arguments.endswith(encode(trial).decode())
 
 
 def test_ranks_load_the_library_of_the_mpiexec_that_is_tried(

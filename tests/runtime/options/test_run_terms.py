@@ -177,7 +177,7 @@ def test_strict_job_is_refused_if_nobody_knows_how_the_run_began(options: JobOpt
 
 def test_run_keeps_the_key_that_it_was_begun_with(options: JobOptions) -> None:
     directory = RunDirectory(options.run_dir)
-    key = KeyFile("/keys/1", "00112233aabbccdd")
+    key = KeyFile(Path("/keys/1"), "00112233aabbccdd")
     record, _ = open_or_create_record(directory, options, key)
 
     assert record.key_id == key.key_id

@@ -158,7 +158,7 @@ def test_key_is_found_and_read_where_it_is_needed(key_path: Path, tmp_path: Path
     assert found is not None
     key = key_in(found)
     assert key is not None
-    assert (found.path, found.key_id) == (str(key_path), key.id)
+    assert (found.path, found.key_id) == (key_path, key.id)
 
 
 @pytest.mark.parametrize("run_dir", [".", "link"])
@@ -182,15 +182,15 @@ def test_key_that_cannot_be_used_is_a_usage_error(key_path: Path, tmp_path: Path
 
 @pytest.mark.parametrize("wanted", [None, "00aa"])
 def test_run_is_resumed_with_the_key_that_it_was_begun_with(wanted: str | None) -> None:
-    refuse_other_key(None if wanted is None else KeyFile("key", wanted), wanted, Path("run"))
+    refuse_other_key(None if wanted is None else KeyFile(Path("key"), wanted), wanted, Path("run"))
 
 
 @pytest.mark.parametrize(
     ("key_file", "wanted", "complaint"),
     [
         (None, "00aa", "was begun with key 00aa; give it with --key-file or HOLDFAST_KEY_FILE"),
-        (KeyFile("key", "11bb"), "00aa", "was begun with key 00aa, key holds key 11bb"),
-        (KeyFile("key", "11bb"), None, "names no key, .*, or the file was changed"),
+        (KeyFile(Path("key"), "11bb"), "00aa", "was begun with key 00aa, key holds key 11bb"),
+        (KeyFile(Path("key"), "11bb"), None, "names no key, .*, or the file was changed"),
     ],
 )
 def test_run_is_not_resumed_with_another_key_or_without(

@@ -21,13 +21,14 @@ from holdfast.runtime.run.live_line import (
 )
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.progress import columns as width_of
+from holdfast.runtime.system.codec import to_plain
 
 REPORT = StepReport(
     now=100.0, step=151, steps=600, epoch=3, epochs=10, step_of_epoch=31, steps_per_epoch=60,
     metrics={"accuracy": 0.91, "loss": 0.31}, next_save_step=200,
 )  # fmt: skip
-SEEN = {"progress": REPORT.to_json(), "workers": 4, "phase": "training"}
-EARLIER = {"progress": dataclasses.replace(REPORT, now=99.0, step=141).to_json()}
+SEEN = {"progress": to_plain(REPORT), "workers": 4, "phase": "training"}
+EARLIER = {"progress": to_plain(dataclasses.replace(REPORT, now=99.0, step=141))}
 BAR = 20 * " "
 WORD = StepReport(
     now=10.0, step=20, steps=120, epoch=1, epochs=6, step_of_epoch=20, steps_per_epoch=20,
@@ -110,19 +111,19 @@ def test_relaunch_goes_on_with_the_picture() -> None:
 def test_second_training_of_a_script_has_its_number() -> None:
     report = dataclasses.replace(REPORT, stage=2)
 
-    assert words_of(picture(progress=report.to_json())).startswith("fit 2  epoch 3/10")
+    assert words_of(picture(progress=to_plain(report))).startswith("fit 2  epoch 3/10")
 
 
 def test_next_save_is_a_moment_if_a_clock_decides() -> None:
     report = dataclasses.replace(REPORT, next_save_at=140.0)
 
-    assert "save in 40 s" in words_of(picture(progress=report.to_json()))
+    assert "save in 40 s" in words_of(picture(progress=to_plain(report)))
 
 
 def test_last_step_has_no_time_left() -> None:
     report = dataclasses.replace(REPORT, step=600)
 
-    assert "left" not in words_of(picture(progress=report.to_json()))
+    assert "left" not in words_of(picture(progress=to_plain(report)))
 
 
 def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:
@@ -140,7 +141,7 @@ def test_bar_is_full_at_the_end_of_the_epoch_and_never_more(
 ) -> None:
     report = dataclasses.replace(REPORT, step_of_epoch=step, steps_per_epoch=steps)
 
-    assert parts_of(picture(progress=report.to_json()))["bar"].done == done
+    assert parts_of(picture(progress=to_plain(report)))["bar"].done == done
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_answer_without_a_phase_is_taken_as_training() -> None:
 
 def test_loss_stays_longest_and_metrics_behind_the_third_go_first() -> None:
     metrics = dict.fromkeys(("a", "b", "c", "d", "loss"), 0.5)
-    shown = picture(progress=dataclasses.replace(REPORT, metrics=metrics).to_json())
+    shown = picture(progress=to_plain(dataclasses.replace(REPORT, metrics=metrics)))
 
     lost = []
     for columns in range(200, 0, -1):
@@ -218,7 +219,7 @@ def test_line_is_as_wide_as_the_terminal_allows(parts: list[Part], columns: int)
 
 
 def after_report(picture: Picture, report: StepReport | None, **fields: Any) -> Picture:
-    progress = None if report is None else report.to_json()
+    progress = None if report is None else to_plain(report)
     return picture.seen({"progress": progress, "workers": 4, "phase": "training"} | fields)
 
 
@@ -251,7 +252,7 @@ def test_time_that_is_left_is_unknown_before_the_second_look() -> None:
     assert after_report(Picture(), WORD).left_s is None
 
 
-@pytest.mark.parametrize("progress", [None, {}, "torn", {**WORD.to_json(), "step": -1}], ids=repr)
+@pytest.mark.parametrize("progress", [None, {}, "torn", {**to_plain(WORD), "step": -1}], ids=repr)
 def test_word_that_makes_no_sense_leaves_the_last_one(progress: object, training: Picture) -> None:
     found = training.seen({"progress": progress, "workers": 3, "phase": "repairing"})
 
@@ -261,7 +262,7 @@ def test_word_that_makes_no_sense_leaves_the_last_one(progress: object, training
 
 def test_word_without_a_count_leaves_the_workers(training: Picture) -> None:
     assert training.seen({"phase": "saving"}).living == 4
-    assert training.seen({"phase": "saving", "progress": WORD.to_json()}).living == 4
+    assert training.seen({"phase": "saving", "progress": to_plain(WORD)}).living == 4
 
 
 def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:

@@ -24,6 +24,7 @@ from holdfast.runtime.run.progress import (
     short_report,
     slowest_phase,
 )
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
 REPORT = StepReport(
@@ -206,7 +207,7 @@ def test_report_with_too_many_metrics_keeps_the_loss() -> None:
     ],
 )  # fmt: skip
 def test_report_that_makes_no_sense_is_none(change: dict[str, object]) -> None:
-    fields = REPORT.to_json() | change
+    fields = to_plain(REPORT) | change
 
     assert StepReport.decode(json.dumps(fields).encode()) is None
 
@@ -217,14 +218,14 @@ def test_page_that_is_empty_or_torn_is_no_report(content: bytes) -> None:
 
 
 def test_report_without_a_next_save_is_one() -> None:
-    fields = REPORT.to_json()
+    fields = to_plain(REPORT)
     del fields["next_save_step"], fields["next_save_at"]
 
     assert StepReport.of(fields) == dataclasses.replace(REPORT, next_save_step=None)
 
 
 def test_report_of_an_older_holdfast_is_of_the_first_training_and_live() -> None:
-    fields = REPORT.to_json()
+    fields = to_plain(REPORT)
     del fields["stage"], fields["verbose"]
 
     found = StepReport.of(fields)
@@ -237,14 +238,14 @@ def test_report_of_an_older_holdfast_is_of_the_first_training_and_live() -> None
     "name", ["now", "step", "steps", "epoch", "epochs", "step_of_epoch", "steps_per_epoch"]
 )
 def test_report_without_a_number_that_people_look_at_is_none(name: str) -> None:
-    fields = REPORT.to_json()
+    fields = to_plain(REPORT)
     del fields[name]
 
     assert StepReport.of(fields) is None
 
 
 def test_field_of_a_later_holdfast_is_left_out() -> None:
-    assert StepReport.of(REPORT.to_json() | {"colour": "blue"}) == REPORT
+    assert StepReport.of(to_plain(REPORT) | {"colour": "blue"}) == REPORT
 
 
 @pytest.mark.parametrize("fields", [None, [], "report", 7], ids=repr)
@@ -417,7 +418,7 @@ def test_word_of_a_worker_that_has_died_still_counts(hosted: list[Hosted]) -> No
     hosted[1].page.phase = Phase.TRAINING
 
     assert short_report(hosted) == {
-        "progress": WORD.to_json(), "workers": 1, "phase": "starting",
+        "progress": to_plain(WORD), "workers": 1, "phase": "starting",
     }  # fmt: skip
 
 

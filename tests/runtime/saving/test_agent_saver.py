@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 from agents import Host
-from host_saves import LAUNCH, STEP, plan_of, saved_steps, state_of
+from host_saves import STEP, plan_of, request_of, saved_steps, state_of
 from host_writer import RunningWriter
 
 from holdfast.runtime.saving import agent_saver
 from holdfast.runtime.saving.in_process_saver import MemoryInUse, SnapshotNotWritten
-from holdfast.runtime.saving.plan import SavePlan, SaveRequest
+from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system import witnessed_time
+from holdfast.runtime.system.codec import decode
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) 
     assert [found.message["kind"] for found in second.told] == ["copied"] * 2
     content = first.told[0].content
     assert content is not None
-    assert SavePlan.decode(content) == host.plan
+    assert decode(SavePlan, content) == host.plan
 
 
 def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_without_memory_nothing_is_written_before_the_states_are_compared(
     agent.way.prepare(host.plan, 0, 1, generation=1)
     state = state_of(STEP)
 
-    save = agent.way.begin(SaveRequest(LAUNCH, STEP, 1, 0, 1, {"epoch": STEP}, 0.0), state)
+    save = agent.way.begin(request_of(STEP, 1), state)
     save.hand_over(state, "00")
 
     assert (save.is_done, saved_steps(tmp_path)) == (False, ())

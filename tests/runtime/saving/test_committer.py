@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from committing_report import StrikeResult
 from fake_filesystem import FakeFileSystem, Survival
-from host_saves import LAUNCH, RUN, STEP, Workers, plan_of, saved_steps, state_of, verify
+from host_saves import LAUNCH, RUN, STEP, Workers, local_of, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
 
 from holdfast.checkpoint import disk as disk_module
@@ -34,7 +34,6 @@ from holdfast.runtime.saving import committer as committer_module
 from holdfast.runtime.saving import writer as writer_module
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave
-from holdfast.runtime.saving.local_level import LocalTerms
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Places, StepsInHand
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import WriterReport
@@ -467,12 +466,12 @@ def limit_room(run: Path, patch: pytest.MonkeyPatch) -> None:
 def test_steps_of_the_local_directory_find_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, local = tmp_path / "run", tmp_path / "local"
+    run, local = tmp_path / "run", tmp_path / f"holdfast-{RUN}"
     run.mkdir()
     record = RunRecord(RUN, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
     RunDirectory(run).create_record(record)
     limit_room(run, monkeypatch)
-    plan = plan_of(run, local=LocalTerms(local, every_saves=1000))
+    plan = plan_of(run, **local_of(local, 1000))
     workers, committer = Workers(plan), Committer(plan, StrikeResult())
 
     for attempt in range(1, 7):
@@ -493,8 +492,8 @@ def test_steps_of_the_local_directory_find_room(
 def with_local(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
     """Return workers of a job with a local directory."""
     (tmp_path / "run").mkdir()
-    terms = LocalTerms(tmp_path / "local", every_saves=1000)
-    workers = Workers(plan_of(tmp_path / "run", local=terms))
+    local = local_of(tmp_path / f"holdfast-{RUN}", 1000)
+    workers = Workers(plan_of(tmp_path / "run", **local))
     writer.use(workers)
     yield workers
     workers.close()
@@ -515,7 +514,7 @@ def refuse(directory: Path, patch: pytest.MonkeyPatch) -> None:
 def test_answer_tells_which_directory_has_a_save_or_has_failed(
     tmp_path: Path, with_local: Workers, writer: RunningWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, local = tmp_path / "run", tmp_path / "local"
+    run, local = tmp_path / "run", tmp_path / f"holdfast-{RUN}"
     with monkeypatch.context() as full:
         refuse(run, full)
         assert writer.save(with_local, 10, 1)["place"] == "local directory"
@@ -587,7 +586,7 @@ def test_room_for_a_drain_spares_what_a_save_has_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
-    plan = plan_of(tmp_path / "run", local=LocalTerms(tmp_path / "local", every_saves=1000))
+    plan = plan_of(tmp_path / "run", **local_of(tmp_path / f"holdfast-{RUN}", 1000))
     committer = Committer(plan, StrikeResult())
     maintenance, name = committer._maintenance, StagingName(30, LAUNCH, 3)
     staging = committer.store.staging(*(name.step, name.generation, name.attempt))
@@ -611,8 +610,8 @@ def written(told: StrikeResult) -> int:
 
 def test_last_save_tells_of_its_work_in_the_run_directory(tmp_path: Path) -> None:
     """A run directory that is slow and takes the step is no disk that hangs."""
-    local = LocalTerms(tmp_path / "local", every_saves=100)
-    workers, told = Workers(plan_of(tmp_path / "run", local=local)), StrikeResult()
+    local = local_of(tmp_path / f"holdfast-{RUN}", 100)
+    workers, told = Workers(plan_of(tmp_path / "run", **local)), StrikeResult()
     (tmp_path / "run").mkdir()
     committer = Committer(workers.plan, told)
     nbytes = committer.commit(workers.held(30, 1))

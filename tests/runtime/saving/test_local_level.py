@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from committing_report import StrikeResult
-from host_saves import LAUNCH, Workers, plan_of, state_of
+from host_saves import LAUNCH, Workers, local_of, plan_of, state_of
+from host_saves import RUN as HOST_RUN
 from local_saves import BOUND_S, Saves, sound_steps
 from resumed_run import Run
 
@@ -26,11 +27,12 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.recovery.schedule import EverySeconds, EverySteps
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.find_run import claim
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.local_level import LocalLevel, LocalTerms
+from holdfast.runtime.saving.local_level import LocalLevel
 
 RUN = "a" * 16
 
@@ -38,12 +40,11 @@ RUN = "a" * 16
 class Level:
     """A local level, the run's store, and steps that are saved to the local one."""
 
-    def __init__(self, base: Path, every_saves: int | None, every_s: float | None) -> None:
+    def __init__(self, base: Path, drain_every: EverySteps | EverySeconds) -> None:
         self.run = CheckpointStore(base / "run")
         directory = base / "local" / RUN
         directory.mkdir(parents=True)
-        terms = LocalTerms(directory, every_saves, every_s)
-        self.level = LocalLevel(terms, self.run, RUN)
+        self.level = LocalLevel(directory, drain_every, self.run, RUN)
 
     def save(self, step: int, now: float = 0.0) -> None:
         state = {"a": np.full(5000, step)}
@@ -52,14 +53,8 @@ class Level:
         self.level.committed(step, now)
 
 
-def test_terms_survive_their_way_as_json() -> None:
-    terms = LocalTerms(Path("/local/x"), every_saves=None, every_s=90.0)
-
-    assert LocalTerms.of(terms.as_json()) == terms
-
-
 def test_every_third_save_drains(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=3, every_s=None)
+    found = Level(tmp_path, EverySteps(3))
     due = []
     for step in range(1, 8):
         found.save(step)
@@ -73,7 +68,7 @@ def test_every_third_save_drains(tmp_path: Path) -> None:
 
 
 def test_save_drains_when_its_time_has_come(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=None, every_s=60.0)
+    found = Level(tmp_path, EverySeconds(60.0))
     found.save(1, now=100.0)
     assert not found.level.is_due(159.0)
     assert found.level.is_due(160.0)
@@ -86,24 +81,20 @@ def test_save_drains_when_its_time_has_come(tmp_path: Path) -> None:
 
 def test_step_that_the_job_before_has_left_drains_at_once(tmp_path: Path) -> None:
     """Its job has resumed from there, and the host may be gone at any time."""
-    before = Level(tmp_path, every_saves=3, every_s=None)
+    before = Level(tmp_path, EverySteps(3))
     before.save(1)
 
-    found = LocalLevel(
-        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
-    )
+    found = LocalLevel(before.level.store.directory.parent, EverySteps(3), before.run, RUN)
 
     assert found.is_due(0.0)
     found.drain(1, 0.0)
     assert before.run.steps() == (1,)
-    again = LocalLevel(
-        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
-    )
+    again = LocalLevel(before.level.store.directory.parent, EverySteps(3), before.run, RUN)
     assert not again.is_due(0.0), "the run directory has it"
 
 
 def test_step_that_has_drained_is_not_written_again(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=1, every_s=None)
+    found = Level(tmp_path, EverySteps(1))
     found.save(4)
     found.level.drain(4, 0.0)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
@@ -114,7 +105,7 @@ def test_step_that_has_drained_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_damaged_local_step_never_reaches_the_run_directory(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=1, every_s=None)
+    found = Level(tmp_path, EverySteps(1))
     found.save(4)
     shard = next((found.level.store.directory / "step-000000000004").glob("shard-00001*"))
     content = bytearray(shard.read_bytes())
@@ -129,7 +120,7 @@ def test_damaged_local_step_never_reaches_the_run_directory(tmp_path: Path) -> N
 
 
 def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=100, every_s=None)
+    found = Level(tmp_path, EverySteps(100))
     for step in (1, 2, 3, 4):
         found.save(step)
 
@@ -138,7 +129,7 @@ def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
 
 
 def test_save_that_has_failed_keeps_no_older_step_of_its_number(tmp_path: Path) -> None:
-    found = Level(tmp_path, every_saves=100, every_s=None)
+    found = Level(tmp_path, EverySteps(100))
     for step in (1, 2, 3, 4):
         found.save(step)
     with pytest.raises(StorageFailed), found.level.taking(1):
@@ -416,7 +407,7 @@ def next_launch(saves: Saves, **changes: Any) -> Workers:
     """Begin the next launch, with the same directories; return its workers."""
     plan = saves.workers.plan
     after = LAUNCH + 1
-    found = plan_of(plan.run_dir, local=plan.local, generation=after, **changes)
+    found = plan_of(plan.run_dir, **local_of(saves.local, 1000), generation=after, **changes)
     saves.committer = Committer(found, saves.told)
     saves.rest()
     return Workers(found, launch=after)
@@ -594,7 +585,7 @@ def test_lack_of_threads_in_a_drain_is_told_and_leaves_nothing(
 def test_drain_takes_no_other_state_of_its_step_for_its_own(tmp_path: Path) -> None:
     run = CheckpointStore(tmp_path / "run")
     save(run, state_of(99), header=Header("run", 1, 10), writers=2)
-    workers, told = Workers(plan_of(tmp_path / "run", local=terms_of(tmp_path))), StrikeResult()
+    workers, told = Workers(plan_of(tmp_path / "run", **drained(tmp_path))), StrikeResult()
     committer = Committer(workers.plan, told)
 
     committer.commit(workers.held(10, 1))
@@ -605,8 +596,8 @@ def test_drain_takes_no_other_state_of_its_step_for_its_own(tmp_path: Path) -> N
     workers.close()
 
 
-def terms_of(base: Path) -> LocalTerms:
-    return LocalTerms(base / "disk" / "local", every_saves=1)
+def drained(base: Path) -> dict[str, Any]:
+    return local_of(base / "local" / f"holdfast-{HOST_RUN}", 1)
 
 
 def test_removal_of_the_run_directorys_steps_is_told_by_a_drain(tmp_path: Path) -> None:

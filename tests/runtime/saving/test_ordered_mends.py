@@ -30,7 +30,6 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.saving import writer as writer_module
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.mending import Mender
-from holdfast.runtime.saving.plan import MendOrder
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
@@ -148,12 +147,6 @@ def test_care_of_the_launch_before_ends_before_a_mend(
     assert run.restore(1) == [(20, 2.0)]
 
     assert done == ["closed", "mends"]
-
-
-def test_order_survives_its_way_as_a_message(tmp_path: Path) -> None:
-    order = MendOrder(20, tmp_path, "run", "token", None, (tmp_path / "a", tmp_path / "b"))
-
-    assert MendOrder.of(order.as_json()) == order
 
 
 class Agent:

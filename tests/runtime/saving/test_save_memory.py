@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 from agents import Agent, Host
-from host_saves import LAUNCH, STEP, state_of
+from host_saves import LAUNCH, STEP, request_of, state_of
 from host_writer import RunningWriter
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
@@ -31,7 +31,6 @@ from holdfast.runtime.saving.in_process_saver import (
     PendingSave,
 )
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.save_memory import BUFFERS, SaveMemory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Resource, Usage
@@ -369,7 +368,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def begun(way: AgentSaver | InProcessSaver, step: int, attempt: int) -> PendingSave:
-    request = SaveRequest(LAUNCH, step, attempt, 0, 1, {"epoch": step}, 0.0)
+    request = request_of(step, attempt)
     return way.begin(request, state_of(step))
 
 

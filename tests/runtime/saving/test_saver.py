@@ -87,7 +87,8 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
     samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
     request = TrainingRequest(samples, None, global_batch=2, epochs=1)
     job = describe_job(request, config, Numerics.here(threads=1))
-    saver = Saver(context, membership, job.save_terms, LoopRecords(context, membership))
+    records = LoopRecords(context, membership)
+    saver = Saver(context, membership, job.work_plan, job.save_terms, records)
     yield saver
     saver.close()
     journal.close()
@@ -245,7 +246,7 @@ def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
     saver.world_changed()
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
-    assert [request.needs_run_directory for request in begun] == [True, True]
+    assert [request.ticket.needs_run_directory for request in begun] == [True, True]
     assert not saver.serves_requests, "it may be there already, from before the next request"
 
 

@@ -24,6 +24,7 @@ from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.signature import KeyFile, Signature
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.system.codec import encode
 
 ACTIONS = 60
 SAVES = ((10, 1), (20, 2))
@@ -706,8 +707,8 @@ def test_checkpoint_is_signed_and_the_secret_is_never_told(
 
     assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
     assert saved_steps(tmp_path / "run", key_file) == (STEP,)
-    told = signing.plan.encode().decode() + json.dumps([part.message for part in copied])
-    assert Path(key_file.path).read_bytes().hex() not in told
+    told = encode(signing.plan).decode() + json.dumps([part.message for part in copied])
+    assert key_file.path.read_bytes().hex() not in told
 
 
 @pytest.mark.parametrize("lost", ["MANIFEST.json", "shard-00000-of-00002.h5"])
@@ -739,8 +740,8 @@ def test_manifest_of_a_kept_save_is_told_with_its_signature(
 def test_key_that_has_been_replaced_fails_saves_until_it_is_back(
     signing: Workers, writer: RunningWriter, tmp_path: Path, key_file: KeyFile
 ) -> None:
-    key = Path(key_file.path).read_bytes()
-    Path(key_file.path).write_bytes(bytes(40))
+    key = key_file.path.read_bytes()
+    key_file.path.write_bytes(bytes(40))
     writer.use(another_stage := Workers(plan_of(tmp_path / "run", shards=3, key_file=key_file)))
 
     answer = writer.save(another_stage, STEP, 1)
@@ -750,7 +751,7 @@ def test_key_that_has_been_replaced_fails_saves_until_it_is_back(
     (record,) = writer.recorded("checkpoint_failed")
     assert record["reason"] == answer["reason"]
     assert writer.settle() is None
-    Path(key_file.path).write_bytes(key)
+    key_file.path.write_bytes(key)
     assert writer.save(another_stage, STEP, 2)["kind"] == "saved"
     another_stage.close()
 
@@ -762,7 +763,7 @@ def test_save_of_the_stage_before_is_kept_when_the_key_of_the_next_one_is_gone(
     disk.is_full = True
     writer.save(signing, STEP, 1)
     disk.is_full = False
-    Path(key_file.path).write_bytes(bytes(40))
+    key_file.path.write_bytes(bytes(40))
     writer.plan(plan_of(tmp_path / "run", shards=3, key_file=key_file))
 
     assert writer.settle() is None

@@ -193,13 +193,6 @@ def test_strike_whose_moment_never_came_is_told_as_missed(follow: Follow) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("disk", [None, Path("/mnt/small")], ids=["own folder", "small disk"])
-def test_run_directory_lies_on_the_small_disk_if_there_is_one(disk: Path | None) -> None:
-    terms = RunTerms((), Path("/out/struck"), 1.0, disk)
-
-    assert terms.run_dir == (disk or Path("/out/struck")) / "run"
-
-
 @pytest.mark.parametrize("code", [75, 130, 143, -9, -15])
 def test_job_that_was_ended_from_outside_is_started_again(code: int) -> None:
     assert Resubmission().refusal(code, 3, 0.0) is None

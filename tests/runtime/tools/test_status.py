@@ -20,6 +20,7 @@ from holdfast.runtime.run.entries import Entry, entries_of
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.tools.living_job import JobSocket, Life
 from holdfast.runtime.tools.status import (
     AgentAnswer,
@@ -49,7 +50,7 @@ WORKER = {
 
 ANSWER = {
     "kind": "status", "now": 110.0, "phase": "training", "workers": [WORKER, {"worker": 1}],
-    "launch": {"workers": [0, 1]}, "progress": REPORT.to_json(),
+    "launch": {"workers": [0, 1]}, "progress": to_plain(REPORT),
 }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_running_job_shows_what_its_head_says() -> None:
 def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
     report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
 
-    status = status_of(Story().begin(0, 1), answer=ANSWER | {"progress": report.to_json()})
+    status = status_of(Story().begin(0, 1), answer=ANSWER | {"progress": to_plain(report)})
 
     assert status.next_save == "in 1:10"
 

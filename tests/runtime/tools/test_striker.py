@@ -9,29 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host import guard
 from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchLine
 from holdfast.runtime.system.owned_directory import make_owned_directory
 from holdfast.runtime.tools import striker
 from holdfast.runtime.tools.strike import Target, parse_plan, parse_strike
 from holdfast.runtime.tools.striker import (
-    _UNSHARE,
-    NAMESPACE_VARIABLE,
     WAITS_FOR_VICTIM_S,
-    FullPlace,
     JobTraces,
     Striker,
     choose_victim,
-    enter,
     find_victims,
-    is_private,
-    refusal,
 )
 
 
@@ -68,11 +59,11 @@ def fakes() -> FakeTraces:
     return FakeTraces({2**22 + 1: "holdfast-w3", 2**22 + 2: "holdfast-w7"})
 
 
-def ordered(
-    fakes: FakeTraces, *lines: str, places: Mapping[Target, FakePlace] | None = None
-) -> Striker:
+def ordered(fakes: FakeTraces, *lines: str, stderr: FakePlace | None = None) -> Striker:
     """Return a striker with orders of the moment 1.0."""
-    striker = Striker(fakes, places or {})
+    striker = Striker(fakes)
+    if stderr is not None:
+        striker.use(Target.STDERR, stderr)
     for line in lines:
         striker.order(parse_strike(line), 1.0)
     return striker
@@ -129,7 +120,7 @@ def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
 
 def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: place})
+    striker = ordered(fakes, "full stderr at 1s for 2s", stderr=place)
 
     striker.poll(1.0, 0, None)
     assert place.is_full
@@ -140,7 +131,7 @@ def test_place_is_full_for_its_time(fakes: FakeTraces) -> None:
 
 def test_end_undoes_everything_and_notes_what_came_too_late(fakes: FakeTraces) -> None:
     place = FakePlace()
-    striker = ordered(fakes, "full stderr at 1s", "kill agent at 1s", places={Target.STDERR: place})
+    striker = ordered(fakes, "full stderr at 1s", "kill agent at 1s", stderr=place)
     striker.poll(1.0, 0, None)
 
     striker.end(2.0, 4)
@@ -168,20 +159,11 @@ def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTrac
     assert struck.now == 2.0
 
 
-def test_place_that_was_not_mounted_is_never_full(fakes: FakeTraces) -> None:
-    striker = ordered(fakes, "full disk at 1s", places={Target.STDERR: FakePlace()})
-
-    striker.poll(1.0, 0, None)
-    striker.end(2.0, 0)
-
-    assert [struck.has_hit for struck in striker.struck] == [False]
-
-
 def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
     fakes: FakeTraces,
 ) -> None:
     first, second = FakePlace(), FakePlace()
-    striker = ordered(fakes, "full stderr at 1s for 2s", places={Target.STDERR: first})
+    striker = ordered(fakes, "full stderr at 1s for 2s", stderr=first)
     striker.poll(1.0, 0, None)
 
     striker.use(Target.STDERR, second)
@@ -448,139 +430,3 @@ def test_kill_ends_every_process_of_the_job_and_no_other(traces: JobTraces) -> N
     for process in (ours, theirs):
         assert process.communicate()[0] == ""
         assert process.returncode == -9
-
-
-_PROGRAM = """
-import errno, pathlib, sys
-from holdfast.runtime.tools.striker import FullPlace
-
-with FullPlace(pathlib.Path(sys.argv[1]), 2) as place:
-    place.fill()
-    try:
-        (place.path / "file").write_bytes(bytes(1 << 20))
-        print("taken")
-    except OSError as error:
-        print(errno.errorcode[error.errno])
-    place.release()
-    print((place.path / "file").write_bytes(bytes(1 << 20)))
-"""
-
-
-@pytest.mark.process
-@pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
-def test_full_place_takes_nothing_until_it_is_released(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-
-    ended = subprocess.run(
-        [*_UNSHARE, sys.executable, "-c", _PROGRAM, str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ended.stdout.split() == ["ENOSPC", str(1 << 20)], ended.stderr
-    assert not place.exists()
-    assert not is_private()
-
-
-HERE = os.readlink("/proc/self/ns/mnt")
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder where programs are found."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
-
-
-def _write(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
-@pytest.mark.parametrize(("namespace", "is_own"), [(None, False), (HERE, False), ("mnt:[1]", True)])
-def test_namespace_is_private_if_the_process_has_come_from_another_one(
-    monkeypatch: pytest.MonkeyPatch, namespace: str | None, *, is_own: bool
-) -> None:
-    """A /dev/shm that is everybody's must never be filled."""
-    monkeypatch.delenv(NAMESPACE_VARIABLE, raising=False)
-    if namespace is not None:
-        monkeypatch.setenv(NAMESPACE_VARIABLE, namespace)
-
-    assert is_private() is is_own
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (None, "there is no unshare (util-linux)"),
-        ("echo ' not permitted ' >&2; exit 1", "is refused (not permitted); it takes root"),
-        ('[ "$4" = true ]', None),
-    ],
-    ids=["no program", "no right", "right"],
-)
-def test_user_without_mounts_of_their_own_is_told_why(
-    programs: Path, script: str | None, reason: str | None
-) -> None:
-    if script is not None:
-        _write(programs, "unshare", script)
-
-    found = refusal()
-
-    assert found is None if reason is None else str(found).endswith(reason)
-
-
-def test_process_that_enters_a_namespace_says_where_it_has_come_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(os, "execvpe", lambda *arguments: calls.append(arguments))
-
-    enter([sys.executable, "-c", "main"])
-
-    ((program, line, environment),) = calls
-    assert (program, line[0]) == ("unshare", "unshare")
-    assert line[-3:] == [sys.executable, "-c", "main"]
-    assert "--mount" in line[1:-3]
-    assert environment == {**os.environ, NAMESPACE_VARIABLE: HERE}
-
-
-def test_mount_that_is_refused_is_said_with_the_place_and_the_reason(
-    programs: Path, tmp_path: Path
-) -> None:
-    _write(programs, "mount", "echo 'mount: permission denied' >&2; exit 32")
-
-    with pytest.raises(UsageError, match=r"mounted at \S+/place: mount: permission denied$"):
-        FullPlace(tmp_path / "place", 2)
-
-
-def test_place_is_mounted_with_its_size_and_gone_at_the_end(programs: Path, tmp_path: Path) -> None:
-    _write(programs, "mount", f'echo "$@" >> {tmp_path}/calls')
-    _write(programs, "umount", f'echo "$@" >> {tmp_path}/calls')
-
-    with FullPlace(tmp_path / "place", 24) as place:
-        assert place.path.is_dir()
-
-    assert not (tmp_path / "place").exists()
-    mounted, unmounted = (tmp_path / "calls").read_text().splitlines()
-    assert mounted == f"-t tmpfs -o size=24m holdfast-chaos {tmp_path}/place"
-    assert unmounted == f"--lazy {tmp_path}/place"
-
-
-def test_full_place_has_64_kib_left_and_all_of_it_when_it_is_released(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job of which nothing at all could be written would end before it could say why."""
-    _write(programs, "mount", "exit 0")
-    place = FullPlace(tmp_path / "place", 1)
-    size = SimpleNamespace(f_bavail=5 * 16, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda _path: size)
-
-    place.fill()
-
-    assert [path.stat().st_size for path in place.path.iterdir()] == [4 << 16]
-    place.release()
-    assert list(place.path.iterdir()) == []
-    place.release()

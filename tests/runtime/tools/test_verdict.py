@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from holdfast.runtime.run.journal import Record
 from holdfast.runtime.tools import verdict as verdict_module
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms
 from holdfast.runtime.tools.strike import (
-    DEFAULT_BLOWS,
+    BLOWS,
     PROCESS_BLOWS,
     Agenda,
     Blow,
@@ -32,7 +31,7 @@ from holdfast.runtime.tools.strike import (
     strikes_by_count,
     strikes_by_mtbf,
 )
-from holdfast.runtime.tools.striker import SHARED_MEMORY, Struck
+from holdfast.runtime.tools.striker import Struck
 from holdfast.runtime.tools.summary import Bucket, Span
 from holdfast.runtime.tools.verdict import (
     ChaosTerms,
@@ -56,7 +55,7 @@ CALM_RECORDS: tuple[Record, ...] = (
 
 CALM = FollowedRun((0,), 0.0, 3.0, CALM_RECORDS, (), ())
 
-FULL_DISK = parse_plan("kill agent at step 2\nfull disk at step 3")
+PLAN = parse_plan("kill agent at step 2\nfull stderr at step 3")
 
 
 def _terms(out: Path, **changes: Any) -> ChaosTerms:
@@ -64,11 +63,9 @@ def _terms(out: Path, **changes: Any) -> ChaosTerms:
         arguments=("-n", "2", "train.py"),
         out=out,
         seed=7,
-        blows=DEFAULT_BLOWS,
+        blows=BLOWS,
         count=3,
         hang_after_s=60.0,
-        disk_mb=16,
-        shm_mb=32,
     )
     return dataclasses.replace(terms, **changes)
 
@@ -79,85 +76,27 @@ class Runs:
     def __init__(self, *outcomes: FollowedRun) -> None:
         self.outcomes = list(outcomes)
         self.asked: list[tuple[RunTerms, Agenda]] = []
-        self.places: list[set[Target]] = []
 
-    def follow(
-        self, terms: RunTerms, agenda: Agenda, places: Mapping[Target, object] | None = None
-    ) -> FollowedRun:
+    def follow(self, terms: RunTerms, agenda: Agenda) -> FollowedRun:
         self.asked.append((terms, agenda))
-        self.places.append(set(places or {}))
         terms.folder.mkdir(parents=True, exist_ok=True)
         terms.run_dir.mkdir(parents=True)
         (terms.run_dir / "journal.jsonl").write_text("records")
         return self.outcomes.pop(0)
 
 
-class FakePlace:
-    """A place that is mounted nowhere."""
-
-    mounted: dict[Path, int]
-
-    def __init__(self, path: Path, megabytes: int) -> None:
-        self.path = path
-        FakePlace.mounted[path] = megabytes
-
-    def __enter__(self) -> FakePlace:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        del FakePlace.mounted[self.path]
-
-
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     found = Runs(CALM, CALM)
     monkeypatch.setattr(verdict_module, "follow_run", found.follow)
-    monkeypatch.setattr(FakePlace, "mounted", {}, raising=False)
-    monkeypatch.setattr(verdict_module, "FullPlace", FakePlace)
     return found
 
 
-@pytest.mark.parametrize(
-    ("changes", "places"),
-    [
-        ({}, ()),
-        ({"blows": parse_blows("full")}, (Target.DISK, Target.SHM)),
-        ({"strikes": FULL_DISK}, (Target.DISK,)),
-        ({"strikes": FULL_DISK[:1], "blows": parse_blows("full")}, ()),
-    ],
-    ids=["defaults", "kinds", "plan", "plan before kinds"],
-)
-def test_place_that_may_be_full_is_mounted(
-    changes: dict[str, Any], places: tuple[Target, ...]
-) -> None:
-    assert _terms(Path("/out"), **changes).mounted == places
-
-
-def test_strikes_that_need_a_mount_can_be_left_out() -> None:
-    terms = _terms(Path("/out"), blows=parse_blows("kill agent, full"), strikes=FULL_DISK)
-
-    left = terms.without_places()
-
-    assert left.strikes == FULL_DISK[:1]
-    assert left.blows == parse_blows("kill agent, full stderr")
-    assert left.mounted == ()
-
-
-@pytest.mark.parametrize(
-    "changes", [{"strikes": FULL_DISK[1:]}, {"blows": parse_blows("full disk")}], ids=str
-)
-def test_terms_with_nothing_else_to_strike_with_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="nothing is left to strike with; name other --kinds"):
-        _terms(Path("/out"), **changes).without_places()
-
-
 def test_plan_is_taken_before_a_seed_and_gaps_before_a_count() -> None:
-    by_count = strikes_by_count(7, 3, 100, DEFAULT_BLOWS)
-    first_by_gaps = next(strikes_by_mtbf(7, 9.0, DEFAULT_BLOWS))
+    by_count = strikes_by_count(7, 3, 100, BLOWS)
+    first_by_gaps = next(strikes_by_mtbf(7, 9.0, BLOWS))
 
-    assert _terms(Path("/out"), strikes=FULL_DISK, mtbf_s=9.0).agenda(100).unstruck() == list(
-        FULL_DISK
-    )
+    assert _terms(Path("/out"), strikes=PLAN, mtbf_s=9.0).agenda(100).unstruck() == list(PLAN)
     assert _terms(Path("/out")).agenda(100).unstruck() == list(by_count)
     endless = _terms(Path("/out"), mtbf_s=9.0).agenda(100)
     assert endless.due(1e9, Progress()) == [first_by_gaps]
@@ -176,7 +115,7 @@ def test_twin_is_left_alone_and_the_other_is_struck_by_the_steps_of_the_twin(
     assert twin.arguments == struck.arguments == ("-n", "2", "train.py")
     assert twin.hang_after_s == struck.hang_after_s == 60.0
     assert calm.unstruck() == []
-    assert agenda.unstruck() == list(strikes_by_count(7, 3, 6, DEFAULT_BLOWS))
+    assert agenda.unstruck() == list(strikes_by_count(7, 3, 6, BLOWS))
     assert verdict.is_good
     assert "the twin made 6 steps in 3.0 s" in told[1]
 
@@ -225,34 +164,6 @@ def test_directory_that_cannot_be_had_is_refused_before_any_run(
         run_chaos(_terms(tmp_path / place), lambda _: None)
 
     assert runs.asked == []
-
-
-def test_small_disk_carries_the_struck_run_whose_directory_is_kept(
-    runs: Runs, tmp_path: Path
-) -> None:
-    struck = tmp_path / "out" / "struck"
-
-    run_chaos(_terms(tmp_path / "out", strikes=FULL_DISK), lambda _: None)
-
-    (twin, _), (other, _) = runs.asked
-    assert (twin.run_dir, other.run_dir) == (tmp_path / "out" / "twin" / "run", struck / "disk/run")
-    assert runs.places == [set(), {Target.DISK}]
-    assert (struck / "run" / "journal.jsonl").read_text() == "records"
-    assert FakePlace.mounted == {}
-
-
-def test_places_have_the_sizes_that_were_asked_for_until_the_end(
-    runs: Runs, tmp_path: Path
-) -> None:
-    seen: list[dict[Path, int]] = []
-    terms = _terms(tmp_path / "out", blows=parse_blows("full disk, full shm"))
-    runs.outcomes[0] = dataclasses.replace(CALM, failure="it hung")
-
-    with pytest.raises(ProgramError):
-        run_chaos(terms, lambda _: seen.append(dict(FakePlace.mounted)))
-
-    assert seen == [{tmp_path / "out" / "struck" / "disk": 16, SHARED_MEMORY: 32}]
-    assert FakePlace.mounted == {}
 
 
 def _records(sha256: str = "aa", samples: int = 40, *, exact: bool = True) -> tuple[Record, ...]:
@@ -504,8 +415,6 @@ def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
         ("term agent", True),
         ("term worker", False),
         ("stop+cont worker", False),
-        ("full disk", True),
-        ("full shm", True),
         ("full stderr", False),
     ],
 )

@@ -26,6 +26,7 @@ from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.consistency import (
     StepRecord,
@@ -477,7 +478,7 @@ def heard(before: StepRecord, now: StepRecord) -> list[str]:
     """Return what a user hears when a run goes on with another step."""
     lines: list[str] = []
     context: Any = SimpleNamespace(notify=lines.append)
-    check_same_record(context, now, {"step": before.to_json()}, is_first=True)
+    check_same_record(context, now, {"step": to_plain(before)}, is_first=True)
     return lines
 
 
@@ -507,4 +508,4 @@ def test_checkpoint_of_an_older_version_has_no_record() -> None:
     context: Any = SimpleNamespace()
 
     check_same_record(context, RECORD, {}, is_first=True)
-    check_same_record(context, None, {"step": RECORD.to_json()}, is_first=True)
+    check_same_record(context, None, {"step": to_plain(RECORD)}, is_first=True)

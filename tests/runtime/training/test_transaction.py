@@ -23,7 +23,6 @@ from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import WorkerStatus, WorkInHand
 from holdfast.runtime.training.transaction import (
     BatchContributor,
-    BatchTerms,
     BatchValidationContributor,
     Contributor,
     TrainingContributor,
@@ -272,22 +271,19 @@ def watching(page: WorkerStatus) -> Watching:
     return Watching(page)
 
 
-def batch_terms(parts: int, begin: int = 0) -> BatchTerms:
-    plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
-    return BatchTerms(BatchOrder(7, len(SIZES), parts), plan)
-
-
 def batch_training(
     page: WorkerStatus, watching: Watching, parts: int = THREE, begin: int = 0
 ) -> BatchContributor:
-    return BatchContributor(watching, Feed(Drawn(), FeedTerms(3)), batch_terms(parts, begin), page)
+    plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
+    order = BatchOrder(7, len(SIZES), parts)
+    return BatchContributor(watching, Feed(Drawn(), FeedTerms(3)), order, plan, page)
 
 
 def batch_validation(
     page: WorkerStatus, watching: Watching, parts: int = THREE, source: Drawn | None = None
 ) -> BatchValidationContributor:
     feed = Feed(source or Drawn(), FeedTerms(len(SIZES), is_validation=True))
-    return BatchValidationContributor(watching, feed, batch_terms(parts), page)
+    return BatchValidationContributor(watching, feed, BatchOrder(7, len(SIZES), parts), page)
 
 
 def batch_leaf(contributor: BatchContributor, cursor: Cursor, m: int) -> tuple[bytes, int, int]:

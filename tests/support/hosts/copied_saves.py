@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from configs import worker_config
 
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.saving.in_process_saver import HostBuffers
-from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 
 STATE: Tensors = {"a": np.arange(9000, dtype=np.float32), "b": np.ones((3, 5), np.float64)}
@@ -42,9 +44,8 @@ class CopiedSaves:
         self.launch = launch
         self.parts = parts
         layout = ShardLayout(specs_of(self.state), shards)
-        self.plan = SavePlan(
-            run_dir, "run", layout, MaintenanceTerms(Retention(10), launch), {}, {}
-        )
+        config = worker_config(run_dir=run_dir, run_id="run", generation=launch)
+        self.plan = SavePlan(config, layout, SaveTerms(Retention(10)))
         self.image_map = self.plan.image_map()
         size = self.image_map.size
         self.fds = tuple(sealed_memory("holdfast-save", size) for _ in range(buffers))
@@ -66,7 +67,7 @@ class CopiedSaves:
     @property
     def plan_message(self) -> Message:
         """The message that tells the writer the plan."""
-        return {"kind": "plan", "generation": 1, FDS: [message_fd(self.plan.encode())]}
+        return {"kind": "plan", "generation": 1, FDS: [message_fd(encode(self.plan))]}
 
     def ticket(
         self, attempt: int, step: int | None = None, generation: int | None = None
@@ -88,7 +89,7 @@ class CopiedSaves:
         share, memory = self._shares[part], self._maps[ticket.buffer]
         share.copy(memory, self.state, ticket.header("run"))
         share.describe(memory, self.state, ticket.header("run"))
-        message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": digest}
+        message = {"kind": "copied", **to_plain(ticket), "part": part, "digest": digest}
         return {**message, FDS: [message_fd({"epoch": ticket.attempt})]} if part == 0 else message
 
     def save(self, attempt: int) -> Sequence[Message]:

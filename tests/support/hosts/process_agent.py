@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from configs import worker_config
 from copied_saves import CopiedSaves
 from host_writer import records_in
 
@@ -15,6 +16,7 @@ from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import MendOrder
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
 
 
@@ -85,7 +87,8 @@ class AgentOfProcess:
 
     def mend_of(self, step: int, *copies: Path) -> Message:
         """Return the order to mend a step."""
-        return MendOrder(step, self.run_dir, "run", "", None, copies).as_json()
+        config = worker_config(run_dir=self.run_dir, run_id="run")
+        return {"kind": "mend", **to_plain(MendOrder(step, config, copies))}
 
     def stop_writer(self) -> int:
         assert self.link.pid is not None

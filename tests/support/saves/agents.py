@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from configs import without_faults, worker_config
-from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, state_of
+from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, request_of, state_of
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.in_process_saver import PendingSave
-from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -49,7 +48,7 @@ class Agent:
     def save(
         self, step: int, attempt: int, part: tuple[int, int] = (0, 1), digest: str = "00"
     ) -> PendingSave:
-        request = SaveRequest(LAUNCH, step, attempt, *part, {"epoch": step}, 0.0)
+        request = request_of(step, attempt, *part)
         state: Tensors = state_of(step)
         save = self.way.begin(request, state)
         save.hand_over(state, digest)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from configs import worker_config
 
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
@@ -18,9 +19,11 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.saving.held_save import HeldSave, Parts
-from holdfast.runtime.saving.plan import MaintenanceTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms, SaveTicket
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 
 RUN = "run"
@@ -38,20 +41,25 @@ def state_of(step: int) -> Tensors:
 
 
 def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
-    """Return a plan for ``state_of``; ``changes`` are fields of it or of its care."""
-    maintenance: dict[str, Any] = {"retention": Retention(100), "generation": LAUNCH}
-    maintenance |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
-    whole: dict[str, Any] = {
-        "layout": ShardLayout(specs_of(state_of(0)), shards),
-        "maintenance": MaintenanceTerms(**maintenance),
-        "fields": {"stage": 0},
-        "numerics": {"threads": 1},
-        **changes,
-    }
-    return SavePlan(run_dir, RUN, **whole)
+    """Return a plan for ``state_of``; ``changes`` are fields of it or of what is in it."""
+    usual = {"retention": Retention(100), "fields": {"stage": 0}, "numerics": {"threads": 1}}
+    terms = {name: changes.pop(name, value) for name, value in usual.items()}
+    layout = changes.pop("layout", None) or ShardLayout(specs_of(state_of(0)), shards)
+    unsound = frozenset(changes.pop("unsound", ()))
+    config = worker_config(run_dir=run_dir, **{"run_id": RUN, "generation": LAUNCH, **changes})
+    return SavePlan(config, layout, SaveTerms(**terms), unsound)
 
 
-_CARE = ("retention", "generation", "scrub_every_s", "repair_from", "unsound", "keep_space")
+def request_of(step: int, attempt: int, part: int = 0, parts: int = 1) -> SaveRequest:
+    """Return a worker's part in a save of the first world."""
+    ticket = SaveTicket(LAUNCH, LAUNCH, step, attempt, parts, 0.0)
+    return SaveRequest(ticket, part, {"epoch": step})
+
+
+def local_of(directory: Path, every_saves: int) -> dict[str, Any]:
+    """Return the changes of a plan that takes saves to ``directory`` first."""
+    assert directory.name == f"{LOCAL_PREFIX}{RUN}"
+    return {"local_dir": directory.parent, "drain_every": str(every_saves)}
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,9 @@ class Workers:
         generation = generation or self.launch
         buffer = attempt % len(self.buffers)
         layout = self.plan.layout_id
-        return SaveTicket(self.launch, generation, step, attempt, parts, buffer, layout, 0.0)
+        return SaveTicket(
+            self.launch, generation, step, attempt, parts, 0.0, buffer=buffer, layout=layout
+        )
 
     def copy(self, ticket: SaveTicket, part: int, digest: str = "") -> Copied:
         """Copy one part of the state of the ticket's step; return what its worker tells."""
@@ -95,7 +105,7 @@ class Workers:
         header = ticket.header(RUN)
         share.copy(memory, state, header)
         share.describe(memory, state, header)
-        message = {"kind": "copied", **ticket.as_json(), "part": part}
+        message = {"kind": "copied", **to_plain(ticket), "part": part}
         message["digest"] = digest or f"{ticket.step:04x}"
         return Copied(message, b'{"epoch":%d}' % ticket.step if part == 0 else None)
 

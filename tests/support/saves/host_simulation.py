@@ -30,6 +30,7 @@ from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.codec import encode, from_plain
 
 _CHANGES = frozenset(
     {"mkdir", "create_exclusive", "write", "fsync", "fsync_directory", "rename_noreplace"}
@@ -248,7 +249,7 @@ class HostSimulation:
         if message["kind"] == "plan":
             self.link.plan(message)
         else:
-            ticket = SaveTicket.of(message)
+            ticket = from_plain(SaveTicket, message, allows_more=True)
             if (ticket.launch, ticket.attempt) > (self._workers.launch, self._answered):
                 self._delivered.setdefault(ticket, {})[message["part"]] = message["digest"]
             self.link.copied(message)
@@ -306,7 +307,7 @@ class HostSimulation:
 
     def _tell_plan(self, worker: int) -> None:
         message = {"kind": "plan", "generation": self.generation}
-        self._outboxes[worker].append(Copied(message, self._plan.encode()))
+        self._outboxes[worker].append(Copied(message, encode(self._plan)))
 
     def _catch_up(self) -> None:
         """Wait until the writer has done all that it was told."""

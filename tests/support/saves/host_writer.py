@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from configs import worker_config
 from host_saves import LAUNCH, RUN, Copied, Workers
 
 from holdfast.checkpoint.signature import KeyFile
@@ -16,6 +17,7 @@ from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import MendOrder, SavePlan
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.codec import encode, to_plain
 
 
 class RunningWriter:
@@ -38,7 +40,7 @@ class RunningWriter:
 
     def plan(self, plan: SavePlan, generation: int = LAUNCH) -> None:
         """Tell a plan, in the world of a generation."""
-        self._send({"kind": "plan", "generation": generation}, plan.encode())
+        self._send({"kind": "plan", "generation": generation}, encode(plan))
 
     def tell(self, *copied: Copied) -> None:
         """Tell that parts were copied."""
@@ -61,7 +63,8 @@ class RunningWriter:
 
     def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:
         """Order a mend, as the workers of a run without copies do."""
-        return self.ask(**MendOrder(step, run_dir, RUN, "", key_file).as_json())
+        config = worker_config(run_dir=run_dir, run_id=RUN, key_file=key_file)
+        return self.ask("mend", **to_plain(MendOrder(step, config)))
 
     def ask(self, kind: str, **fields: Any) -> Message:
         """Ask a question; the writer answers in order, so no other answer may come first."""

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 
 from committing_report import StrikeResult
-from host_saves import Workers, plan_of
+from host_saves import RUN, Workers, local_of, plan_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave
-from holdfast.runtime.saving.local_level import LocalLevel, LocalTerms
+from holdfast.runtime.saving.local_level import LocalLevel
 
 BOUND_S = 60.0
 
@@ -22,9 +22,9 @@ class Saves:
 
     def __init__(self, base: Path, every_saves: int = 1000) -> None:
         (base / "run").mkdir()
-        self.local = base / "disk" / "local"
-        terms = LocalTerms(self.local, every_saves)
-        self.workers, self.told = Workers(plan_of(base / "run", local=terms)), StrikeResult()
+        self.local = base / "local" / f"holdfast-{RUN}"
+        plan = plan_of(base / "run", **local_of(self.local, every_saves))
+        self.workers, self.told = Workers(plan), StrikeResult()
         self._attempt = 0
         self._base = base
         self._is_closed = False
