@@ -228,7 +228,7 @@ def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
     assert (config.microbatches, config.seed, config.threads) == (6, 9, 2)
     assert (config.run_id, config.options) == ("r", options)
     assert config.lease_token == prepared.lease.token != ""
-    assert (job.record, job.limits, job.saved_step) == (record, limits, 40)
+    assert (job.config.record, job.limits, job.saved_step) == (record, limits, 40)
     assert (job.mpiexec, job.mpi_library) == (Path("/opt/mpiexec"), "Open MPI")
     assert (job.preload, job.missing_modules) == (("numpy",), ("tensorflw",))
 

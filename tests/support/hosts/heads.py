@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,7 @@ def job_of(limits: TimeLimits | None = None, **fields: Any) -> Job:
     wishes = {"capacity": capacity, "script": Path("/a/train.py"), "microbatches": 2} | fields
     workers = range(capacity + fields.get("spares", 0))
     made = {
-        "config": worker_config(workers=workers, **wishes),
-        "record": RECORD,
+        "config": replace(worker_config(workers=workers, **wishes), record=RECORD),
         "mpiexec": Path("/opt/mpiexec"),
         "mpi_library": "Open MPI",
         "preload": ("numpy",),
