@@ -20,7 +20,6 @@ from pathlib import Path
 
 import harness
 
-from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.tools.followed_run import RunTerms, follow_run
 from holdfast.runtime.tools.strike import Agenda, parse_blows
 from holdfast.runtime.tools.summary import Bucket, buckets_of, seconds, spans_of
@@ -82,7 +81,7 @@ def _epoch_s(options: argparse.Namespace, directory: Path) -> float:
     run = follow_run(RunTerms(arguments, directory / "calibration", HANG_AFTER_S), Agenda(()))
     if run.failure is not None:
         raise RuntimeError(f"the calibration failed: {run.failure}\n{run.evidence}")
-    buckets = buckets_of(spans_of(entries_of(run.records), run.began, run.ended))
+    buckets = buckets_of(spans_of(run.entries, run.began, run.ended))
     return seconds(buckets[Bucket.TRAINING]) / CALIBRATION_EPOCHS
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms, follow_run
 from holdfast.runtime.tools.strike import (
     BLOWS,
@@ -147,7 +146,7 @@ def _overload(seconds: float, root: Path) -> int:
         while time.monotonic() - began < seconds:
             case = Case(OVERLOADED_WORKERS, 6, FEATURES[0], epochs=OVERLOADED_EPOCHS)
             run = _follow(case, root / f"overloaded-{runs}")
-            failures = summarize(entries_of(run.records)).failures
+            failures = summarize(run.entries).failures
             lost += len(failures) + (run.failure is not None)
             runs += 1
             for failure in failures:

@@ -1,4 +1,4 @@
-"""Kills workers that stand still, but finds out first what they are doing.
+"""Kills workers that come on no more, but finds out first what they are doing.
 
 | limit | who is killed |
 |---|---|
@@ -9,7 +9,10 @@
 | ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
 | ``leaving`` | all workers, when their scripts have ended, all may leave, and none does |
 
-Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
+The first limit is watched on each host (`silence`).  All others compare the workers of a launch,
+on all hosts: those of one host alone may wait for a worker of another one, and are well.
+
+Who is found is decided in `recovery.stall`.  A worker that was found
 is killed within two seconds, with or without its stacks (`evidence.stacks`): a sign of life in
 between changes nothing.
 """
@@ -17,9 +20,9 @@ between changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.stall import (
     LaggardDetector,
     Pace,
@@ -29,22 +32,12 @@ from holdfast.recovery.stall import (
     Turn,
 )
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.evidence.stacks import Inquiry
+from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker
+from holdfast.runtime.host.silence import STARTING_TIMEOUT_S
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.processes import characters_read
 from holdfast.runtime.system.worker_status import Phase
 
-_STARTING_TIMEOUT_S = 60.0
-"""A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
-
-_PHASES_OF_THE_SCRIPT = (
-    Phase.STARTING,
-    Phase.JOINING,
-    Phase.CONCLUDING,
-    Phase.FAILED,
-    Phase.LEAVING,
-)
 _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
 
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
@@ -60,44 +53,36 @@ _WHY = {
 }
 """Why all workers of a launch are killed at once."""
 
+_HOW = {
+    "stall": "at one piece of work",
+    "failed": "in its script, which has caught the error of its training: {}",
+}
+"""What a worker was doing that is fenced."""
+
+
+_Asked: TypeAlias = Sequence[tuple[HostedWorker, Found]]
+"""Workers that live, and what they do as far as that could be found out."""
+
 
 @dataclass(slots=True)
 class _Case:
-    """Workers that are asked what they do, and what follows when that is known, or too late."""
+    """Workers that are asked what they do, and what follows when that is known of all."""
 
-    inquiries: dict[WorkerId, tuple[HostedWorker, Inquiry]]
-    conclude: Callable[[Sequence[HostedWorker]], None]
-
-    def poll(self, now: float) -> bool:
-        """Go on; return whether all is known that will be."""
-        for hosted, inquiry in self.inquiries.values():
-            if hosted.is_buried:
-                inquiry.close()
-                inquiry.is_over = True
-            inquiry.poll(now)
-            hosted.stacks = inquiry.stacks
-        return all(inquiry.is_over for _, inquiry in self.inquiries.values())
-
-    def close(self) -> None:
-        """End what still runs for it."""
-        for _, inquiry in self.inquiries.values():
-            inquiry.close()
+    open: dict[WorkerId, HostedWorker]
+    conclude: Callable[[_Asked], None]
+    found: list[tuple[HostedWorker, Found]] = field(default_factory=list)
 
 
 class Fencing:
     """Looks at the statuses of a launch, and kills whom the detectors have found."""
 
     def __init__(self, tell: Callable[[Message], None], heartbeat_timeout_s: float) -> None:
-        starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
-        patient = (*_PHASES_OF_THE_SCRIPT, Phase.RESTORING)
-        users: dict[int, float] = dict.fromkeys(patient, starting_s)
         self._tell = tell
-        self._silences = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
         standstill_s = max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
         self._stalls = {
             "standstill": StallDetector(standstill_s),
             "reading": StallDetector(_LONGEST_READ_S),
-            "leaving": StallDetector(starting_s),
+            "leaving": StallDetector(max(heartbeat_timeout_s, STARTING_TIMEOUT_S)),
         }
         self._deserted = StallDetector(heartbeat_timeout_s)
         self._laggards: LaggardDetector | None = None
@@ -105,16 +90,13 @@ class Fencing:
         self._told: Collection[tuple[WorkerId, Turn]] = ()
         self._standing = Standing()
         self._has_asked = False
-        self._cases: list[_Case] = []
+        self._cases: dict[int, _Case] = {}
+        self._last_case = 0
 
     @property
     def is_inquiring(self) -> bool:
         """Whether a case is open, which will not be for long."""
         return bool(self._cases)
-
-    def silences_s(self) -> dict[WorkerId, float]:
-        """Return for how long the counter of each watched worker has stood still, in seconds."""
-        return {worker: found.silent_s for worker, found in self._silences.findings().items()}
 
     def standing_s(self) -> dict[WorkerId, float]:
         """Return the workers that do not come on, with the seconds of it; none if some do."""
@@ -126,7 +108,7 @@ class Fencing:
 
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
-        self.close()
+        self._cases = {}
         self._stalls = {name: StallDetector(old.limit_s) for name, old in self._stalls.items()}
         self._deserted = StallDetector(self._deserted.limit_s)
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
@@ -134,32 +116,42 @@ class Fencing:
         self._laggards = None if stall_timeout_s == 0 else known
 
     def poll(
-        self, watched: Sequence[HostedWorker], now: float, *, are_halted: bool = False
+        self,
+        watched: Sequence[HostedWorker],
+        now: float,
+        *,
+        are_halted: bool = False,
+        is_one_silent: bool = False,
     ) -> None:
-        """Look at the workers that live, and at the cases that are open.
+        """Look at the workers that live, on all hosts.
 
-        Workers that are halted have to be alive, and come on no more.
+        Workers that are halted come on no more.  While a silent one is about to be killed on its
+        host, that explains why the others wait.
         """
+        if are_halted or is_one_silent:
+            return
         found = {hosted.worker: hosted for hosted in watched}
-        self._silences = self._silences.observe({w: h.view for w, h in found.items()}, now)
-        accused = {worker for case in self._cases for worker in case.inquiries}
-        for worker, finding in self._silences.findings().items():
-            if finding.is_dead and worker not in accused:
-                self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
-        if not are_halted:
-            self._look_for_stalls(found, now)  # a worker that is about to die explains them
-        if not (self._cases or are_halted):
+        self._look_for_stalls(found, now)
+        if not self._cases:
             self._look_for_deserters(found, now)
-        if not (self._cases or are_halted):
+        if not self._cases:
             self._look_for_laggards(found, now)
-        if not (self._cases or are_halted):
+        if not self._cases:
             self._look_where_they_stand(found, now)
-        over = [case for case in self._cases if case.poll(now)]
-        self._cases = [case for case in self._cases if case not in over]
-        for case in over:
-            case.close()
-            left = [hosted for hosted, _ in case.inquiries.values()]
-            case.conclude([h for h in left if not (h.is_buried or h.is_condemned)])
+
+    def found(self, message: Found) -> None:
+        """Take note of what a worker does."""
+        case = self._cases.get(message.case)
+        hosted = None if case is None else case.open.pop(message.worker, None)
+        if case is not None and hosted is not None:
+            case.found.append((hosted, message))
+            self._conclude(message.case, case)
+
+    def drop(self, worker: WorkerId) -> None:
+        """Wait no more for what a worker does that was killed."""
+        for number, case in list(self._cases.items()):
+            if case.open.pop(worker, None) is not None:
+                self._conclude(number, case)
 
     def _look_for_stalls(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find a launch of which nobody comes on: all wait for each other, or for the disk."""
@@ -170,7 +162,7 @@ class Fencing:
             stall = self._stalls[limit] = self._stalls[limit].observe(turns, now)
             if stall.is_stalled:
                 self._stalls[limit] = StallDetector(stall.limit_s)
-                self._open(list(found.values()), now, self._end_launch(limit, stall.standing_s))
+                self._open(list(found.values()), self._end_launch(limit, stall.standing_s))
 
     def _look_for_deserters(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Fence the workers whose training has failed, if all others wait for them.
@@ -183,7 +175,7 @@ class Fencing:
         if self._deserted.is_stalled:
             seconds = self._deserted.standing_s
             self._deserted = StallDetector(self._deserted.limit_s)
-            self._open(failed, now, self._fence("failed", seconds))
+            self._open(failed, self._fence("failed", seconds))
 
     def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""
@@ -197,12 +189,12 @@ class Fencing:
         them = [found[worker] for worker in standstill.workers]
         if standstill.is_over:
             self._laggards = self._laggards.fenced(standstill)
-            self._open(them, now, self._fence("stall", standstill.seconds))
+            self._open(them, self._fence("stall", standstill.seconds))
             return
         turns = {(hosted.worker, paces[hosted.worker].turn) for hosted in them}
         if turns != self._told:
             self._told = turns
-            self._open(them, now, lambda those: self._suspect(those, standstill))
+            self._open(them, lambda those: self._suspect(those, standstill))
 
     def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find out, once, what those do that do not come on, for ``holdfast status``."""
@@ -213,33 +205,46 @@ class Fencing:
             self._has_asked = False
         elif not self._has_asked:
             self._has_asked = True
-            known = {hosted.worker: hosted.stacks for hosted in them}
 
-            def note(those: Sequence[HostedWorker]) -> None:
-                for hosted in those:  # what is known of a death is found out when it comes
-                    hosted.place, hosted.stacks = hosted.stacks.where, known[hosted.worker]
+            def note(those: _Asked) -> None:
+                for hosted, seen in those:
+                    hosted.place = seen.where
 
-            self._open(them, now, note)
+            # what is known of a death is found out when it comes
+            self._open(them, note, is_evidence=False)
 
     def _open(
         self,
         them: Sequence[HostedWorker],
-        now: float,
-        conclude: Callable[[Sequence[HostedWorker]], None],
+        conclude: Callable[[_Asked], None],
+        *,
+        is_evidence: bool = True,
     ) -> None:
-        inquiries = {
-            hosted.worker: (hosted, Inquiry(hosted.pid, hosted.page, now))
-            for hosted in them
-            if hosted.pid is not None
-        }
-        self._cases.append(_Case(inquiries, conclude))
+        self._last_case += 1
+        case = _Case({hosted.worker: hosted for hosted in them if hosted.pid is not None}, conclude)
+        self._cases[self._last_case] = case
+        asked: dict[HostLink, list[HostedWorker]] = {}
+        for hosted in case.open.values():
+            asked.setdefault(hosted.host, []).append(hosted)
+        for host, those in asked.items():
+            workers = tuple(hosted.worker for hosted in those)
+            question = Inquire(self._last_case, those[0].generation, workers, is_evidence)
+            host.post(question)
+        self._conclude(self._last_case, case)
 
-    def _fence(self, limit: str, seconds: float) -> Callable[[Sequence[HostedWorker]], None]:
+    def _conclude(self, number: int, case: _Case) -> None:
+        """Go on with a case of which all is known that will be."""
+        if case.open or self._cases.pop(number, None) is None:
+            return
+        case.conclude([(h, seen) for h, seen in case.found if not (h.is_gone or h.is_condemned)])
+
+    def _fence(self, limit: str, seconds: float) -> Callable[[_Asked], None]:
         """Return what kills workers that have stood still for so long."""
 
-        def fence(them: Sequence[HostedWorker]) -> None:
-            for hosted in them:
-                hosted.fence(limit, seconds)
+        def fence(them: _Asked) -> None:
+            for hosted, found in them:
+                how = _HOW[limit].format(hosted.failure)
+                hosted.kill(f"fenced after {seconds:.2f} s {how}", limit)
                 self._tell(
                     {
                         "kind": "worker_fenced",
@@ -248,16 +253,16 @@ class Fencing:
                         "silent_s": round(seconds, 3),
                         "step": hosted.page.step,
                         "phase": hosted.page.phase.label,
-                        "where": hosted.stacks.where,
-                        "samples": hosted.samples,
-                        "is_reading": hosted.stacks.is_reading,
+                        "where": found.where,
+                        "samples": found.samples,
+                        "is_reading": found.is_reading,
                     }
                 )
 
         return fence
 
-    def _suspect(self, them: Sequence[HostedWorker], standstill: Standstill) -> None:
-        for hosted in them:
+    def _suspect(self, them: _Asked, standstill: Standstill) -> None:
+        for hosted, found in them:
             self._tell(
                 {
                     "kind": "worker_suspected",
@@ -266,30 +271,23 @@ class Fencing:
                     "limit_s": round(standstill.limit_s, 3) if standstill.has_limit else None,
                     "is_awaited": standstill.is_awaited,
                     "step": hosted.page.step,
-                    "where": hosted.stacks.where,
-                    "stacks": str(hosted.stacks),
-                    "samples": hosted.samples,
-                    "is_reading": hosted.stacks.is_reading,
+                    "where": found.where,
+                    "stacks": found.stacks,
+                    "samples": found.samples,
+                    "is_reading": found.is_reading,
                 }
             )
 
-    def _end_launch(self, limit: str, seconds: float) -> Callable[[Sequence[HostedWorker]], None]:
+    def _end_launch(self, limit: str, seconds: float) -> Callable[[_Asked], None]:
         """Return what kills all workers of a launch that goes on no more."""
 
-        def end(them: Sequence[HostedWorker]) -> None:
+        def end(them: _Asked) -> None:
             told = {"kind": "stalled", "limit": limit, "seconds": round(seconds, 1)}
-            self._tell(told | {"workers": sorted(hosted.worker for hosted in them)})
-            for hosted in them:
-                hosted.limit = limit
-                hosted.kill(_WHY[limit].format(seconds))
+            self._tell(told | {"workers": sorted(hosted.worker for hosted, _ in them)})
+            for hosted, _ in them:
+                hosted.kill(_WHY[limit].format(seconds), limit)
 
         return end
-
-    def close(self) -> None:
-        """End the inquiries that still run."""
-        for case in self._cases:
-            case.close()
-        self._cases = []
 
 
 def _pace_of(hosted: HostedWorker) -> Pace:
@@ -307,7 +305,7 @@ def _reading_of(hosted: HostedWorker) -> Turn:
     if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
         return Turn(0, waits_for_peers=False)
     turn, _ = hosted.page.turn
-    read = characters_read(hosted.pid) + hosted.served
+    read = hosted.characters_read + hosted.served
     return Turn(read + turn, waits_for_peers=True)
 
 

@@ -170,20 +170,24 @@ def _view_of(hosted: HostedWorker, attempt: int) -> Halted:
 
 
 def look_at_ends(
-    hosted: Sequence[HostedWorker], workers: Sequence[WorkerId], tell_report: Tell
-) -> None:
+    hosted: Sequence[HostedWorker],
+    workers: Sequence[WorkerId],
+    tell_report: Tell,
+) -> bool:
     """Let the workers of a launch leave, or end them, or wait for those that may still come.
 
-    ``workers`` are all of the launch, also those that have died.
+    ``workers`` are all of the launch, also those that have died.  True if those that live leave.
     """
     living = [one for one in hosted if not one.is_condemned]
     apart = find_diverged(ScriptView(one.worker, one.trainings, one.is_at_end) for one in living)
     if apart is not None:
         _end(apart, living, workers, tell_report)
-    elif all(one.is_at_end for one in living):
-        for one in living:
-            one.may_leave = True
-            one.answer({"kind": "leave"})
+        return False
+    if not all(one.is_at_end for one in living):
+        return False
+    for one in living:
+        one.may_leave = True
+    return bool(living)
 
 
 def _end(

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeGuard
 
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import WrongValue, encode, from_plain, to_plain
-from holdfast.runtime.system.processes import resident_bytes
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
 CONCLUDING = "concluding"
@@ -219,8 +218,13 @@ def slowest_phase(workers: Iterable[Watched]) -> str | None:
     return min(phases, key=_IN_ORDER.index).label if phases else None
 
 
-def describe(watched: Watched, silent_s: float | None, standing_s: float | None = None) -> Message:
-    """Return the fields of a ``WorkerReport``; it reads the worker's memory from /proc."""
+def describe(
+    watched: Watched,
+    resident_bytes: int | None,
+    silent_s: float | None,
+    standing_s: float | None = None,
+) -> Message:
+    """Return the fields of a ``WorkerReport``."""
     page = watched.page
     report = WorkerReport(
         worker=watched.worker,
@@ -228,7 +232,7 @@ def describe(watched: Watched, silent_s: float | None, standing_s: float | None 
         phase=page.phase.label,
         step=page.step,
         generation=page.generation,
-        resident_bytes=None if watched.pid is None else resident_bytes(watched.pid),
+        resident_bytes=resident_bytes,
         silent_s=None if silent_s is None else round(silent_s, 3),
         standing_s=None if standing_s is None else round(standing_s, 3),
         where="" if standing_s is None else watched.place,

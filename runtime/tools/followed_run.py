@@ -19,13 +19,16 @@ import os
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.runtime.batch.schedulers import CHAIN
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.host.launchers import outside_of_batch
+from holdfast.runtime.run.entries import Entry, entries_of
 from holdfast.runtime.run.journal import JournalReader, Record
 from holdfast.runtime.run.run_directory import CHAOS_DRAWS, RunDirectory, RunRecord
 from holdfast.runtime.system.own_process import program_command
@@ -82,7 +85,7 @@ class FollowedRun:
     exit_codes: tuple[int, ...]
     began: float
     ended: float
-    records: tuple[Record, ...]
+    entries: tuple[Entry[Any], ...]
     struck: tuple[Struck, ...]
     leftovers: tuple[str, ...]
     failure: str | None = None
@@ -107,7 +110,8 @@ class _Follower:
         self._striker = Striker(self._traces)
         self._rule = Resubmission()
         self._reader = JournalReader(RunDirectory(terms.run_dir).journal_path)
-        self._records: list[Record] = []
+        self._entries: list[Entry[Any]] = []
+        self._newest: deque[Record] = deque(maxlen=_TAIL_RECORDS)
         self._progress = Progress()
         self._incarnations: list[Incarnation] = []
         self._exit_codes: list[int] = []
@@ -129,7 +133,7 @@ class _Follower:
             exit_codes=tuple(self._exit_codes),
             began=self._began,
             ended=ended,
-            records=tuple(self._records),
+            entries=tuple(self._entries),
             struck=tuple(self._striker.struck),
             leftovers=leftovers,
             failure=failure,
@@ -206,9 +210,11 @@ class _Follower:
             incarnation.stderr.drain()
         with contextlib.suppress(OSError):  # there is none yet, or it was removed
             for record in self._reader.read():
-                self._records.append(record)
-                self._progress.saw(record)
+                self._newest.append(record)
                 self._moved = witnessed_s()
+                for entry in entries_of([record]):
+                    self._entries.append(entry)
+                    self._progress.saw(entry)
 
     def _leave(self) -> tuple[str, ...]:
         """Give the processes their time to end, and name what stays."""
@@ -233,7 +239,7 @@ class _Follower:
             f"  {pid} {name} {state_of(pid)}" for pid, name in self._traces.processes().items()
         ]
         lines += ["the end of the journal:"]
-        lines += [f"  {json.dumps(record)}" for record in self._records[-_TAIL_RECORDS:]]
+        lines += [f"  {json.dumps(record)}" for record in self._newest]
         return "\n".join(lines)
 
 

@@ -30,12 +30,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.recovery.order import WORD, chain
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.entries import event_names
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.entries import Entry, event_names, name_of
+from holdfast.runtime.run.events import Step
 
 _EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
 _LINE = re.compile(
@@ -321,11 +321,12 @@ class Progress:
     step: int = 0
     events: Counter[str] = field(default_factory=Counter)
 
-    def saw(self, record: Record) -> None:
-        """Take note of the journal's next record."""
-        self.events[record["event"]] += 1
-        if record["event"] == "step":
-            self.step = max(self.step, int(record["step"]))
+    def saw(self, entry: Entry[Any]) -> None:
+        """Take note of the journal's next entry."""
+        if entry.event is not None:
+            self.events[name_of(entry.event)] += 1
+        if isinstance(entry.event, Step):
+            self.step = max(self.step, entry.event.step)
 
 
 class Agenda:

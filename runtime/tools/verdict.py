@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms, follow_run
 from holdfast.runtime.tools.report import Report
 from holdfast.runtime.tools.strike import (
@@ -81,7 +80,7 @@ def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
     tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
     twin = follow_run(RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(()))
     _refuse_bad(twin, terms.out / "twin")
-    steps = summarize(entries_of(twin.records)).steps
+    steps = summarize(twin.entries).steps
     tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
     struck = RunTerms(terms.arguments, terms.out / "struck", terms.hang_after_s)
     run = follow_run(struck, terms.agenda(steps))
@@ -195,7 +194,7 @@ class Verdict:
 
 def judge(run: FollowedRun, twin: FollowedRun) -> Verdict:
     """Compare a struck run with its twin."""
-    report, expected = (summarize(entries_of(one.records)) for one in (run, twin))
+    report, expected = summarize(run.entries), summarize(twin.entries)
     spans, twin_spans = _spans(run), _spans(twin)
     wall_s, twin_wall_s = run.ended - run.began, twin.ended - twin.began
     told = tuple(_tell(run, spans))
@@ -261,7 +260,7 @@ def _ledger(report: Report) -> list[tuple[int, int, int, bool]]:
 
 
 def _spans(run: FollowedRun) -> tuple[Span, ...]:
-    return spans_of(entries_of(run.records), run.began, run.ended)
+    return spans_of(run.entries, run.began, run.ended)
 
 
 def _named(spans: Sequence[Span]) -> dict[str, int]:

@@ -10,10 +10,17 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 from extended import extended
-from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import (
+    EVEN,
+    LONG,
+    PreparedJob,
+    Undisturbed,
+    assert_whole,
+    listeners_of,
+    request_of,
+)
 
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
@@ -46,16 +53,10 @@ def test_nobody_listens_beyond_the_loopback_interface(
 ) -> None:
     with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
         running.wait_for("step", step=20)
-        processes = running.processes()
-        listening = {
-            (processes[found.pid], found.laddr.ip)
-            for found in psutil.net_connections("tcp")
-            if found.status == psutil.CONN_LISTEN and found.pid in processes
-        }
+        names, listening = listeners_of(running)
         job = running.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-    names = set(processes.values())
     assert names >= {"holdfast-agent", "holdfast-w0", "holdfast-w1", "holdfast-w2", LAUNCHER}
     assert LAUNCHER in {name for name, _ in listening}
     assert [found for found in listening if not ipaddress.ip_address(found[1]).is_loopback] == []

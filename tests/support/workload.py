@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from holdfast.recovery.fault import parse_fault
 from holdfast.testing import JobRequest, JobRun, RunningJob
 
@@ -134,3 +136,14 @@ def assert_refused(job: JobRun, exit_code: int, *words: str) -> None:
     assert [word for word in words if word not in errors[0]] == []
     assert "Traceback" not in job.stderr
     assert job.leftovers == ()
+
+
+def listeners_of(running: RunningJob) -> tuple[set[str], set[tuple[str, str]]]:
+    """Return the names of a job's processes, and each that listens with its address."""
+    processes = running.processes()
+    listening = {
+        (processes[found.pid], found.laddr.ip)
+        for found in psutil.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN and found.pid in processes and found.laddr
+    }
+    return set(processes.values()), listening

@@ -13,10 +13,9 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from extended import shortened
-from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, listeners_of, request_of
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.writer_link import KILLED_SETTLES_WITHIN_S
@@ -162,15 +161,10 @@ def test_nobody_listens_beyond_the_loopback_interface(
     options = ["--no-shrink", "--mpiexec", str(mpiexec)]
     with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
         running.wait_for("step", step=20)
-        processes = running.processes()
-        listening = {
-            (processes[found.pid], found.laddr.ip)
-            for found in psutil.net_connections("tcp")
-            if found.status == psutil.CONN_LISTEN and found.pid in processes
-        }
+        names, listening = listeners_of(running)
         job = running.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-    assert {"holdfast-agent", "holdfast-w0", "holdfast-w1"} <= {*processes.values()}
+    assert {"holdfast-agent", "holdfast-w0", "holdfast-w1"} <= names
     assert listening
     assert [found for found in listening if not ipaddress.ip_address(found[1]).is_loopback] == []

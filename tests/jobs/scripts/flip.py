@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
 import numpy as np
 
-from examples import load
-from holdfast import Trainer
+from examples import flags_of_workload, load, train
 
 example = load("02_custom_replica")
 
@@ -36,18 +34,9 @@ class Flipping(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         return True
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload()
 parser.add_argument("--flip-after", type=int, required=True)
 parser.add_argument("--marker", type=Path, required=True)
 options = parser.parse_args()
 
-Trainer(
-    lambda: Flipping(options.features, 10, options.flip_after, options.marker),
-    example.clusters(options.samples, options.features, 10),
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-).run()
+train(example, lambda: Flipping(options.features, 10, options.flip_after, options.marker), options)

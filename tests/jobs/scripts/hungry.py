@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
 
 import numpy as np
 
-from examples import load
-from holdfast import Trainer
+from examples import flags_of_workload, load, train
 
 example = load("02_custom_replica")
 
@@ -41,19 +39,8 @@ class Hungry(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         return self._is_eater
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
-    parser.add_argument(f"--{name}", type=int, required=True)
-for name in ("from-step", "mib-a-step"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload("pause-ms", "from-step", "mib-a-step")
 parser.add_argument("--eater", type=Path, required=True, help="made by the first one to eat")
 options = parser.parse_args()
 
-Trainer(
-    Hungry,
-    example.clusters(options.samples, options.features, 10),
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-).run()
+train(example, Hungry, options)

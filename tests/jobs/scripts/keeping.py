@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 
-from examples import load
-from holdfast import Trainer
+from examples import flags_of_workload, load, train
 
 example = load("02_custom_replica")
 
@@ -21,17 +19,7 @@ class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         time.sleep(options.pause_ms / 1e3)
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload("pause-ms")
 options = parser.parse_args()
 
-Trainer(
-    lambda: Paced(options.features, 10),
-    example.clusters(options.samples, options.features, 10),
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-    keep_every=options.save_every,
-).run()
+train(example, lambda: Paced(options.features, 10), options, keep_every=options.save_every)

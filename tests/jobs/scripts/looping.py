@@ -5,7 +5,6 @@ The mistake happens on as many workers as asked for, and then no more.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import re
@@ -15,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples import load
-from holdfast import Trainer
+from examples import flags_of_workload, load, train
 from holdfast.runtime.model.replica import Microbatch
 
 example = load("02_custom_replica")
@@ -81,9 +79,7 @@ def may_happen() -> bool:
     return False
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload()
 parser.add_argument("--mistake", choices=MISTAKES, required=True)
 parser.add_argument("--after", type=int, default=5, help="updates that go well before")
 parser.add_argument("--poison", type=int, default=100, help="the sample that is fatal")
@@ -93,11 +89,4 @@ options = parser.parse_args()
 
 data = example.clusters(options.samples, options.features, 10)
 poison = float(data.read(np.array([options.poison]))[0][0, 0])
-result = Trainer(
-    lambda: Mistaken(options.features, poison),
-    data,
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-).run()
+result = train(example, lambda: Mistaken(options.features, poison), options)

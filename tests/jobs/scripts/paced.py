@@ -6,14 +6,12 @@ gate all workers wait for the test, after so many updates of their own.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
 import numpy as np
 
-from examples import load
-from holdfast import Trainer
+from examples import flags_of_workload, load, train
 
 example = load("02_custom_replica")
 
@@ -44,23 +42,16 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload("pause-ms")
 parser.add_argument("--linger", type=Path, help="do not end before this file exists")
 parser.add_argument("--gates", type=Path, help="where a file for each gate opens it")
 parser.add_argument("--gate-steps", type=int, nargs="*", default=(), help="the gates' updates")
 parser.add_argument("--trace", type=Path, help="gets a line for each update of each worker")
 options = parser.parse_args()
 
-result = Trainer(
-    lambda: Paced(options.features, options.pause_ms / 1e3, options.trace),
-    example.clusters(options.samples, options.features, 10),
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-).run()
+result = train(
+    example, lambda: Paced(options.features, options.pause_ms / 1e3, options.trace), options
+)
 if result.is_first and options.linger:
     wait_for(options.linger)
 if result.is_first:

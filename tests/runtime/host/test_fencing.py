@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,17 +11,23 @@ import pytest
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.evidence.stacks import MOST_S, Frame, Stacks, Thread
-from holdfast.runtime.host import fencing as module
+from holdfast.runtime.host import silence as module
 from holdfast.runtime.host.fencing import Fencing
+from holdfast.runtime.host.host_messages import Found, Inquire
+from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
 
 
 class FakeWorker:
-    """A worker that lives as long as nobody kills it."""
+    """A worker that lives as long as nobody kills it, as its host and as its launch know it."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, host: FakeHost) -> None:
+        self.host = host
+        self.generation = 1
+        self.failure = ""
+        self.characters_read = 0
         self.worker = WorkerId(worker)
         self.pid = 100 + worker
         self.page = WorkerStatus.create()
@@ -40,13 +47,33 @@ class FakeWorker:
     def view(self) -> HeartbeatView:
         return HeartbeatView(self.page.counter, self.page.phase)
 
-    def fence(self, limit: str, seconds: float) -> None:
-        self.limit = limit
-        self.kill(f"{limit} {seconds:.1f}")
+    @property
+    def is_gone(self) -> bool:
+        return self.is_buried
 
-    def kill(self, why: str) -> None:
+    def kill(self, why: str, limit: str | None = None) -> None:
         self.is_condemned = True
+        self.limit = limit
         self.causes.append(why)
+
+
+class FakeHost:
+    """The host of the workers: it asks them what they do."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def post(self, message: Inquire, fds: Sequence[int] = ()) -> None:
+        for worker in message.workers:
+            asked: Any = self._world.workers[worker]
+            answer = partial(self._answer, message.case, asked)
+            self._world.silence.ask(asked, answer, is_evidence=message.is_evidence)
+        self._world.silence.answer_at_once()
+
+    def _answer(self, case: int, asked: Any, inquiry: FakeInquiry) -> None:
+        seen = inquiry.stacks
+        about = (seen.where, str(seen), seen.is_reading, asked.samples)
+        self._world.fencing.found(Found(case, 1, asked.worker, *about))
 
 
 class FakeInquiry:
@@ -76,8 +103,11 @@ class World:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.workers = [FakeWorker(n) for n in range(3)]
+        self.workers = [FakeWorker(n, FakeHost(self)) for n in range(3)]
         self.fencing = Fencing(self.told.append, heartbeat_timeout_s=2.0)
+        self.silence = SilenceWatch(
+            self.told.append, lambda worker, why, limit: worker.kill(why, limit), 2.0
+        )
         self.now = 50.0
         self.read: dict[int, int] = {}
 
@@ -86,8 +116,19 @@ class World:
             self.now += 0.1
             for worker in beating:
                 self.workers[worker].page.beat()
-            living = [w for w in self.workers if not w.is_condemned]
-            self.fencing.poll(living, self.now)  # type: ignore[arg-type]
+            living: Any = [w for w in self.workers if not w.is_condemned]
+            is_one_silent = self.silence.poll(living, self.now)
+            for worker in self.workers:
+                worker.characters_read = self.read.get(worker.pid, 0)
+            self.fencing.poll(living, self.now, is_one_silent=is_one_silent)
+
+    def begin(self, stall_timeout_s: float | None) -> None:
+        self.fencing.begin(stall_timeout_s)
+        self.silence.close()
+
+    @property
+    def is_inquiring(self) -> bool:
+        return self.fencing.is_inquiring or self.silence.is_inquiring
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.told if message["kind"] == kind]
@@ -97,7 +138,6 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(module, "Inquiry", FakeInquiry)
     world = World()
-    monkeypatch.setattr(module, "characters_read", lambda pid: world.read.get(pid, 0))
     yield world
     FakeInquiry.all.clear()
     for worker in world.workers:
@@ -105,9 +145,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     world.pass_time(2.2, 1, 2)
-    assert world.fencing.is_inquiring
+    assert world.is_inquiring
     assert world.told == []
 
     FakeInquiry.all[0].answer()
@@ -117,12 +157,13 @@ def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None
     assert (fenced["worker"], fenced["limit"]) == (0, "heartbeat")
     assert fenced["where"] == "contribute (train.py:42)"
     assert world.workers[0].stacks is SEEN
-    assert [cause.split()[0] for cause in world.workers[0].causes] == ["heartbeat"]
-    assert not world.fencing.is_inquiring
+    assert [cause[:13] for cause in world.workers[0].causes] == ["fenced after "]
+    assert world.workers[0].causes[0].endswith(" s of silence")
+    assert not world.is_inquiring
 
 
 def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
 
     world.pass_time(2.3 + MOST_S, 1, 2)
 
@@ -132,7 +173,7 @@ def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World)
 
 
 def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
     world.pass_time(MOST_S + 0.1, 0, 1, 2)
@@ -141,14 +182,14 @@ def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world
 
 
 def test_worker_that_dies_while_it_is_asked_is_not_fenced(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
     world.workers[0].is_buried = world.workers[0].is_condemned = True
     world.pass_time(MOST_S + 0.1, 1, 2)
 
     assert world.told == []
-    assert not world.fencing.is_inquiring
+    assert not world.is_inquiring
 
 
 def all_wait_for_worker_0(world: World) -> None:
@@ -157,7 +198,7 @@ def all_wait_for_worker_0(world: World) -> None:
 
 
 def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
-    world.fencing.begin(20.0)
+    world.begin(20.0)
     all_wait_for_worker_0(world)
 
     world.pass_time(19.0, 0, 1, 2)
@@ -169,11 +210,12 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     world.pass_time(1.0 + 3 * MOST_S, 0, 1, 2)
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["limit"]) == (0, "stall")
+    assert world.workers[0].causes[0].endswith(" s at one piece of work")
     assert len(world.of_kind("worker_suspected")) == 1
 
 
 def test_place_of_a_worker_that_all_wait_for_is_found_out_once_for_people(world: World) -> None:
-    world.fencing.begin(None)
+    world.begin(None)
     all_wait_for_worker_0(world)
 
     world.pass_time(5.2, 0, 1, 2)
@@ -197,9 +239,10 @@ def fails(world: World, *workers: int) -> None:
 
 
 def test_worker_whose_training_has_failed_is_killed_if_all_others_wait_for_it(world: World) -> None:
-    world.fencing.begin(0.0)  # no limit for stalls: nobody needs to guess here
+    world.begin(0.0)  # no limit for stalls: nobody needs to guess here
     all_wait_for_worker_0(world)
     fails(world, 0)
+    world.workers[0].failure = "ValueError: odd"
 
     world.pass_time(2.0, 0, 1, 2)
     assert world.told == []
@@ -207,12 +250,14 @@ def test_worker_whose_training_has_failed_is_killed_if_all_others_wait_for_it(wo
 
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["limit"], fenced["phase"]) == (0, "failed", "failed")
+    caught = " s in its script, which has caught the error of its training: ValueError: odd"
+    assert world.workers[0].causes[0].endswith(caught)
 
 
 def test_nobody_is_killed_while_another_one_trains_or_if_all_have_failed_alike(
     world: World,
 ) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     all_wait_for_worker_0(world)
     fails(world, 1)
     world.pass_time(20.0, 0, 1, 2)
@@ -224,7 +269,7 @@ def test_nobody_is_killed_while_another_one_trains_or_if_all_have_failed_alike(
 
 
 def test_never_means_never(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     all_wait_for_worker_0(world)
 
     world.pass_time(2000.0, 0, 1, 2)
@@ -234,7 +279,7 @@ def test_never_means_never(world: World) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.RESTORING, Phase.CONCLUDING, Phase.LEAVING])
 def test_worker_outside_the_loop_may_take_its_time(world: World, phase: Phase) -> None:
-    world.fencing.begin(2.0)
+    world.begin(2.0)
     all_wait_for_worker_0(world)
     world.workers[0].page.phase = phase
 
@@ -244,7 +289,7 @@ def test_worker_outside_the_loop_may_take_its_time(world: World, phase: Phase) -
 
 
 def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(world: World) -> None:
-    world.fencing.begin(2.0)
+    world.begin(2.0)
     for worker in world.workers:
         worker.page.begin_turn(waits_for_peers=True)
 
@@ -268,7 +313,7 @@ def restore(world: World, **read: int) -> None:
 
 
 def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     restore(world, w0=100)
     world.pass_time(299.0, 0, 1, 2)
     assert world.told == []
@@ -281,7 +326,7 @@ def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: Worl
 
 
 def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     restore(world)
 
     for _ in range(8):
@@ -293,7 +338,7 @@ def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) ->
 
 def test_workers_that_wait_for_the_mend_of_the_writer_are_let_alone(world: World) -> None:
     """They read nothing while it reads and writes a whole step."""
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     restore(world)
 
     for _ in range(8):
@@ -307,7 +352,7 @@ def test_workers_that_wait_for_the_mend_of_the_writer_are_let_alone(world: World
 
 
 def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
 
     for read in range(8):
         restore(world, w0=read)
@@ -317,7 +362,7 @@ def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) ->
 
 
 def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     restore(world)
 
     world.pass_time(59.0, 1, 2)
@@ -329,7 +374,7 @@ def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World)
 
 def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: World) -> None:
     """As long as one has not come to its end, its script may take its time."""
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     for worker in world.workers:
         worker.page.phase = Phase.LEAVING
     for worker in world.workers[:2]:
@@ -348,10 +393,28 @@ def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: Worl
 
 
 def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:
-    world.fencing.begin(0.0)
+    world.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
-    world.fencing.begin(0.0)
+    world.begin(0.0)
 
     assert FakeInquiry.all[0].is_closed
-    assert not world.fencing.is_inquiring
+    assert not world.is_inquiring
+
+
+def test_worker_that_is_killed_while_it_is_asked_for_others_holds_up_nobody(world: World) -> None:
+    """Its host answers no more for it."""
+    world.begin(2.0)
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=True)
+    world.pass_time(10.3, 0, 1, 2)
+    for inquiry in FakeInquiry.all[1:]:
+        inquiry.answer()
+    world.pass_time(0.1, 0, 1, 2)
+    assert world.told == []
+
+    world.workers[0].kill("guard lost")
+    world.fencing.drop(world.workers[0].worker)
+
+    (stalled,) = world.of_kind("stalled")
+    assert stalled["workers"] == [1, 2]

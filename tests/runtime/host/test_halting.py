@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.halting import Halting, look_at_ends
-from holdfast.runtime.host.hosted_worker import HostedLaunch, HostedWorker
-from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.host.host_messages import Down
+from holdfast.runtime.host.hosted_worker import HostedWorker
+from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag, WorkerStatus
 
 
@@ -175,36 +174,41 @@ def test_no_worker_that_answers_ends_the_launch() -> None:
     ]  # fmt: skip
 
 
+class FakeHost:
+    """A host that has the workers' statuses, and does nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[Down] = []
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        self.told.append(message)
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        return WorkerStatus.mirror()
+
+
 class Ending:
     """Workers 4 and 7 of a launch, and what is told on their behalf."""
 
     def __init__(self) -> None:
-        launch = HostedLaunch(worker_config(4, (4, 7)), {})
-        self.workers = [HostedWorker(worker, launch) for worker in launch.workers]
+        self.host = FakeHost()
+        self.workers = [HostedWorker(WorkerId(worker), 1, self.host) for worker in (4, 7)]
         self.told: list[tuple[int, Message]] = []
+        self.leaves = False
 
     def come(self, *ends: tuple[int, bool]) -> None:
         """Let each worker have begun so many trainings, and perhaps end; then look."""
         for hosted, (trainings, is_at_end) in zip(self.workers, ends, strict=True):
             hosted.trainings, hosted.is_at_end = trainings, is_at_end
         all_workers = (WorkerId(2), WorkerId(4), WorkerId(7))  # 2 has died before
-        look_at_ends(self.workers, all_workers, lambda *told: self.told.append(told))
+        self.leaves = look_at_ends(self.workers, all_workers, lambda *told: self.told.append(told))
 
-    def heard(self) -> list[list[str]]:
-        """Return what each worker was told."""
-        return [self._heard(hosted) for hosted in self.workers]
-
-    def _heard(self, hosted: HostedWorker) -> list[str]:
-        worker = Channel.adopt(os.dup(hosted.their_fds[0]))
-        kinds = [message["kind"] for message in worker.drain()]
-        worker.close()
-        return kinds
+    def may_leave(self) -> list[bool]:
+        return [hosted.may_leave for hosted in self.workers]
 
     def close(self) -> None:
         for hosted in self.workers:
             hosted.close()
-            os.close(hosted.stdout_fd)
-            os.close(hosted.stderr_fd)
 
 
 @pytest.fixture
@@ -217,11 +221,11 @@ def ending() -> Iterator[Ending]:
 @pytest.mark.parametrize("trainings", [0, 1, 3])
 def test_workers_leave_together(ending: Ending, trainings: int) -> None:
     ending.come((trainings, True), (trainings, False))
-    assert ending.heard() == [[], []]
+    assert (ending.leaves, ending.may_leave()) == (False, [False, False])
 
     ending.come((trainings, True), (trainings, True))
 
-    assert ending.heard() == [["leave"], ["leave"]]
+    assert (ending.leaves, ending.may_leave()) == (True, [True, True])
     assert ending.told == []
 
 
@@ -230,7 +234,7 @@ def test_worker_does_not_wait_for_one_that_is_condemned(ending: Ending) -> None:
 
     ending.come((1, True), (2, False))
 
-    assert ending.heard()[0] == ["leave"]
+    assert (ending.leaves, ending.may_leave()) == (True, [True, False])
 
 
 def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(

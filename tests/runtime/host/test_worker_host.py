@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from configs import worker_config
 
+from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import ForkRequest, PoolSettings
@@ -33,7 +34,7 @@ LAUNCH = HostedLaunch(CONFIG, {})
 class FakePool:
     """A pool that keeps what was asked of it."""
 
-    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: WorkerHost) -> None:
+    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: HostPart) -> None:
         self.pages: dict[int, WorkerStatus] = {}
         self.controls: dict[int, Channel] = {}
         """The workers' ends of their channels."""
@@ -62,7 +63,7 @@ class FakePool:
 class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
-    def __init__(self, reactor: Reactor, owner: WorkerHost, on_files: object) -> None:
+    def __init__(self, reactor: Reactor, owner: HostPart, on_files: object) -> None:
         self.told: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
         self.replaced: list[str] = []
@@ -128,7 +129,7 @@ class Host:
     def fork(self, worker: int) -> None:
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self._processes.append(process)
-        self.real.on_forked(1, worker, process.pid)
+        self.real.part.on_forked(1, worker, process.pid)
 
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
@@ -143,7 +144,7 @@ class Host:
     def answer(self, kind: str, attempt: int, **fields: object) -> None:
         """Let the writer tell the outcome of a save, of step 30 unless told otherwise."""
         message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
-        self.real.on_written(message)
+        self.real.part.on_written(message)
 
     def pass_time(self, seconds: float, *beating: int) -> None:
         """Look four times a second while the given workers beat."""
@@ -203,8 +204,8 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr("holdfast.runtime.host.worker_host.WarmPool", FakePool)
-    monkeypatch.setattr("holdfast.runtime.host.worker_host.WriterLink", FakeWriter)
+    monkeypatch.setattr("holdfast.runtime.host.host_part.WarmPool", FakePool)
+    monkeypatch.setattr("holdfast.runtime.host.host_part.WriterLink", FakeWriter)
     host = Host()
     host.fork(0)
     host.fork(1)
@@ -325,7 +326,7 @@ def test_saves_go_on_again_once_the_run_directory_takes_one(host: Host) -> None:
 
 
 def test_sentence_of_the_writer_is_shown(host: Host) -> None:
-    host.real.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
+    host.real.part.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 
     assert host.notices == ["checkpoints are at risk: no sync"]
 
@@ -347,7 +348,7 @@ def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: H
 
 def test_want_of_memory_is_told_once(host: Host) -> None:
     full = [Usage(Resource.MEMORY, "the host", 2**24, 2**24 + 2**19)]
-    host.real._memory = SaveMemory(lambda: full)
+    host.real.part._memory = SaveMemory(lambda: full)
 
     answers = [host.ask(worker, QUESTION) for worker in (0, 1)]
 
@@ -385,7 +386,7 @@ def test_killed_worker_that_does_not_end_is_written_off(
     """SIGKILL does nothing to a process that hangs in the kernel."""
     for rank in (0, 1):
         host.guard(rank)
-    monkeypatch.setattr("holdfast.runtime.host.hosted_worker.kill_group", lambda pid: None)
+    monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
     host.real.kill_all("killed with its launch")
     host.pass_time(UNKILLABLE_AFTER_S)
@@ -441,7 +442,7 @@ def test_worker_that_no_descriptor_is_left_for_is_given_up(
     host.real.begin(replace(LAUNCH, config=replace(LAUNCH.config, generation=2)))
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    host.real.on_forked(2, 1, process.pid)
+    host.real.part.on_forked(2, 1, process.pid)
     monkeypatch.undo()
 
     exited = host.events[-1]

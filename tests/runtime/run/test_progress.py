@@ -363,10 +363,10 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
 
     one.place = "stall (train.py:7)"
 
-    fields = describe(one, 0.12345, 12.3456)
+    fields = describe(one, 4096, 0.12345, 12.3456)
 
-    assert (describe(one, 0.1)["standing_s"], describe(one, 0.1)["where"]) == (None, "")
-    assert fields.pop("resident_bytes") > 1 << 20
+    assert (describe(one, 4096, 0.1)["standing_s"], describe(one, 4096, 0.1)["where"]) == (None, "")
+    assert fields.pop("resident_bytes") == 4096
     assert fields == {
         "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
         "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
@@ -374,14 +374,14 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
 
 
 def test_worker_without_a_process_has_neither_memory_nor_a_heartbeat(hosted: list[Hosted]) -> None:
-    fields = describe(hosted[0], None)
+    fields = describe(hosted[0], None, None)
 
     assert (fields["pid"], fields["resident_bytes"], fields["silent_s"]) == (None, None, None)
     assert (fields["phase"], fields["step"]) == ("starting", 0)
 
 
 def test_worker_of_a_message_is_the_one_that_was_described(hosted: list[Hosted]) -> None:
-    found = WorkerReport.of(describe(hosted[1], 2.0))
+    found = WorkerReport.of(describe(hosted[1], None, 2.0))
 
     assert found == WorkerReport(1, None, "starting", 0, 0, None, 2.0)
 
@@ -392,7 +392,7 @@ def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
 
 
 def test_field_that_this_version_does_not_know_makes_a_worker_none(hosted: list[Hosted]) -> None:
-    assert WorkerReport.of(describe(hosted[0], None) | {"colour": "blue"}) is None
+    assert WorkerReport.of(describe(hosted[0], None, None) | {"colour": "blue"}) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import psutil
 import pytest
 
+from holdfast.runtime.run.entries import name_of
 from holdfast.runtime.tools import followed_run
 from holdfast.runtime.tools.followed_run import (
     MOST_IDLE_JOBS,
@@ -39,8 +40,14 @@ GOES_ON = "trap 'exit 0' CONT; say launch; while :; do sleep 0.05; done"
 
 _WORDS = """
 mkdir -p {0}
-say() {{ echo '{{"event": "'$1'"}}' >> {0}/journal.jsonl; }}
-step() {{ echo '{{"event": "step", "step": '$1'}}' >> {0}/journal.jsonl; }}
+fields() {{
+    echo '"now": 1, "time": 1, "workers": [0], "epoch": 1, "seconds": 1, "samples": 1'
+}}
+append() {{
+    echo '{{"event": "'$1'", "step": '$2', "generation": 1, '$(fields)'}}' >> {0}/journal.jsonl
+}}
+say() {{ append $1 1; }}
+step() {{ append step $1; }}
 """
 
 Follow: TypeAlias = Callable[..., FollowedRun]
@@ -70,7 +77,7 @@ def test_job_that_ends_well_is_the_only_one(follow: Follow) -> None:
     done = follow("say launch; say completed")
 
     assert done.exit_codes == (0,)
-    assert [record["event"] for record in done.records] == ["launch", "completed"]
+    assert [name_of(entry.event) for entry in done.entries] == ["launch", "completed"]
     assert (done.failure, done.evidence, done.leftovers) == (None, "", ())
     assert done.began < done.ended
 
@@ -80,7 +87,7 @@ def test_job_that_was_stopped_early_is_started_again(follow: Follow) -> None:
     done = follow("step 1; exit 75", "step 2")
 
     assert done.exit_codes == (75, 0)
-    assert [record["step"] for record in done.records] == [1, 2]
+    assert [entry.event.step for entry in done.entries] == [1, 2]
 
 
 @pytest.mark.process

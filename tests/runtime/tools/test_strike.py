@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_entries import entry
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.tools.strike import (
@@ -219,9 +220,9 @@ def test_pick_reaches_both_ends_and_nothing_else() -> None:
 def _progress(*events: str, step: int = 0) -> Progress:
     progress = Progress()
     for event in events:
-        progress.saw({"event": event})
+        progress.saw(entry(event, 1.0))
     if step:
-        progress.saw({"event": "step", "step": step})
+        progress.saw(entry("step", 1.0, step=step))
     return progress
 
 
@@ -242,9 +243,9 @@ def test_strike_waits_for_its_step_and_a_rollback_does_not_undo_it() -> None:
     progress = _progress(step=4)
 
     assert _due(agenda, 0, progress) == ["kill pool at step 4"]
-    progress.saw({"event": "step", "step": 2})
+    progress.saw(entry("step", 2.0, step=2))
     assert _due(agenda, 0, progress) == []
-    progress.saw({"event": "step", "step": 6})
+    progress.saw(entry("step", 3.0, step=6))
     assert _due(agenda, 0, progress) == ["kill agent at step 5"]
 
 

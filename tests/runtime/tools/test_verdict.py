@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_entries import line
+from journal_entries import entry
 
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.tools import verdict as verdict_module
 from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms
 from holdfast.runtime.tools.strike import (
@@ -46,14 +46,14 @@ from holdfast.runtime.tools.verdict import (
     unexplained,
 )
 
-CALM_RECORDS: tuple[Record, ...] = (
-    line("job_started", 0.5),
-    line("launch", 0.5),
-    line("step", 2.0, seconds=1.0, step=6, samples=40),
-    line("completed", 2.5, step=6, sha256="aa"),
+CALM_ENTRIES: tuple[Entry[Any], ...] = (
+    entry("job_started", 0.5),
+    entry("launch", 0.5),
+    entry("step", 2.0, seconds=1.0, step=6, samples=40),
+    entry("completed", 2.5, step=6, sha256="aa"),
 )
 
-CALM = FollowedRun((0,), 0.0, 3.0, CALM_RECORDS, (), ())
+CALM = FollowedRun((0,), 0.0, 3.0, CALM_ENTRIES, (), ())
 
 PLAN = parse_plan("kill agent at step 2\nfull stderr at step 3")
 
@@ -166,18 +166,20 @@ def test_directory_that_cannot_be_had_is_refused_before_any_run(
     assert runs.asked == []
 
 
-def _records(sha256: str = "aa", samples: int = 40, *, exact: bool = True) -> tuple[Record, ...]:
+def _entries(
+    sha256: str = "aa", samples: int = 40, *, exact: bool = True
+) -> tuple[Entry[Any], ...]:
     return (
-        line("job_started", 0.5),
-        line("launch", 0.5),
-        line("step", 2.0, seconds=1.0, step=1, samples=40),
-        line("epoch", 2.0, epoch=1, step=1, ledger={"samples": samples, "exact": exact}),
-        line("completed", 2.5, step=1, sha256=sha256),
-        line("job_ended", 2.6),
+        entry("job_started", 0.5),
+        entry("launch", 0.5),
+        entry("step", 2.0, seconds=1.0, step=1, samples=40),
+        entry("epoch", 2.0, epoch=1, step=1, ledger={"samples": samples, "exact": exact}),
+        entry("completed", 2.5, step=1, sha256=sha256),
+        entry("job_ended", 2.6),
     )
 
 
-TWIN = FollowedRun((0,), 0.0, 3.0, _records(), (), ())
+TWIN = FollowedRun((0,), 0.0, 3.0, _entries(), (), ())
 
 
 def test_run_like_its_twin_is_good() -> None:
@@ -193,10 +195,10 @@ def test_run_like_its_twin_is_good() -> None:
     ("changes", "complaint"),
     [
         ({"failure": "nothing has moved for 9 s"}, "not survived: nothing has moved for 9 s"),
-        ({"records": _records("bb")}, "wrong bytes: bb instead of aa"),
-        ({"records": ()}, "wrong bytes: None instead of aa"),
-        ({"records": _records(samples=39)}, "another ledger"),
-        ({"records": _records(exact=False)}, "another ledger"),
+        ({"entries": _entries("bb")}, "wrong bytes: bb instead of aa"),
+        ({"entries": ()}, "wrong bytes: None instead of aa"),
+        ({"entries": _entries(samples=39)}, "another ledger"),
+        ({"entries": _entries(exact=False)}, "another ledger"),
         ({"leftovers": ("process 3 holdfast-w1",)}, "left behind: process 3 holdfast-w1"),
         ({"exit_codes": (-11, 0)}, "the supervisor died of signal 11"),
     ],
@@ -243,12 +245,12 @@ def test_good_verdict_tells_how_many_strikes_were_missed(
     struck = tuple(Struck(kill, 0.75, 0, victim) for victim in strikes)
 
     assert judge(dataclasses.replace(TWIN, struck=struck), TWIN).in_words == words
-    bad = judge(dataclasses.replace(TWIN, struck=struck, records=_records("bb")), TWIN)
+    bad = judge(dataclasses.replace(TWIN, struck=struck, entries=_entries("bb")), TWIN)
     assert bad.in_words == "BAD"
 
 
 def test_wrong_bytes_come_with_the_way_to_suspect_the_script() -> None:
-    run = dataclasses.replace(TWIN, records=_records("bb"))
+    run = dataclasses.replace(TWIN, entries=_entries("bb"))
     hit = Struck(parse_strike("kill worker at 1s"), 0.75, 0, "77 holdfast-w0")
 
     assert "look for a seed from the clock" in judge(run, TWIN).complaints[0]
@@ -263,11 +265,11 @@ def test_percentile_is_a_value_that_was_measured(part: float, expected: float) -
     assert percentile([4.0, 1.0, 2.0, 3.0], part) == expected
 
 
-REPAIRED: tuple[Record, ...] = (
-    line("launch", 10.5),
-    line("step", 12.0, seconds=1.0, step=1, samples=40, generation=1),
-    line("step", 15.0, seconds=1.0, step=2, samples=40, generation=2),
-    line("completed", 15.5, step=2, sha256="aa"),
+REPAIRED: tuple[Entry[Any], ...] = (
+    entry("launch", 10.5),
+    entry("step", 12.0, seconds=1.0, step=1, samples=40, generation=1),
+    entry("step", 15.0, seconds=1.0, step=2, samples=40, generation=2),
+    entry("completed", 15.5, step=2, sha256="aa"),
 )
 """Two steps, and a repair from 12 to 14 s between them."""
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from holdfast import Trainer
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from examples import load
+from examples import flags_of_workload, load, train
 
 example = load("02_custom_replica")
 
@@ -46,18 +43,9 @@ class Weighty(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
             array[...] = state[name]
 
 
-parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features"):
-    parser.add_argument(f"--{name}", type=int, required=True)
+parser = flags_of_workload()
 for name in ("pause-ms", "state-mib", "tensors"):
     parser.add_argument(f"--{name}", type=int, default=0)
 options = parser.parse_args()
 
-Trainer(
-    Weighty,
-    example.clusters(options.samples, options.features, 10),
-    global_batch=options.global_batch,
-    epochs=options.epochs,
-    validation=example.clusters(100, options.features, 10),
-    save_every=options.save_every,
-).run()
+train(example, Weighty, options)

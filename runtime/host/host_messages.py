@@ -1,0 +1,282 @@
+"""What the launch part and a host part tell each other, and the way that a message takes.
+
+The *launch part* (`LaunchPart`) decides about all workers of a launch.  A *host part* (`HostPart`)
+has the processes of one host and does what needs its kernel.  They share no object but the status
+of each worker, of which every word has one writer: on another host it may be a mirror.  So a job
+on one host runs the code of one on several, and a message may go through a queue or as JSON.
+
+Messages to one peer arrive in the order in which they were sent, and one at a time.  The numbers
+of a launch and of a worker in it name a worker, and a message about one that is gone is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.worker_status import WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class BeginLaunch:
+    """Another launch begins; nobody is watched before ``Watch``, and ``speaker`` is shown."""
+
+    generation: int
+    speaker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class MakeWorker:
+    """Make the worker of this configuration; it waits for its guard."""
+
+    config: WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LetBegin:
+    """The guard of a worker has come: the worker begins, with what its rank has got from mpiexec.
+
+    Descriptors may lie beside it, for launchers that hand a rank its connection.
+    """
+
+    generation: int
+    worker: WorkerId
+    environment: Mapping[str, str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """mpiexec starts ranks: from now on a silent worker is fenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """Kill a worker, or as soon as it exists; the first reason is kept."""
+
+    generation: int
+    worker: WorkerId
+    why: str
+    limit: str | None = None
+    """The limit that it was killed for, None for any other death."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetLeave:
+    """The scripts of all workers, on all hosts, have come to their end."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """Find out what workers do; each one that is alive then is ``Found``."""
+
+    case: int
+    generation: int
+    workers: tuple[WorkerId, ...]
+    is_evidence: bool = True
+    """Whether it belongs to the death of such a worker, if that follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """No worker of the launch lives on any host: write what is complete in memory."""
+
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Forget all workers, although their processes may hang in the kernel, and begin anew."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """Show the lines of this worker, and of no other one."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Tell what only the host knows of its workers, for a person who asks."""
+
+
+Down = (
+    BeginLaunch
+    | MakeWorker
+    | LetBegin
+    | Watch
+    | KillWorker
+    | LetLeave
+    | Inquire
+    | Settle
+    | Abandon
+    | Speak
+    | Describe
+)
+"""What a host part is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker has its process."""
+
+    generation: int
+    worker: WorkerId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker has sent a report that is no business of its host."""
+
+    generation: int
+    worker: WorkerId
+    report: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A worker runs no code any more: its guard may go, so that MPI tells the survivors."""
+
+    generation: int
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A worker that restores has read so many characters."""
+
+    generation: int
+    worker: WorkerId
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A look at the host is over."""
+
+    is_inquiring: bool
+    """Whether a worker is about to be killed for its silence."""
+    served: int
+    """How often the host's writer, which may mend for its workers, has told of its disk."""
+    read: tuple[Read, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a worker does, as far as it could be found out."""
+
+    case: int
+    generation: int
+    worker: WorkerId
+    where: str
+    stacks: str
+    is_reading: bool
+    samples: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The last word about a worker; who gets it closes the worker's status."""
+
+    generation: int
+    worker: WorkerId
+    event: Message
+    """The ``worker_exited`` event."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnswered:
+    """The writer's answer to a save, of kind ``saved`` or ``unsaved``."""
+
+    answer: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """All that was complete in the host's memory is written, or given up."""
+
+    step: int | None
+    """The newest step in it that is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event that is passed on as it is."""
+
+    event: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """A sentence for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a host knows of one of its workers, for a person who asks."""
+
+    generation: int
+    worker: WorkerId
+    resident_bytes: int | None
+    silent_s: float | None
+    """For how long its counter has stood still, None if it is not watched."""
+
+
+Up = (
+    Forked
+    | Reported
+    | Killed
+    | Seen
+    | Found
+    | Exited
+    | SaveAnswered
+    | Settled
+    | Told
+    | Noticed
+    | Described
+)
+"""What the launch part is told."""
+
+
+class HostLink(Protocol):
+    """A host, as the launch part sees it."""
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        """Tell the host part something; it owns ``fds`` from then on."""
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        """Return the status of a worker that it was told to make, or the mirror of that."""
+
+
+class Queue:
+    """Calls that are made one at a time, in order: a call from within a call waits for its end."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_calling = False
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make ``call``, now or when those before it are over."""
+        self._calls.append(call)
+        if self._is_calling:
+            return
+        self._is_calling = True
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            self._is_calling = False

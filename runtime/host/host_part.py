@@ -1,0 +1,354 @@
+"""One host's part of a launch: all that needs this kernel, and nothing that needs another host.
+
+It has the pool and the processes of the workers, their statuses, the memory of their saves, the
+link to the writer, and their output.  It decides alone who is silent, because that is measured with
+its own clock.  Everything else is decided by the launch part (`LaunchPart`), for all hosts at once.
+
+Above all it never settles by itself when its last worker is dead: only the launch part knows
+whether a worker lives on another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.evidence.stacks import Inquiry
+from holdfast.runtime.host.host_messages import (
+    Abandon,
+    BeginLaunch,
+    Describe,
+    Described,
+    Down,
+    Exited,
+    Forked,
+    Found,
+    Inquire,
+    Killed,
+    KillWorker,
+    LetBegin,
+    LetLeave,
+    MakeWorker,
+    Noticed,
+    Read,
+    Reported,
+    SaveAnswered,
+    Seen,
+    Settle,
+    Settled,
+    Speak,
+    Told,
+    Up,
+    Watch,
+)
+from holdfast.runtime.host.limits import HostLimits
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.pool_process import ForkRequest, PoolStart, WarmPool
+from holdfast.runtime.host.silence import SilenceWatch
+from holdfast.runtime.host.worker_process import WorkerProcess
+from holdfast.runtime.saving.save_memory import SaveMemory
+from holdfast.runtime.saving.writer_link import QUESTIONS, WriterLink
+from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.codec import encode
+from holdfast.runtime.system.processes import (
+    UNKILLABLE_AFTER_S,
+    characters_read,
+    reap_others,
+    resident_bytes,
+    wait_all_ended,
+)
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class HostPart:
+    """The workers of one host, and the pool and the writer that serve them."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        output: OutputForwarder,
+        tell: Callable[[Up], None],
+        *,
+        heartbeat_timeout_s: float,
+        pool: PoolStart,
+        on_files: Callable[[Channel], None] | None = None,
+    ) -> None:
+        """Start pool and writer.
+
+        ``tell`` takes messages to the launch part; ``on_files`` gets each writer's channel for the
+        run directory, on the host of the head.
+        """
+        self._reactor = reactor
+        self._output = output
+        self._tell = tell
+        self._silence = SilenceWatch(
+            lambda event: tell(Told(event)), self._kill, heartbeat_timeout_s
+        )
+        self._is_watching = False
+        self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
+        self._condemned_since: dict[tuple[int, WorkerId], float] = {}
+        self.pool = WarmPool(reactor, pool, self)
+        self.writer = WriterLink(reactor, self, on_files=on_files)
+        self.writer.start()
+        self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
+        self._of_saves: dict[object, Callable[[WorkerProcess, Message], None]] = {
+            "memory": self._give_memory,
+            "plan": lambda _, message: self.writer.plan(message),
+            "copied": lambda _, message: self.writer.copied(message),
+        }
+
+    def take(self, message: Down, fds: Sequence[int] = ()) -> None:
+        """Do what the launch part says; ``fds`` are owned from now on.
+
+        Raises:
+            OSError: a worker cannot be made, because the system has nothing to spare.
+        """
+        match message:
+            case BeginLaunch(_, speaker):
+                self._is_watching = False
+                self._silence.close()
+                self._output.speaker = speaker
+            case MakeWorker():
+                self._make(message)
+            case LetBegin():
+                self._let_begin(message, fds)
+            case Watch():
+                self._is_watching = True
+            case KillWorker(generation, worker, why, limit):
+                process = self._processes.get((generation, worker))
+                if process is not None:
+                    self._kill(process, why, limit)
+            case LetLeave(generation):
+                self._let_leave(generation)
+            case Inquire():
+                self._inquire(message)
+            case Settle(is_urgent):
+                self.writer.settle(
+                    lambda answer: self._tell(Settled(answer["step"])), is_urgent=is_urgent
+                )
+            case Abandon(why):
+                self._abandon(why)
+            case Speak(worker):
+                self._output.speaker = worker
+            case Describe():
+                self._describe()
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        """Return the status of a worker that was to be made."""
+        return self._processes[(generation, worker)].page
+
+    def poll(self, now: float, mpiexec: int | None = None) -> None:
+        """Fence silent workers, tell what was seen, and look at writer, pool and memory."""
+        watched = [process for process in self._living if process.pid is not None]
+        is_inquiring = self._silence.poll(watched if self._is_watching else [], now)
+        restoring = [process for process in watched if process.page.phase is Phase.RESTORING]
+        read = tuple(
+            Read(p.generation, p.worker, characters_read(p.pid)) for p in restoring if p.pid
+        )
+        self._tell(Seen(is_inquiring, self.writer.progress, read))
+        self.writer.poll(now)
+        self.pool.poll(now)
+        self._write_off_unkillable(now)
+        self._reap_strangers(mpiexec)
+
+    def _abandon(self, why: str) -> None:
+        for process in list(self._processes.values()):
+            if process.pid is None:
+                self.on_fork_failed(process.generation, process.worker, why)
+            else:
+                self._bury(process, process.write_off())
+        self.pool.abandon(why)
+        self.writer.replace(why)
+
+    def close(self) -> None:
+        """Wait for the workers, which were killed, if they end; then end pool and writer."""
+        self._silence.close()
+        self.pool.close()
+        processes = list(self._processes.values())
+        hanging = wait_all_ended([p.pid for p in processes if p.pid], UNKILLABLE_AFTER_S)
+        for process in processes:
+            if process.pid is None:
+                self.on_fork_failed(process.generation, process.worker, "the agent ends")
+            elif process.pid in hanging:
+                self._bury(process, process.write_off())
+            else:
+                self._on_end(process)
+        self.writer.close()
+        self._memory.close()
+
+    @property
+    def _living(self) -> list[WorkerProcess]:
+        """The workers that were not killed."""
+        return [process for process in self._processes.values() if not process.is_condemned]
+
+    def _make(self, order: MakeWorker) -> None:
+        config = order.config
+        process = WorkerProcess(config)
+        self._processes[(config.generation, config.worker)] = process
+        request = ForkRequest(
+            config.worker, config.generation, encode(config).decode(), process.their_fds
+        )
+        self.pool.request(request)
+
+    def _let_begin(self, message: LetBegin, fds: Sequence[int]) -> None:
+        process = self._processes.get((message.generation, message.worker))
+        if process is not None:
+            process.let_begin(message.environment, message.directory, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+
+    def _let_leave(self, generation: int) -> None:
+        for process in self._living:
+            if process.generation == generation:
+                process.answer({"kind": "leave"})
+
+    def _kill(self, process: WorkerProcess, why: str, limit: str | None = None) -> None:
+        """Kill a worker first, and then let MPI hear of it."""
+        process.kill(why, limit)
+        self._tell(Killed(process.generation, process.worker, why))
+
+    def _inquire(self, question: Inquire) -> None:
+        for worker in question.workers:
+            process = self._processes.get((question.generation, worker))
+            if process is not None:
+                answer = partial(self._found, question.case, process)
+                self._silence.ask(process, answer, is_evidence=question.is_evidence)
+        self._silence.answer_at_once()
+
+    def _found(self, case: int, process: WorkerProcess, inquiry: Inquiry) -> None:
+        self._tell(
+            Found(
+                case,
+                process.generation,
+                process.worker,
+                where=inquiry.stacks.where,
+                stacks=str(inquiry.stacks),
+                is_reading=inquiry.stacks.is_reading,
+                samples=process.samples,
+            )
+        )
+
+    def _describe(self) -> None:
+        silent_s = self._silence.silent_s
+        for process in self._processes.values():
+            resident = None if process.pid is None else resident_bytes(process.pid)
+            silent = silent_s.get(process.worker)
+            self._tell(Described(process.generation, process.worker, resident, silent))
+
+    def on_forked(self, generation: int, worker: int, pid: int) -> None:
+        """Take over a process that the pool has made."""
+        process = self._processes[(generation, WorkerId(worker))]
+        try:
+            end = process.join_process(pid)
+        except OSError as error:  # no descriptor is left
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
+            return
+        self._output.forward(process.stdout_fd, f"[w{worker}] ", 1, worker)
+        process.said = self._output.forward(process.stderr_fd, f"[w{worker}] ", 2, worker)
+        # a worker's last messages are handled before its death
+        self._reactor.watch(end, lambda: self._on_end(process), order=2)
+        self._reactor.watch_channel(
+            process.control,
+            lambda message: self._on_report(process, message),
+            lambda: self._on_control_end(process),
+        )
+        self._tell(Forked(generation, process.worker, pid))
+
+    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
+        """Give up a worker for which there is no process."""
+        process = self._processes[(generation, WorkerId(worker))]
+        os.close(process.stdout_fd)
+        os.close(process.stderr_fd)
+        self._bury(process, process.exit_event(1, f"not started: {message}"))
+
+    def on_pool_event(self, event: Message) -> None:
+        """Pass an event of the pool on."""
+        self._tell(Told(event))
+
+    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
+        """Forward the output of the pool itself."""
+        self._output.forward(stdout_fd, "[pool] ", 1)
+        self._output.forward(stderr_fd, "[pool] ", 2)
+
+    def on_written(self, answer: Message) -> None:
+        """Pass the outcome of a save on: workers of other hosts may wait for it, too."""
+        self._tell(SaveAnswered(answer))
+
+    def on_writer_records(self, message: Message) -> None:
+        """Pass records of the writer on, for the journal."""
+        self._tell(Told({**message, "source": "snapshot writer"}))
+
+    def on_writer_notice(self, notice: Message) -> None:
+        """Pass a sentence of the writer on."""
+        self._tell(Noticed(notice["text"]))
+
+    def _give_memory(self, process: WorkerProcess, question: Message) -> None:
+        """Answer a worker with the memory for its saves, and tell the writer of it once."""
+        found, is_new = self._memory.buffers(process.generation, question)
+        if is_new:
+            message = {**question, "launch": process.generation}
+            self.writer.use(message, found.fds)
+            if found.lack:
+                self._tell(Noticed(found.lack))
+        process.answer({"kind": "memory"}, found.fds)
+
+    def _on_report(self, process: WorkerProcess, report: Message) -> None:
+        kind = report.get("kind")
+        if kind in self._of_saves:
+            self._of_saves[kind](process, report)
+            return
+        if kind in QUESTIONS:
+            self.writer.ask(report, process.answer)
+            return
+        if kind == "records":
+            self._tell(Told({**report, "source": f"worker {process.worker}"}))
+            return
+        process.has_left |= kind == "leaving"
+        self._tell(Reported(process.generation, process.worker, report))
+
+    def _on_control_end(self, process: WorkerProcess) -> None:
+        """Kill a worker whose messages make no sense; the end of a dying one says nothing."""
+        if process.control.is_broken:
+            self._kill(process, "it sent its agent what is no message")
+
+    def _on_end(self, process: WorkerProcess) -> None:
+        with contextlib.suppress(ChannelError):
+            for message in process.control.drain():
+                self._on_report(process, message)
+        self._bury(process, process.reap())
+
+    def _bury(self, process: WorkerProcess, event: Message) -> None:
+        """Forget a worker, and tell its end."""
+        self._reactor.forget(process.control)
+        if process.end_fd is not None:
+            self._reactor.forget(process.end_fd)
+        process.close()
+        key = (process.generation, process.worker)
+        del self._processes[key]
+        self._condemned_since.pop(key, None)
+        self._tell(Exited(*key, event))
+
+    def _write_off_unkillable(self, now: float) -> None:
+        """Report the death of killed workers whose processes hang in the kernel."""
+        for key, process in list(self._processes.items()):
+            if not process.is_condemned or process.pid is None:
+                continue
+            if now - self._condemned_since.setdefault(key, now) > UNKILLABLE_AFTER_S:
+                self._bury(process, process.write_off())
+
+    def _reap_strangers(self, mpiexec: int | None) -> None:
+        """Reap orphans of workers and mpiexec; stop at a death that other code must see."""
+        ours = {process.pid for process in self._processes.values()}
+        if None not in ours:
+            reap_others(ours | {self.pool.pid, self.writer.pid, mpiexec})

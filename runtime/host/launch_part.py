@@ -1,0 +1,372 @@
+"""The part of the agent that decides for a launch, on all hosts that its workers live on.
+
+The invariant: *a worker lives exactly as long as its guard*.  If a guard is gone, its
+worker gets a SIGKILL.  If a worker ends without leaving, its guard gets one, and MPI tells
+the survivors.  A guard that loses its agent kills itself.  So every death becomes one that
+ULFM handles.
+
+The guards are all where mpiexec is, and so is this part.  It knows the hosts by their links alone
+(`host_messages`).  It decides over the workers of all of them: who comes on no more, when the
+scripts have come to their end, who saves in a halt, and that nobody lives any more, so that memory
+is settled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.fencing import Fencing
+from holdfast.runtime.host.halting import Halting, look_at_ends
+from holdfast.runtime.host.host_messages import (
+    Abandon,
+    BeginLaunch,
+    Describe,
+    Described,
+    Down,
+    Exited,
+    Forked,
+    Found,
+    HostLink,
+    Killed,
+    LetBegin,
+    LetLeave,
+    MakeWorker,
+    Noticed,
+    Reported,
+    SaveAnswered,
+    Seen,
+    Settle,
+    Settled,
+    Speak,
+    Told,
+    Up,
+    Watch,
+)
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.mpi_host import HostState
+from holdfast.runtime.run.progress import describe, short_report
+from holdfast.runtime.saving.writer_link import FailedSaves
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import RequestFlag
+
+
+@dataclass(slots=True)
+class _LastEnd:
+    """The end of a launch's last worker, which waits until memory is settled on all hosts.
+
+    So a relaunch finds the newest step on the disk.
+    """
+
+    event: Message
+    waits_for: list[HostLink]
+    step: int | None = None
+
+
+class LaunchPart:
+    """The launch: all its workers, their guards, and what is decided over them."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        tell: Callable[[Message], None],
+        hosts: Sequence[HostLink],
+        *,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        """Take the way to tell an event, and the hosts; mpiexec and the guards are on this one."""
+        self._reactor = reactor
+        self._tell = tell
+        self._hosts = tuple(hosts)
+        self._seen: dict[HostLink, Seen] = {}
+        self._fencing = Fencing(tell, heartbeat_timeout_s)
+        self._halting = Halting(self._tell_report)
+        self._launch: HostedLaunch | None = None
+        self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
+        self._last_ends: list[_LastEnd] = []
+        self._failed_saves = FailedSaves()
+        self._has_guards = False
+        self._has_lost = False
+        self._has_lost_pool = False
+        self._is_urgent = False
+
+    @property
+    def workers(self) -> tuple[HostedWorker, ...]:
+        """The workers of all hosts, from the announcement of their launch to their end."""
+        return tuple(self._workers.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no worker, and no save of dead workers is being committed."""
+        return not self._workers and not self._last_ends
+
+    @property
+    def state(self) -> HostState:
+        """The workers of the newest launch, in short."""
+        is_empty = not any(hosted.occupies_a_rank for hosted in self.workers)
+        return HostState(
+            is_empty=is_empty and not self._last_ends,
+            had_guards=self._has_guards,
+            ended_well=not self._has_lost,
+        )
+
+    @property
+    def progress(self) -> Message:
+        """How far training has come, in short."""
+        return short_report(self.workers)
+
+    def describe(self) -> Message:
+        """Return how far training has come, with a line for each worker."""
+        self._post_all(Describe())
+        standing_s = self._fencing.standing_s()
+        workers = [
+            describe(hosted, hosted.resident_bytes, hosted.silent_s, standing_s.get(hosted.worker))
+            for hosted in self.workers
+        ]
+        return {**self.progress, "workers": workers}
+
+    @property
+    def is_helpless(self) -> bool:
+        """Whether no worker lives, and none can be made."""
+        return self._has_lost_pool and all(hosted.pid is None for hosted in self.workers)
+
+    @property
+    def is_inquiring(self) -> bool:
+        """Whether workers are about to be killed, as soon as it is known what they do."""
+        return self._fencing.is_inquiring or self._is_one_silent
+
+    @property
+    def _is_one_silent(self) -> bool:
+        return any(seen.is_inquiring for seen in self._seen.values())
+
+    def begin(
+        self, launch: HostedLaunch, placed: Mapping[WorkerId, HostLink] | None = None
+    ) -> None:
+        """Let the hosts make the workers of ``launch``, which wait for their guards.
+
+        A worker that is not ``placed`` lives on the first host.  The remaining workers of an
+        earlier launch are killed.
+
+        Raises:
+            OSError: this host cannot make a worker.
+        """
+        self.kill_all(f"generation {launch.generation} begins")
+        self._launch = launch
+        self._fencing.begin(launch.config.options.stall_timeout_s)
+        self._halting = Halting(self._tell_report)
+        self._has_guards = self._has_lost = self._has_lost_pool = self._is_urgent = False
+        self._post_all(BeginLaunch(launch.generation, launch.workers[0]))
+        for worker in launch.workers:
+            host = (placed or {}).get(worker, self._hosts[0])
+            host.post(MakeWorker(launch.config_of(worker)))
+            key = (launch.generation, worker)
+            self._workers[key] = HostedWorker(worker, launch.generation, host)
+
+    def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
+        """Tie a guard that has connected to its worker, or turn it away.
+
+        The guard must be of this launch and of a known rank, and its worker must be alive
+        and without a guard.  Any other guard loses its connection, and so its life.
+        """
+        hosted = self._expecting(hello)
+        if hosted is None or self._launch is None:
+            guard.close()
+            hello.close()
+            return
+        hosted.guard = guard
+        environment = self._launch.environment | hello.environment
+        begin = LetBegin(hosted.generation, hosted.worker, environment, hello.directory)
+        hosted.host.post(begin, hello.connections)
+        self._reactor.watch_channel(
+            guard.channel, lambda _: None, lambda: hosted.kill("guard lost")
+        )
+        if not self._has_guards:
+            # One whose own guard never comes is silent too, and the others would wait for it in
+            # MPI_Init for ever.
+            self._has_guards = True
+            self._post_all(Watch())
+        self._tell_if_started(hosted)
+
+    def ask_all(self, what: RequestFlag) -> None:
+        """Set a request in every worker's status."""
+        for hosted in self.workers:
+            hosted.page.ask(what)
+
+    def stop_all(self) -> None:
+        """Ask every worker to stop; those that come to no step in time are halted."""
+        self.ask_all(RequestFlag.STOP)
+        self._halting.order(time.monotonic())
+
+    def kill_all(self, why: str, *, is_urgent: bool = False) -> None:
+        """SIGKILL all workers; their ends are reported as they come.
+
+        If it is urgent, what they have left in memory is waited for only a moment.
+        """
+        self._is_urgent |= is_urgent
+        for hosted in self.workers:
+            hosted.kill(why)
+
+    def abandon(self, why: str) -> None:
+        """Kill all workers, and let the hosts report their deaths although they may not end."""
+        self.kill_all(why, is_urgent=True)
+        self._has_lost_pool = False
+        self._post_all(Abandon(why))
+
+    def poll(self, now: float) -> None:
+        """Fence workers that come on no more, and go on with an order to stop."""
+        watched = [h for h in self.workers if h.pid is not None and not h.is_condemned]
+        self._fencing.poll(
+            watched if self._has_guards else [],
+            now,
+            are_halted=self._halting.is_halting,
+            is_one_silent=self._is_one_silent,
+        )
+        self._halting.poll([h for h in watched if not h.is_condemned], now)
+
+    def hear(self, host: HostLink, message: Up) -> None:
+        """Take note of what a host part tells."""
+        match message:
+            case Seen():
+                self._take_look(host, message)
+            case Found():
+                self._fencing.found(message)
+            case Told(event):
+                self._has_lost_pool |= event["kind"] == "pool_lost"
+                self._tell(event)
+            case Noticed(text):
+                self._notify(text)
+            case SaveAnswered(answer):
+                self._on_save_answered(answer)
+            case Settled(step):
+                self._on_settled(host, step)
+            case Forked() | Reported() | Killed() | Exited() | Described():
+                hosted = self._workers.get((message.generation, message.worker))
+                if hosted is not None:
+                    self._hear_of(hosted, message)
+
+    def _hear_of(
+        self, hosted: HostedWorker, message: Forked | Reported | Killed | Exited | Described
+    ) -> None:
+        match message:
+            case Forked(_, _, pid):
+                hosted.pid = pid
+                self._tell_if_started(hosted)
+            case Reported(_, _, report):
+                self._on_report(hosted, report)
+            case Killed(_, _, why):
+                hosted.was_killed(why)
+                self._fencing.drop(hosted.worker)
+            case Exited(_, _, event):
+                self._on_exit(hosted, event)
+            case Described():
+                hosted.resident_bytes = message.resident_bytes
+                hosted.silent_s = message.silent_s
+
+    def _take_look(self, host: HostLink, seen: Seen) -> None:
+        self._seen[host] = seen
+        for hosted in self.workers:
+            if hosted.host is host:
+                hosted.served = seen.served
+        for read in seen.read:
+            found = self._workers.get((read.generation, read.worker))
+            if found is not None:
+                found.characters_read = read.characters
+
+    def _post_all(self, message: Down) -> None:
+        for host in self._hosts:
+            host.post(message)
+
+    def _expecting(self, hello: GuardHello) -> HostedWorker | None:
+        launch = self._launch
+        if launch is None or hello.generation != launch.generation:
+            return None
+        if not 0 <= hello.rank < len(launch.workers):
+            return None
+        hosted = self._workers.get((launch.generation, launch.workers[hello.rank]))
+        if hosted is None or hosted.is_condemned or hosted.guard is not None:
+            return None
+        return hosted
+
+    def _tell_if_started(self, hosted: HostedWorker) -> None:
+        if hosted.is_running:
+            self._tell({"kind": "worker_started", "worker": hosted.worker, "pid": hosted.pid})
+
+    def _tell_report(self, worker: WorkerId, report: Message) -> None:
+        """Tell a report of a worker, or one on its behalf."""
+        self._tell({"kind": "worker_report", "worker": worker, "report": report})
+
+    def _notify(self, text: str) -> None:
+        worker = self._launch.workers[0] if self._launch is not None else WorkerId(0)
+        self._tell_report(worker, {"kind": "notice", "text": text})
+
+    def _on_report(self, hosted: HostedWorker, report: Message) -> None:
+        if hosted.note(report):
+            self._look_at_ends()
+            self._halting.poll([h for h in self.workers if not h.is_condemned], time.monotonic())
+            return
+        kind = report.get("kind")
+        if kind == "stopped":
+            self._halting.order(time.monotonic())  # the script may close what it has open
+        launch, world = self._launch, report.get("workers", ())
+        if kind == "world" and launch is not None and hosted.generation == launch.generation:
+            for speaker in world[:1]:
+                self._post_all(Speak(speaker))
+        if kind != "hello":
+            self._tell_report(hosted.worker, report)
+
+    def _look_at_ends(self) -> None:
+        launch = self._launch
+        if launch is not None and look_at_ends(self.workers, launch.workers, self._tell_report):
+            self._post_all(LetLeave(launch.generation))
+
+    def _on_exit(self, hosted: HostedWorker, event: Message) -> None:
+        """Let the guard follow its worker, then tell the end; the last one waits for its saves."""
+        has_left = event["clean"] and event["limit"] is None
+        self._has_lost |= not has_left
+        guard = hosted.guard
+        if guard is not None:
+            if has_left:
+                guard.release()
+            else:
+                guard.kill()
+            self._reactor.forget(guard.channel)
+        hosted.close()
+        del self._workers[(hosted.generation, hosted.worker)]
+        self._fencing.drop(hosted.worker)
+        self._look_at_ends()  # those who are left may have waited for this one alone
+        if self._workers or event["clean"]:
+            self._tell(event)
+            return
+        self._last_ends.append(_LastEnd(event, list(self._hosts)))
+        self._post_all(Settle(self._is_urgent))
+
+    def _on_settled(self, host: HostLink, step: int | None) -> None:
+        """Tell the end of the last worker once all hosts have settled; each answers in order."""
+        end = next(end for end in self._last_ends if host in end.waits_for)
+        end.waits_for.remove(host)
+        if step is not None:
+            end.step = step if end.step is None else max(step, end.step)
+        if end.waits_for:
+            return
+        self._last_ends.remove(end)
+        if end.step is not None:
+            self._tell_report(end.event["worker"], {"kind": "checkpoint", "step": end.step})
+        self._tell(end.event)
+
+    def _on_save_answered(self, answer: Message) -> None:
+        """Tell all workers the outcome of their save, and the user a failure."""
+        is_durable = answer["kind"] == "saved"
+        for hosted in self.workers:
+            if hosted.generation == answer["launch"]:
+                hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
+        step, text = answer["step"], None
+        if is_durable:
+            text = self._failed_saves.succeeded(step, is_in_run="place" not in answer)
+        elif not answer.get("is_expected"):
+            is_of_run = answer.get("is_of_run", False)
+            text = self._failed_saves.sentence(step, answer["reason"], is_of_run=is_of_run)
+        if text is not None:
+            self._notify(text)

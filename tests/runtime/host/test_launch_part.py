@@ -1,0 +1,341 @@
+"""A launch on two hosts: what ends, stands still or is settled is decided over both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from configs import worker_config
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host import host_messages
+from holdfast.runtime.host.host_messages import (
+    BeginLaunch,
+    Described,
+    Down,
+    Exited,
+    Forked,
+    Found,
+    Inquire,
+    Killed,
+    KillWorker,
+    LetBegin,
+    LetLeave,
+    MakeWorker,
+    Noticed,
+    Queue,
+    Reported,
+    SaveAnswered,
+    Seen,
+    Settle,
+    Settled,
+    Speak,
+    Told,
+    Up,
+    Watch,
+)
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
+from holdfast.runtime.host.launch_part import LaunchPart
+from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import (
+    Phase,
+    RequestFlag,
+    StatusChanges,
+    WorkerStatus,
+    Writer,
+)
+
+LAUNCH = HostedLaunch(worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0), {})
+
+
+class FarHost:
+    """A host whose processes are fakes: messages go through JSON, and statuses are mirrored."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.launch: LaunchPart
+        self._queue = queue
+        self.heard: list[Down] = []
+        self.statuses: dict[WorkerId, WorkerStatus] = {}
+        """Those that the workers themselves write."""
+        self._mirrors: dict[WorkerId, WorkerStatus] = {}
+        self._changes: dict[WorkerId, tuple[StatusChanges, StatusChanges]] = {}
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        found = from_plain(type(message), json.loads(json.dumps(to_plain(message))))
+        self._queue.put(lambda: self._take(found))
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        return self._mirrors[worker]
+
+    def tell(self, message: Up) -> None:
+        """Tell the launch part something, after what the workers have written so far."""
+        self.copy()
+        found = from_plain(type(message), json.loads(json.dumps(to_plain(message))))
+        self._queue.put(lambda: self.launch.hear(self, found))
+
+    def copy(self) -> None:
+        """Let each side see what the other one has written."""
+        for worker, (up, down) in self._changes.items():
+            self._mirrors[worker].take(json.loads(json.dumps(up.look())), Writer.WORKER)
+            self.statuses[worker].take(json.loads(json.dumps(down.look())), Writer.AGENT)
+
+    def _take(self, message: Down) -> None:
+        self.heard.append(message)
+        match message:
+            case MakeWorker(config):
+                real, mirror = WorkerStatus.mirror(), WorkerStatus.mirror()
+                self.statuses[config.worker], self._mirrors[config.worker] = real, mirror
+                changes = StatusChanges(real, Writer.WORKER), StatusChanges(mirror, Writer.AGENT)
+                self._changes[config.worker] = changes
+            case KillWorker(generation, worker, why):
+                self.tell(Killed(generation, worker, why))
+            case Inquire(case, generation, workers):
+                for worker in workers:
+                    self.tell(Found(case, generation, worker, "", "", False, None))
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the messages of a kind that it has had."""
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def exits(self, worker: int, *, clean: bool = False) -> None:
+        """Let a worker end."""
+        event = {"kind": "worker_exited", "worker": worker, "clean": clean, "limit": None}
+        del self._changes[WorkerId(worker)]
+        self.tell(Exited(1, WorkerId(worker), event))
+
+
+class World:
+    """Workers 0 and 1 on the first host, 2 and 3 on the second, and the launch of all."""
+
+    def __init__(self) -> None:
+        self.events: list[Message] = []
+        self.reactor = Reactor()
+        queue = Queue()
+        self.near, self.far = self.hosts = (FarHost(queue), FarHost(queue))
+        self.launch = LaunchPart(
+            self.reactor, self.events.append, self.hosts, heartbeat_timeout_s=2.0
+        )
+        self.near.launch = self.far.launch = self.launch
+        placed = {worker: self.hosts[worker // 2] for worker in LAUNCH.workers}
+        self.launch.begin(LAUNCH, placed)
+        self.guards: list[Channel] = []
+        for worker in LAUNCH.workers:
+            self.host_of(worker).tell(Forked(1, worker, 100 + worker))
+            ours, theirs = pair()
+            self.guards.append(theirs)
+            self.launch.take_guard(GuardLink(ours, None), GuardHello(worker, 1, "/", {}))
+        self.now = 50.0
+        self.are_inquiring = [False, False]
+
+    def host_of(self, worker: int) -> FarHost:
+        return self.hosts[worker // 2]
+
+    def status(self, worker: int) -> WorkerStatus:
+        return self.host_of(worker).statuses[WorkerId(worker)]
+
+    def reports(self, worker: int, **report: object) -> None:
+        self.host_of(worker).tell(Reported(1, WorkerId(worker), report))
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(4 * seconds)):
+            self.now += 0.25
+            for host, is_inquiring in zip(self.hosts, self.are_inquiring, strict=True):
+                host.tell(Seen(is_inquiring, served=0))
+            self.launch.poll(self.now)
+
+    def of_kind(self, kind: str) -> list[Message]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    def close(self) -> None:
+        for hosted in self.launch.workers:
+            hosted.close()
+        for guard in self.guards:
+            guard.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on(
+    world: World,
+) -> None:
+    for host, workers in ((world.near, [0, 1]), (world.far, [2, 3])):
+        assert [message.config.worker for message in host.of(MakeWorker)] == workers
+        assert [message.worker for message in host.of(LetBegin)] == workers
+        assert host.of(Watch) == [Watch()]
+        assert host.of(BeginLaunch) == [BeginLaunch(1, WorkerId(0))]
+    assert [event["worker"] for event in world.of_kind("worker_started")] == [0, 1, 2, 3]
+
+
+def test_host_whose_workers_are_all_dead_settles_nothing_while_another_one_has_a_worker(
+    world: World,
+) -> None:
+    for worker in (2, 3, 0):
+        world.host_of(worker).exits(worker)
+    assert [event["worker"] for event in world.of_kind("worker_exited")] == [2, 3, 0]
+    assert world.near.of(Settle) == world.far.of(Settle) == []
+
+    world.near.exits(1)
+
+    assert world.near.of(Settle) == world.far.of(Settle) == [Settle(is_urgent=False)]
+    assert len(world.of_kind("worker_exited")) == 3
+    assert not world.launch.is_idle
+
+
+def test_last_end_is_told_when_all_hosts_have_settled_with_the_newest_step(world: World) -> None:
+    for worker in LAUNCH.workers:
+        world.host_of(worker).exits(worker)
+
+    world.far.tell(Settled(30))
+    assert len(world.of_kind("worker_exited")) == 3
+    world.near.tell(Settled(None))
+
+    assert world.events[-1]["worker"] == 3
+    assert world.events[-2]["report"] == {"kind": "checkpoint", "step": 30}
+    assert world.launch.is_idle
+    assert not world.launch.state.ended_well
+
+
+def test_workers_leave_when_the_scripts_of_both_hosts_have_come_to_their_end(
+    world: World,
+) -> None:
+    for worker in (0, 1, 2):
+        world.reports(worker, kind="at_end")
+    assert world.near.of(LetLeave) == []
+
+    world.reports(3, kind="at_end")
+
+    assert world.near.of(LetLeave) == world.far.of(LetLeave) == [LetLeave(1)]
+
+
+def test_workers_that_wait_for_a_worker_of_another_host_are_well(world: World) -> None:
+    for worker in LAUNCH.workers:
+        world.status(worker).phase = Phase.TRAINING
+        world.status(worker).begin_turn(waits_for_peers=worker != 3)
+
+    world.pass_time(60.0)
+    assert world.of_kind("stalled") == []
+    world.status(3).begin_turn(waits_for_peers=True)
+    world.pass_time(11.0)
+
+    (stalled,) = world.of_kind("stalled")
+    assert stalled["workers"] == [0, 1, 2, 3]
+    for host, workers in ((world.near, [0, 1]), (world.far, [2, 3])):
+        assert [(kill.worker, kill.limit) for kill in host.of(KillWorker)] == [
+            (worker, "standstill") for worker in workers
+        ]
+
+
+def test_silence_on_one_host_explains_why_those_of_the_other_wait(world: World) -> None:
+    for worker in LAUNCH.workers:
+        world.status(worker).begin_turn(waits_for_peers=True)
+    world.pass_time(9.0)
+
+    world.are_inquiring[1] = True
+    world.pass_time(5.0)
+
+    assert world.launch.is_inquiring
+    assert world.of_kind("stalled") == []
+
+
+def test_outcome_of_a_save_reaches_the_workers_of_both_hosts(world: World) -> None:
+    world.near.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 4, "step": 30}))
+    world.far.copy()
+    world.near.copy()
+
+    assert [world.status(worker).is_answered(4) for worker in range(4)] == [True] * 4
+
+
+def test_order_to_stop_is_asked_of_the_workers_of_both_hosts(world: World) -> None:
+    world.launch.stop_all()
+    world.near.copy()
+    world.far.copy()
+
+    asked = [world.status(worker).requests for worker in range(4)]
+    assert asked == [RequestFlag.STOP] * 4
+
+
+def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world: World) -> None:
+    world.guards[2].close()
+    world.reactor.run_once(10.0)
+
+    assert world.far.of(KillWorker) == [KillWorker(1, WorkerId(2), "guard lost")]
+    assert world.near.of(KillWorker) == []
+    assert [hosted.worker for hosted in world.launch.workers if hosted.is_condemned] == [2]
+
+
+def test_first_worker_of_a_world_is_shown_by_its_host_and_by_no_other_one(world: World) -> None:
+    world.reports(2, kind="world", workers=[2, 3])
+
+    assert world.near.of(Speak) == world.far.of(Speak) == [Speak(WorkerId(2))]
+
+
+def test_status_has_the_workers_of_both_hosts(world: World) -> None:
+    world.status(3).commit(7)
+    world.near.tell(Described(1, WorkerId(0), 1 << 20, None))
+    world.far.tell(Described(1, WorkerId(3), 1 << 21, 0.5))
+
+    workers = {fields["worker"]: fields for fields in world.launch.describe()["workers"]}
+
+    assert (workers[0]["resident_bytes"], workers[0]["silent_s"]) == (1 << 20, None)
+    assert (workers[3]["resident_bytes"], workers[3]["silent_s"]) == (1 << 21, 0.5)
+    assert (workers[3]["step"], workers[3]["pid"]) == (7, 103)
+
+
+def test_word_about_a_worker_that_is_gone_is_dropped(world: World) -> None:
+    world.far.exits(3)
+    before = len(world.events)
+
+    world.reports(3, kind="joined")
+    world.far.tell(Killed(1, WorkerId(3), "late"))
+
+    assert len(world.events) == before
+
+
+def test_events_and_sentences_of_a_host_are_passed_on(world: World) -> None:
+    world.far.tell(Told({"kind": "pool_restarted", "cause": "signal SIGKILL"}))
+    world.far.tell(Noticed("checkpoints are at risk"))
+
+    assert world.events[-2] == {"kind": "pool_restarted", "cause": "signal SIGKILL"}
+    assert world.events[-1]["report"] == {"kind": "notice", "text": "checkpoints are at risk"}
+
+
+def test_call_from_within_a_call_waits_for_its_end() -> None:
+    queue, made = Queue(), list[int]()
+
+    def first() -> None:
+        queue.put(lambda: made.append(2))
+        made.append(1)
+
+    queue.put(first)
+
+    assert made == [1, 2]
+
+
+def test_call_that_fails_keeps_no_later_one_from_being_made() -> None:
+    queue, made = Queue(), list[int]()
+
+    def fail() -> None:
+        queue.put(lambda: made.append(1))
+        raise OSError("no descriptor is left")
+
+    with pytest.raises(OSError, match="no descriptor"):
+        queue.put(fail)
+    queue.put(lambda: made.append(2))
+
+    assert made == [1, 2]
+
+
+def test_every_message_is_named_by_one_of_both_ways() -> None:
+    both = {*host_messages.Down.__args__, *host_messages.Up.__args__}
+
+    assert len(both) == len(host_messages.Down.__args__) + len(host_messages.Up.__args__)

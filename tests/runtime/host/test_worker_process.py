@@ -1,0 +1,157 @@
+"""The process of a worker on its host: how it begins, what it is killed for, and its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+from array import array
+from collections.abc import Iterator
+
+import pytest
+from configs import worker_config
+
+from holdfast.runtime.host.worker_process import WorkerProcess
+from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.worker_status import Phase
+
+BOUND_S = 90.0
+
+
+@pytest.fixture
+def hosted() -> Iterator[WorkerProcess]:
+    made = WorkerProcess(worker_config(7, (4, 7), generation=3))
+    yield made
+    made.close()
+    made.page.close()
+    os.close(made.stdout_fd)
+    os.close(made.stderr_fd)
+
+
+def _their_end(hosted: WorkerProcess) -> Channel:
+    return Channel.adopt(os.dup(hosted.their_fds[0]))
+
+
+@pytest.mark.parametrize(
+    ("has_left", "status", "is_clean"), [(True, 0, True), (True, 1, False), (False, 0, False)]
+)
+def test_end_is_clean_only_if_the_worker_has_left_and_then_ended_well(
+    hosted: WorkerProcess, status: int, *, has_left: bool, is_clean: bool
+) -> None:
+    hosted.has_left = has_left
+
+    assert hosted.exit_event(status, "")["clean"] is is_clean
+
+
+def test_worker_that_was_killed_because_it_did_not_leave_has_done_its_work(
+    hosted: WorkerProcess,
+) -> None:
+    hosted.limit = "leaving"
+
+    assert hosted.exit_event(-9, "")["clean"] is True
+
+
+def test_end_has_the_evidence_that_the_page_holds(hosted: WorkerProcess) -> None:
+    hosted.page.phase = Phase.SAVING
+    hosted.page.commit(40)
+    hosted.page.begin_work(41, 2, array("q", [5, 17]).tobytes(), is_validation=False)
+
+    event = hosted.exit_event(-9, "signal SIGKILL")
+
+    assert (event["step"], event["phase"], event["generation"]) == (40, "saving", 3)
+    work = {"step": 41, "microbatch": 2, "count": 2, "ids": (5, 17), "is_validation": False}
+    assert event["samples"] == work
+    assert (event["limit"], event["fenced"], event["collateral"]) == (None, False, False)
+    assert (event["stderr"], event["core"]) == ([], None)
+
+
+@pytest.mark.parametrize("limit", ["heartbeat", "stall", "failed"])
+def test_fenced_worker_is_told_with_its_limit_and_is_no_victim_of_others(
+    hosted: WorkerProcess, limit: str
+) -> None:
+    hosted.kill("fenced after 12.50 s", limit)
+
+    assert hosted.write_off()["cause"].startswith("fenced after 12.50 s; process")
+    event = hosted.exit_event(-9, "")
+    assert (event["limit"], event["fenced"], event["collateral"]) == (limit, True, False)
+
+
+def test_worker_that_is_killed_before_it_exists_is_condemned(hosted: WorkerProcess) -> None:
+    assert not hosted.is_condemned
+
+    hosted.kill("killed by the supervisor")
+    hosted.kill("another reason")
+
+    assert hosted.is_condemned
+    event = hosted.exit_event(-9, "killed by the supervisor")
+    assert (event["worker"], event["generation"], event["phase"]) == (7, 3, "starting")
+    hosted.close()
+    hosted.close()
+
+
+def test_worker_that_was_killed_with_others_died_of_nothing_of_its_own(
+    hosted: WorkerProcess,
+) -> None:
+    hosted.kill("generation 4 begins")
+    hosted.kill("guard lost")
+
+    event = hosted.write_off()
+
+    assert event["cause"].startswith("generation 4 begins; process None does not end")
+    assert (event["limit"], event["fenced"], event["collateral"]) == ("unkillable", False, True)
+
+
+def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
+    hosted: WorkerProcess,
+) -> None:
+    read, write = os.pipe()
+
+    hosted.let_begin({"RANK": "1"}, "/work", (write,))
+
+    worker = _their_end(hosted)
+    (begin,) = worker.drain()
+    (connection,) = begin[FDS]
+    assert begin["env"] == {"RANK": "1"}
+    assert (begin["kind"], begin["cwd"]) == ("begin", "/work")
+    hosted.close()
+    os.write(connection, b"from the rank")
+    os.close(connection)
+    assert os.read(read, 100) + os.read(read, 100) == b"from the rank"  # no end is left open
+    os.close(read)
+    worker.close()
+
+
+def test_answer_to_a_worker_that_is_gone_fails_nothing(hosted: WorkerProcess) -> None:
+    hosted.close()
+
+    hosted.answer({"kind": "leave"})
+
+    assert hosted.is_buried
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("script", "why", "status", "cause"),
+    [
+        ("exit 0", None, 0, "exit 0 without leaving"),
+        ("exit 7", None, 7, "exit 7"),
+        ("kill -KILL $$", None, -9, "signal SIGKILL"),
+        ("sleep 600", "guard lost", -9, "guard lost"),
+    ],
+    ids=["leaves nobody", "fails", "is killed by a stranger", "is killed by its agent"],
+)
+def test_end_of_a_process_is_told_with_its_cause(
+    hosted: WorkerProcess, script: str, why: str | None, status: int, cause: str
+) -> None:
+    if why is not None:
+        hosted.kill(why)  # before there is a process
+    process = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+
+    end = hosted.join_process(process.pid)
+    assert select.select([end], [], [], BOUND_S)[0]
+    event = hosted.reap()
+
+    process.returncode = status  # the agent has waited for it
+    assert (event["status"], event["cause"], event["clean"]) == (status, cause, False)
+    assert event["peak_bytes"] > 0
+    assert isinstance(event["core"], int)
