@@ -92,6 +92,7 @@ class LaunchPart:
         self._has_lost = False
         self._has_lost_pool = False
         self._is_urgent = False
+        self._is_abandoned = False
 
     @property
     def workers(self) -> tuple[HostedWorker, ...]:
@@ -157,7 +158,8 @@ class LaunchPart:
         self._launch = launch
         self._fencing.begin(launch.config.options.stall_timeout_s)
         self._halting = Halting(self._tell_report)
-        self._has_guards = self._has_lost = self._has_lost_pool = self._is_urgent = False
+        self._has_guards = self._has_lost = self._has_lost_pool = False
+        self._is_urgent = self._is_abandoned = False
         self._post_all(BeginLaunch(launch.generation, launch.workers[0]))
         for worker in launch.workers:
             host = (placed or {}).get(worker, self._hosts[0])
@@ -210,9 +212,12 @@ class LaunchPart:
             hosted.kill(why)
 
     def abandon(self, why: str) -> None:
-        """Kill all workers, and let the hosts report their deaths although they may not end."""
+        """Kill all workers, and let the hosts report their deaths although they may not end.
+
+        Nothing is settled: what hangs may be the writer.
+        """
         self.kill_all(why, is_urgent=True)
-        self._has_lost_pool = False
+        self._has_lost_pool, self._is_abandoned = False, True
         self._post_all(Abandon(why))
 
     def poll(self, now: float) -> None:
@@ -337,7 +342,7 @@ class LaunchPart:
         del self._workers[(hosted.generation, hosted.worker)]
         self._fencing.drop(hosted.worker)
         self._look_at_ends()  # those who are left may have waited for this one alone
-        if self._workers or event["clean"]:
+        if self._workers or event["clean"] or self._is_abandoned:
             self._tell(event)
             return
         self._last_ends.append(_LastEnd(event, list(self._hosts)))

@@ -406,7 +406,7 @@ def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.guard_both(Phase.TRAINING)
-    monkeypatch.setattr("holdfast.runtime.host.hosted_worker.kill_group", lambda pid: None)
+    monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
     host.real.abandon("it does not end")
 
@@ -423,7 +423,7 @@ def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> Non
     host.control(1).send(message)
     while not host.events:
         host.reactor.run_once(10.0)
-    host.real.on_writer_records(message)
+    host.real.part.on_writer_records(message)
 
     assert host.events == [
         {**message, "source": "worker 1"},
