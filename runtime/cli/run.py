@@ -65,7 +65,10 @@ def run(
 @click.command(context_settings=SETTINGS)
 @click.argument("run_dir", type=PATH)
 def attach(run_dir: Path) -> None:
-    """Show the job in RUN_DIR whose client is gone: its output, its live line, its exit code."""
+    """Show the job in RUN_DIR whose client is gone: its output, its live line, its exit code.
+
+    Ctrl-C stops the job, as it does for `holdfast run`.
+    """
     from holdfast.runtime.head.client import attach as show
 
     sys.exit(show(run_dir.absolute()))

@@ -39,7 +39,7 @@ from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.host.superior import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import moved_to, refuse_no_job
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.lease import Lease
@@ -65,6 +65,7 @@ _SEGMENT_BYTES = 1 << 24
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
+_STARTS_WITHIN_S = 30.0
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """SIGUSR1 may ask for nothing; its default would end this process."""
 
@@ -134,7 +135,7 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     directory = make_owned_directory(_memory_directory(setup.options))
     terms = setup.head_terms(directory)
-    begun = None
+    begun, signals = None, SignalPipe()
     with contextlib.suppress(OSError):  # nothing to spare: it is tried again
         begun = begin_head(terms)
     try:
@@ -150,8 +151,9 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
             begun.kill()
             begun.wait()
         shutil.rmtree(directory, ignore_errors=True)
+        signals.restore()
         raise
-    client = Client(terms, to_plain(job), batch, setup.lease)
+    client = Client(terms, to_plain(job), batch, setup.lease, signals)
     client.start(head)
     return client
 
@@ -262,7 +264,7 @@ def _attached(
         verbose=options.verbose,
     )
     hold(terms.directory)
-    client = Client(terms, greeting["job"], around, lease)
+    client = Client(terms, greeting["job"], around, lease, SignalPipe())
     head = HeadProcess(found.channel, found.process, options.heartbeat_timeout_s)
     client.show(head, greeting)
     return client
@@ -276,9 +278,12 @@ class Client:
         job: the job, as each head is told it.
         batch: the batch job around it.
         lease: that of the run directory; the one who holds it owns the directory.
+        signals: those of this process since the head was begun.
     """
 
-    def __init__(self, terms: HeadTerms, job: Message, batch: BatchJob, lease: Lease) -> None:
+    def __init__(
+        self, terms: HeadTerms, job: Message, batch: BatchJob, lease: Lease, signals: SignalPipe
+    ) -> None:
         self.batch = batch
         self._terms = terms
         self._job = job
@@ -292,7 +297,8 @@ class Client:
         """The signals to stop that the head was told; another head must know of them."""
         self._polled_at = 0.0
         self._reactor = Reactor()
-        self._signals = SignalPipe(self._reactor, self._pass_on)
+        self._signals = signals
+        signals.watch(self._reactor, self._pass_on)
 
     def start(self, head: HeadProcess, after: Message | None = None) -> None:
         """Let a head begin the job, or go on ``after`` what another one has come to."""
@@ -328,11 +334,21 @@ class Client:
 
     def _watch(self, head: HeadProcess) -> None:
         self._head = head
-        with contextlib.suppress(OSError):  # a full disk: only nobody finds the head
-            socket = self._terms.directory / SOCKET_NAME
-            self._lease.name_head(head.pid, socket, client=os.getpid())
+        self._name_head(head)
         self._reactor.watch_channel(head.channel, self._on_message, self._on_end)
         head.silence_s(witnessed_s(), live_columns())
+
+    def _name_head(self, head: HeadProcess) -> None:
+        """Let the lease name head and client; a disk that hangs is waited for a moment only."""
+        lease, socket = self._lease, self._terms.directory / SOCKET_NAME
+
+        def write() -> None:
+            with contextlib.suppress(OSError):  # a full disk: only nobody finds the head
+                lease.name_head(head.pid, socket, client=os.getpid())
+
+        calls = BoundedCalls("holdfast-lease-names")
+        calls.run(write)
+        calls.close(0.0)
 
     def _on_message(self, message: Message) -> None:
         assert self._head is not None
@@ -351,6 +367,9 @@ class Client:
                 self._lease.release()
                 self._lease = Lease(message[FDS][0])
                 self._terms = replace(self._terms, lease=self._lease.fileno())
+                self._name_head(self._head)
+            case "stop_asked":  # by another process: another head must know of it
+                self._stops.add(signal.SIGTERM)
             case "ended":
                 self._ended = message
 
@@ -386,12 +405,32 @@ class Client:
                 f"the agent of this host died {self._deaths_in_vain} times before it did anything; "
                 "its messages are above; run `holdfast doctor`"
             )
-        self._terms.directory.mkdir(mode=0o700, exist_ok=True)  # the last one may have removed it
         order = self._log.order
         told = list(self._log.events)
         after = None if order is None else {"order": order, "told": told, "reason": reason}
-        self.start(connect_to_head(self._terms), after)
+        self.start(self._another_head(), after)
         self._pass_on(self._stops)
+
+    def _another_head(self) -> HeadProcess:
+        """Return another head, once the system has what it takes.
+
+        Raises:
+            RecoveryImpossible: it has not for a while, or the head does not start.
+        """
+        bound = Bound(_STARTS_WITHIN_S)
+        while True:
+            try:
+                # The last one may have removed it.
+                self._terms.directory.mkdir(mode=0o700, exist_ok=True)
+                return connect_to_head(self._terms)
+            except OSError as error:
+                if bound.has_passed:
+                    raise RecoveryImpossible(
+                        f"the agent of this host died, and no other one can be started: {error}; "
+                        "remove the cause, then run again: the run goes on from its newest "
+                        "checkpoint"
+                    ) from error
+                time.sleep(_POLL_S)
 
     def _pass_on(self, numbers: Collection[int]) -> None:
         self._stops |= set(numbers) & set(self.batch.limits.stops)
@@ -413,9 +452,12 @@ class Client:
 
 
 class SignalPipe:
-    """The handlers of a client, which passes its signals on; from its making until ``restore``."""
+    """The handlers of a client, which passes its signals on; from its making until ``restore``.
 
-    def __init__(self, reactor: Reactor, take: Callable[[bytes], None]) -> None:
+    It is made before there is a head: what comes meanwhile waits in the pipe.
+    """
+
+    def __init__(self) -> None:
         self._before = {number: signal.getsignal(number) for number in _PASSED_ON}
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -425,6 +467,9 @@ class SignalPipe:
             # A job that was started with nohup keeps ignoring what nohup ignores.
             if self._before[number] is not signal.SIG_IGN:
                 signal.signal(number, _wake)
+
+    def watch(self, reactor: Reactor, take: Callable[[bytes], None]) -> None:
+        """Let ``take`` have the numbers of the signals that have come, and that come."""
         reactor.watch(self._read, lambda: take(os.read(self._read, 64)))
 
     def restore(self) -> None:

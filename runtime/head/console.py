@@ -204,7 +204,8 @@ class JobConsole:
         if is_second:
             self._say(f"{asked_by}: stopping at once")
         else:
-            self._say(f"{asked_by}: stopping at the next step with a checkpoint (again: at once)")
+            again = "--now" if asked_by.startswith("holdfast") else "again"
+            self._say(f"{asked_by}: stopping at the next step with a checkpoint ({again}: at once)")
 
     def ended(self, end: End) -> None:
         """Say the end of the job; a program's own traceback is shown once, as its user reads it.

@@ -202,6 +202,8 @@ class Decider:
 
     def stop(self, *, is_urgent: bool) -> None:
         """Stop the job with a checkpoint, or at once, because a person has asked for it."""
+        # An order, as SIGTERM is: a batch job does not come back after it.
+        self.limits.repeats(signal.SIGTERM, is_stopping=self.is_stopping, now=time.time())
         if not self.is_stopping:
             self._stop("holdfast stop", ExitCode.TERMINATED)
         if is_urgent:

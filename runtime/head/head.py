@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _POLL_S = 0.5
+_LONGEST_WRITER_PAUSE_S = 30.0
 _CLIENT_WITHIN_S = 60.0
 """A client that has started a head tells it the job at once, unless it has died."""
 
@@ -58,7 +60,8 @@ class Head:
         self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
         """The connections of those who have asked for the end, and hear of it."""
-        self._polled_at = 0.0
+        self._polled_at = self._next_writer_at = 0.0
+        self._writer_pause_s = _POLL_S
         self._waits_until = witnessed_s() + _CLIENT_WITHIN_S
 
     @property
@@ -100,10 +103,18 @@ class Head:
             with job.errors_told():
                 job.decider.poll(now, is_idle=is_idle)
                 job.progress.show(self._agent.host.progress)
-            if not job.run.is_connected:
-                self._agent.host.writer.start()
+            self._see_to_writer(job, now)
         end = job.decider.end
         return None if end is None else end.exit_code
+
+    def _see_to_writer(self, job: _RunningJob, now: float) -> None:
+        """Start another writer for the journal if there is none; one that dies at once, seldom."""
+        if job.run.has_answered:
+            self._writer_pause_s = _POLL_S
+        elif not job.run.is_connected and now >= self._next_writer_at:
+            self._next_writer_at = now + self._writer_pause_s
+            self._writer_pause_s = min(2 * self._writer_pause_s, _LONGEST_WRITER_PAUSE_S)
+            self._agent.host.writer.start()
 
     def _poll_without_job(self, now: float) -> ExitCode | None:
         if now < self._waits_until and os.getppid() == self._parent:
@@ -129,6 +140,8 @@ class Head:
         elif kind == "stop" and self._job is not None:
             self._stoppers.append(visitor.channel)
             visitor.channel.post({"kind": "stopping"})
+            if self._client is not None:
+                self._client.channel.post({"kind": "stop_asked"})
             with self._job.errors_told():
                 self._job.decider.stop(is_urgent=bool(message.get("is_urgent")))
         else:
@@ -169,8 +182,11 @@ class Head:
             self._handle(job, self._events.popleft())
         if self._client is not None:
             self._tell_end(self._client.channel)
-        job.progress.end()
-        job.console.lost_output()
+        with job.errors_told():
+            job.progress.end()
+            job.console.lost_output()
+        if not job.run.is_connected:  # the end of the job would be lost
+            self._agent.host.writer.start()
         job.run.close(is_over=job.decider.end is not None)
 
     def _take_client(self, visitor: Visitor, message: Message) -> None:
@@ -194,7 +210,8 @@ class Head:
         if "job" in message:
             self._begin(message)
         elif self._job is not None:
-            self._job.console.attached(self._job.decider.log.summary or {})
+            with self._job.errors_told():
+                self._job.console.attached(self._job.decider.log.summary or {})
         assert self._job is not None
         self._greet(client, self._job)
 
@@ -204,7 +221,7 @@ class Head:
             return None if self._job is None else {"kind": "busy"}
         if self._job is None:
             return {"kind": "starting"}
-        if self._client is not None and not self._client.is_silent:
+        if self._client is not None and not self._client.is_replaceable:
             return {"kind": "attached_already", "pid": self._client.pid}
         asked: list[Any] | None = message.get("asked")
         if asked is None or not self._job.job.differs_from(asked):
@@ -265,6 +282,7 @@ class Head:
             self._screen.columns = int(message.get("columns", 0))
             client.channel.post({"kind": "pong"})
         elif kind == "signals":
+            client.has_hung_up |= signal.SIGHUP in message["numbers"]
             self.take_signals(message["numbers"])
 
     def _poll_client(self, now: float) -> None:
@@ -327,8 +345,15 @@ class _Client:
         self.pid = channel.peer_pid
         self.silence = PeerSilence(heartbeat_timeout_s)
         self.is_silent = False
+        self.has_hung_up = False
+        """Whether its terminal is gone, so that nobody sees what it shows."""
         self.order: Message | None = None
         """The order of the launch that it was told last."""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether another client may show the job in its place."""
+        return self.is_silent or self.has_hung_up
 
     def poll(self, now: float) -> None:
         """Find out whether it stands still."""
@@ -371,11 +396,13 @@ class _RunningJob:
 
     def on_run_warning(self, text: str) -> None:
         """Show a sentence about the run directory."""
-        self.console.warned(text)
+        with self.errors_told():
+            self.console.warned(text)
 
     def on_journal_begun_again(self) -> None:
         """Write down once more how the job began."""
-        self.run.record_again("job_started", **self.job.started)
+        with self.errors_told():
+            self.run.record_again("job_started", **self.job.started)
 
     def on_lease(self, fd: int) -> None:
         """Hold the lease of a directory that was made again."""

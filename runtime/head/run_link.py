@@ -57,12 +57,18 @@ class RunLink:
         }
         self._lease = lease
         self._channel: Channel | None = None
+        self._has_answered = False
         self._waiting: deque[str] = deque()
         self._sent = 0
         """How many of those that wait the present writer was sent."""
         self._unkept = 0
         """How many lines the present writer was sent that it has not counted, and no one keeps."""
         self._lost = job.lost_lines
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the present writer has written something."""
+        return self._channel is not None and self._has_answered
 
     @property
     def is_connected(self) -> bool:
@@ -76,6 +82,7 @@ class RunLink:
     def connect(self, channel: Channel) -> None:
         """Talk to a new writer, and send it what the last one has not counted."""
         self._leave()
+        self._has_answered = False
         self._channel = channel
         self._reactor.watch_channel(channel, self._on_message, self._leave)
         channel.post(self._opening, (self._lease,))
@@ -157,6 +164,7 @@ class RunLink:
         owner = self._owner
         match message["kind"]:
             case "written":
+                self._has_answered = True
                 self._forget(message["count"])
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
@@ -184,5 +192,6 @@ class RunLink:
 
 def _is_ready(channel: Channel, within_s: float) -> bool:
     """Wait until something has come, or something that waits can be written."""
-    writing = [channel] if channel.wants_write else []
-    return any(select.select([channel], writing, [], within_s))
+    waiting = select.poll()  # select(2) knows no descriptor beyond 1023
+    waiting.register(channel, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
+    return bool(waiting.poll(1000 * within_s))

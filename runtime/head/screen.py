@@ -23,6 +23,9 @@ from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.line_sink import LineSink
 
+_COLUMNS = 79
+"""For a live line on a terminal that does not tell its width."""
+
 _LAST_LINES_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
 
@@ -72,8 +75,9 @@ def live_columns() -> int:
     if not os.isatty(ERR) or os.environ.get("TERM") == "dumb" or not _is_in_foreground():
         return 0
     with contextlib.suppress(OSError):
-        return max(1, os.get_terminal_size(ERR).columns - 1)
-    return 79
+        columns = os.get_terminal_size(ERR).columns
+        return columns - 1 if columns > 1 else _COLUMNS
+    return _COLUMNS
 
 
 def _is_in_foreground() -> bool:

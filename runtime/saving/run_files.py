@@ -17,6 +17,7 @@ import contextlib
 import os
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
@@ -77,14 +78,15 @@ class RunFiles:
         journal, lines = self._journal, message["lines"]
         assert journal is not None
         journal.lost += message["lost"]
-        known = self._newest_lines() if message["is_again"] else frozenset()
+        known = self._newest(lines) if message["is_again"] else frozenset()
         journal.write(line for line in lines if line not in known)
         self._send({"kind": "written", "count": len(lines)})
 
-    def _newest_lines(self) -> frozenset[str]:
-        """Return what stands at the end of the journal; nothing if it cannot be read."""
+    def _newest(self, lines: Sequence[str]) -> frozenset[str]:
+        """Return the end of the journal, where these lines may be; nothing if it is unreadable."""
+        nbytes = TAIL_BYTES + sum(len(line.encode()) + 1 for line in lines)
         with contextlib.suppress(OSError):
-            tail = JournalReader(self._path, tail_bytes=TAIL_BYTES).lines()
+            tail = JournalReader(self._path, tail_bytes=nbytes).lines()
             return frozenset(line.decode(errors="replace").rstrip("\n") for line in tail)
         return frozenset()
 

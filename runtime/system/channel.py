@@ -364,12 +364,15 @@ class Listener:
 def connect(path: Path) -> Channel:
     """Connect to the process that listens at ``path``.
 
-    Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if none listens there.
+    Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if none listens there, and
+    ``PermissionError`` if that is another user's process: it would say what it likes.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(path) as name:
             connection.connect(name)
+        if _credentials(connection)[1] != os.getuid():
+            raise PermissionError(errno.EPERM, "another user's process listens there", str(path))
     except OSError:
         connection.close()
         raise

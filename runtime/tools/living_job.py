@@ -353,12 +353,13 @@ class _Order:
 
     def _late(self, until: str) -> str:
         path = self._directory.path
-        pid = _owner_of(self._directory)["pid"]
-        if is_stopped(pid):
-            return (
-                f"the head of the job in {path}, pid {pid}, is stopped; "
-                f"let it go on with `kill -CONT {pid}`, then ask again"
-            )
+        owner = _owner_of(self._directory)
+        for who, pid in (("head", owner["pid"]), ("client", owner.get("client"))):
+            if isinstance(pid, int) and is_stopped(pid):
+                return (
+                    f"the {who} of the job in {path}, pid {pid}, is stopped; "
+                    f"let it go on with `kill -CONT {pid}`, then ask again"
+                )
         return (
             f"the job in {path} {until} within {self._timeout_s:g} s; "
             "give a longer --timeout, or look at `holdfast report`"

@@ -340,7 +340,7 @@ class Started:
     def client(self) -> Client:
         """Return a client that has no head yet."""
         terms = self.setup.head_terms(self.folder)
-        return Client(terms, {"a": 1}, BatchJob(), self.setup.lease)
+        return Client(terms, {"a": 1}, BatchJob(), self.setup.lease, SignalPipe())
 
     def close(self) -> None:
         for process in self.begun:
@@ -734,7 +734,8 @@ class Piped:
     def __init__(self) -> None:
         self.heard: list[int] = []
         self.reactor = Reactor()
-        self.signals = SignalPipe(self.reactor, self.heard.extend)
+        self.signals = SignalPipe()
+        self.signals.watch(self.reactor, self.heard.extend)
 
     def close(self) -> None:
         self.signals.restore()
@@ -753,6 +754,31 @@ def test_signal_is_passed_on_and_ends_nobody(number: signal.Signals) -> None:
 
     assert piped.heard == [number]
     assert signal.getsignal(number) is before
+
+
+def test_signal_that_comes_before_there_is_a_head_is_passed_on_later() -> None:
+    signals, reactor, heard = SignalPipe(), Reactor(), list[int]()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    signals.watch(reactor, heard.extend)
+    reactor.run_once(BOUND_S)
+
+    signals.restore()
+    reactor.close()
+    assert heard == [signal.SIGTERM]
+
+
+def test_stop_by_another_process_is_told_to_the_next_head(started: Started) -> None:
+    first, second = FakeHead({"kind": "stop_asked"}, dies=True), FakeHead(ended(75))
+    started.heads[0].close()
+    started.heads = [second]
+    client = started.client()
+    client.start(first.hold())
+
+    assert client.run() == 75
+
+    assert second.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
+    first.close()
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -317,7 +317,20 @@ def test_time_of_the_job_asks_once_to_save_and_twice_to_end(
 
     assert made.kinds == ["launch", *orders]
     assert [event for event in made.run.events if event == "deadline"] == events
-    assert made.decider.limits.hit_limit is bool(events)
+    # What a person has stopped does not come back by itself.
+    assert made.decider.limits.hit_limit is (bool(events) and not orders_before)
+
+
+def test_stop_by_a_person_after_a_limit_keeps_the_job_from_coming_back() -> None:
+    made = decided(limited(20.0))
+    made.begin(WARM, *joined(0, 1))
+    made.decider.poll(100.0, is_idle=False)
+    assert made.decider.limits.hit_limit
+
+    made.decider.stop(is_urgent=False)
+
+    assert not made.decider.limits.hit_limit
+    assert made.kinds == ["launch", "stop"]
 
 
 @pytest.mark.parametrize(

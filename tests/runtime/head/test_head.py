@@ -273,6 +273,28 @@ def test_second_client_is_refused_while_the_first_is_well(headed: Headed) -> Non
     assert told(first) == [{"kind": "pong"}]
 
 
+def test_client_whose_terminal_is_gone_is_replaced(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlives its terminal, and nobody could see what it shows."""
+    monkeypatch.setattr(module, "kill_peer", lambda channel, unless: None)
+    first = headed.begin(WARM)
+    first.post({"kind": "signals", "numbers": [signal.SIGHUP]})
+    headed.turn()
+
+    second = headed.attach()
+
+    assert told(second)[0]["kind"] == "attached"
+
+
+def test_stop_by_another_process_is_told_to_the_client(headed: Headed) -> None:
+    client = headed.begin(WARM)
+
+    headed.connect({"kind": "stop", "is_urgent": False})
+
+    assert {"kind": "stop_asked"} in told(client)
+
+
 def test_descriptors_of_a_client_that_is_refused_are_closed(headed: Headed) -> None:
     headed.begin()
     read, write = os.pipe()

@@ -354,3 +354,16 @@ def test_connection_that_has_no_descriptor_left_is_ended(tmp_path: Path) -> None
     assert second.receive() == {"kind": "hello"}
     for open_one in (first, second, served, listener):
         open_one.close()
+
+
+def test_listener_of_another_user_is_not_spoken_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that anybody may write could name a socket that says what it likes."""
+    listener = Listener(tmp_path / "socket")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+
+    with pytest.raises(PermissionError, match="another user's process listens there"):
+        connect(listener.path)
+
+    listener.close()
