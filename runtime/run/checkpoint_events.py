@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.event_kinds import Count, Seconds, event
+from holdfast.runtime.run.event_kinds import Count, ManySeconds, Seconds, event
 
 
 @event("checkpoint", is_told=False, listed="checkpoints", hidden=["place"])
@@ -37,6 +37,17 @@ class CheckpointSkipped(NamedTuple):
     """A save was due while another one was in flight."""
 
     step: int | None
+    generation: int | None = None
+
+
+@event("save_interval", is_told=False)
+class SaveInterval(NamedTuple):
+    """The interval of ``--save-every auto`` was found anew, from the costs of the newest saves."""
+
+    seconds: Seconds | None
+    costs_s: ManySeconds
+    failures: Count
+    mean_time_between_failures_s: Seconds
     generation: int | None = None
 
 

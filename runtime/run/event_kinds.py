@@ -51,6 +51,10 @@ def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))
+
+
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
@@ -71,6 +75,7 @@ def _is_work(value: Any) -> bool:
 Count = Annotated[int, Check(_is_count, is_strict=True)]
 Counts = Annotated[tuple[int, ...], Check(_are_counts, is_strict=True)]
 Seconds = Annotated[float, Check(is_number, is_strict=True)]
+ManySeconds = Annotated[tuple[float, ...], Check(_are_numbers)]
 Texts = Annotated[tuple[str, ...], Check(_are_texts)]
 Metrics = Annotated[Mapping[str, float], Check(is_metrics)]
 Ledger = Annotated[Mapping[str, Any], Check(_is_ledger)]

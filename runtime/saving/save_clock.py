@@ -23,6 +23,7 @@ from holdfast.recovery.schedule import (
     Writing,
     interval_s,
 )
+from holdfast.runtime.run.checkpoint_events import SaveInterval
 
 _USUAL_STEPS = 64
 _LATEST_SAVES = 5
@@ -34,11 +35,11 @@ class SaveClock:
     Args:
         schedule: the job's schedule of checkpoints.
         history: the run's failures before this launch.
-        tell: takes the event and fields of a journal record, for each new interval.
+        tell: takes the journal's event of each new interval.
     """
 
     def __init__(
-        self, schedule: Schedule, history: FailureHistory, tell: Callable[..., None]
+        self, schedule: Schedule, history: FailureHistory, tell: Callable[[SaveInterval], None]
     ) -> None:
         self._schedule = schedule
         self._history = history
@@ -114,9 +115,10 @@ class SaveClock:
         history = FailureHistory(seconds, self._history.failures)
         self._interval = interval_s(self._schedule, self._costs, history, self._writing)
         self._tell(
-            "save_interval",
-            seconds=self._interval,
-            costs_s=[round(cost, 6) for cost in self._costs],
-            failures=history.failures,
-            mean_time_between_failures_s=round(history.mean_time_between_failures_s, 3),
+            SaveInterval(
+                seconds=self._interval,
+                costs_s=tuple(round(cost, 6) for cost in self._costs),
+                failures=history.failures,
+                mean_time_between_failures_s=round(history.mean_time_between_failures_s, 3),
+            )
         )

@@ -109,6 +109,7 @@ TOLD: list[tuple[Event, str]] = [
         "the checkpoint of step 4 failed: disk full",
     ),
     (saves.CheckpointSkipped(4, generation=1), ""),
+    (saves.SaveInterval(31.0, (0.5, 0.25), 2, 5786.4, generation=1), ""),
     (saves.LocalFailed(4, "disk full"), ""),
     (saves.Drained(4), ""),
     (saves.DrainFailed("disk full"), ""),

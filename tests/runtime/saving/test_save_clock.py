@@ -12,6 +12,7 @@ from holdfast.recovery.schedule import (
     Schedule,
     best_interval_s,
 )
+from holdfast.runtime.run.checkpoint_events import SaveInterval
 from holdfast.runtime.saving.save_clock import SaveClock
 
 
@@ -19,13 +20,10 @@ class Training:
     """A loop of steps under a clock that it moves itself."""
 
     def __init__(self, schedule: Schedule, history: FailureHistory | None = None) -> None:
-        self.told: list[dict[str, object]] = []
-        self.clock = SaveClock(schedule, history or FailureHistory(), self.tell)
+        self.told: list[SaveInterval] = []
+        self.clock = SaveClock(schedule, history or FailureHistory(), self.told.append)
         self.now = 1000.0
         self.commit(0.0)
-
-    def tell(self, event: str, **fields: object) -> None:
-        self.told.append({"event": event, **fields})
 
     def commit(self, seconds: float, *, is_step: bool = True, is_saving: bool = False) -> None:
         self.now += seconds
@@ -159,13 +157,12 @@ def test_interval_is_told_with_its_reasons() -> None:
     training.save(1.5)
 
     assert training.told == [
-        {
-            "event": "save_interval",
-            "seconds": training.clock.interval_s,
-            "costs_s": [0.5],
-            "failures": 2,
-            "mean_time_between_failures_s": round((3600 + 11.5 + 8640) / 2.1, 3),
-        }
+        SaveInterval(
+            seconds=training.clock.interval_s,
+            costs_s=(0.5,),
+            failures=2,
+            mean_time_between_failures_s=round((3600 + 11.5 + 8640) / 2.1, 3),
+        )
     ]
 
 
