@@ -134,7 +134,7 @@ def _kind(process: str) -> str:
     name = process.removeprefix("holdfast-")
     if name[:1] == "w" and name[1:].isdigit():
         return "worker"
-    return name if name != process else "supervisor"
+    return name if name != process else "client"
 
 
 def _print_table(calls: Calls) -> None:

@@ -53,29 +53,29 @@ class Incarnation(NamedTuple):
 
 @event("taken_over")
 class TakenOver(NamedTuple):
-    """Another supervisor goes on with the job; ``agent`` is a process id."""
+    """Another client shows the job; ``agent`` is the process id of the head."""
 
     agent: int | None
     generation: int | None
     workers: Counts | None
 
     def words(self) -> str:
-        return "another supervisor has taken the job over"
+        return "another client shows the job"
 
 
 @event("supervisor_failed")
-class SupervisorFailed(NamedTuple):
-    """The supervisor has failed by an error of its own; the workers go on."""
+class HeadFailed(NamedTuple):
+    """The head has failed by an error of its own; the workers go on."""
 
     reason: str
 
     def words(self) -> str:
-        return f"the supervisor failed: {self.reason}"
+        return f"the head failed: {self.reason}"
 
 
 @event("agent_killed")
 class AgentKilled(NamedTuple):
-    """The supervisor has killed the agent, and its workers with it."""
+    """The head was killed with its workers, or has given a launch up."""
 
     reason: str
 
@@ -288,7 +288,7 @@ class Stopped(NamedTuple):
 class Completed(NamedTuple):
     """A training is complete, or was ended by its script's ``error``.
 
-    Both the first worker and the supervisor record it.
+    Both the first worker and the head record it.
     """
 
     step: Count
@@ -347,7 +347,7 @@ class Stalled(NamedTuple):
 
 @event("failure", listed="failures")
 class Failure(NamedTuple):
-    """A worker's death, as the supervisor saw it."""
+    """A worker's death, as the head saw it."""
 
     worker: Count
     cause: str

@@ -1,8 +1,8 @@
 """A run that is started, struck, started again and followed to its end.
 
 This is the job of a batch system, or of a patient user.  ``holdfast run``, a child in a session of
-its own, is typed again when a job was asked to stop, when its supervisor died, and when its
-supervisor stands still.  Every wait has a bound: when the journal stands still for too long, the
+its own, is typed again when a job was asked to stop, when its client died, and when its
+client stands still.  Every wait has a bound: when the journal stands still for too long, the
 run *hangs*, and is ended with the evidence.
 
 The stderr of a job is a pipe, which can be full for a while, as that of a terminal that is held or
@@ -44,11 +44,11 @@ _OWNED_PAUSE_S = 3.0
 """A user who reads "run again in a minute" waits a little, too."""
 
 OWNED_FOR_S = 120.0
-"""So long another job may own the directory: twice what the agent needs to see a dead supervisor
+"""So long another job may own the directory: twice what the agent needs to see a dead client
 on a busy machine."""
 
 SUSPENDED_FOR_S = OWNED_FOR_S / 2
-"""After so long a job whose supervisor and agent both stand is let go on, as its message says."""
+"""After so long a job whose client and agent both stand is let go on, as its message says."""
 
 MOST_IDLE_JOBS = 10
 """So many jobs in a row may end early without a new step."""
@@ -146,7 +146,7 @@ class _Follower:
         for incarnation in self._incarnations:
             incarnation.reap()
             incarnation.stderr.close()
-        self._traces.remove_files(self._supervisors())
+        self._traces.remove_files(self._clients())
 
     def _look(self, now: float) -> str | None:
         """Look once at everything; return why the run is given up, None if it goes on."""
@@ -156,7 +156,7 @@ class _Follower:
         current = self._incarnations[-1]
         for struck in self._striker.poll(now, self._progress.step, current.pid):
             blow = struck.strike.blow
-            if struck.has_hit and (blow.kind, blow.target) == (Kind.STOP, Target.SUPERVISOR):
+            if struck.has_hit and (blow.kind, blow.target) == (Kind.STOP, Target.CLIENT):
                 current.is_standing = True
         if self._starts_at is not None:
             if now >= self._starts_at:
@@ -187,7 +187,7 @@ class _Follower:
     def _wake(self) -> bool:
         """Let a job go on that was stopped as a whole, and follow it; return whether there is one.
 
-        Its supervisor and its agent both stand, so no other job may take the directory.
+        Its client and its agent both stand, so no other job may take the directory.
         """
         for incarnation in self._incarnations:
             if incarnation.is_standing and incarnation.exit_code is None:
@@ -227,9 +227,9 @@ class _Follower:
             self._read()
             for incarnation in self._incarnations:
                 incarnation.exit_code  # noqa: B018  (reaps it)
-        return self._traces.leftovers(self._supervisors())
+        return self._traces.leftovers(self._clients())
 
-    def _supervisors(self) -> Sequence[int]:
+    def _clients(self) -> Sequence[int]:
         return [incarnation.pid for incarnation in self._incarnations]
 
     def _evidence(self) -> str:
@@ -297,7 +297,7 @@ def _draw_seed() -> str:
 
 
 class Incarnation:
-    """The supervisor of a run, from its start to its end."""
+    """The client of a run, from its start to its end."""
 
     def __init__(self, command: Sequence[str], traces: JobTraces, folder: Path) -> None:
         """Start it; its output is appended to ``stdout.txt`` and ``stderr.txt`` in ``folder``."""
@@ -316,7 +316,7 @@ class Incarnation:
 
     @property
     def pid(self) -> int:
-        """The process id of the supervisor."""
+        """The process id of the client."""
         return self._process.pid
 
     @property

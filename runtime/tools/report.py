@@ -75,7 +75,7 @@ class Report:
     """A run from its first job to its last record; seconds unless named otherwise.
 
     ``exit_code`` and ``reason`` are ``None`` while the last job goes on, or when its
-    supervisor was lost.
+    head was lost.
     """
 
     run_id: str | None
@@ -261,7 +261,7 @@ def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
 def describe_journal(report: Report, life: Life) -> str:
     """Return whether the journal has every event, in words, or what it lacks."""
     events = "1 event" if report.lost_events == 1 else f"{report.lost_events} events"
-    # A script without a supervisor writes neither the begin nor the end of its job.
+    # A script without `holdfast run` writes neither the begin nor the end of its job.
     has_no_end = report.jobs > 0 and report.exit_code is None and life is Life.ENDED
     lacks = {
         "all that was before it was removed during a job": report.is_begun_again,

@@ -75,7 +75,7 @@ class Target(Enum):
     POOL = "pool"
     WRITER = "writer"
     MPIEXEC = "mpiexec"
-    SUPERVISOR = "supervisor"
+    CLIENT = "client"
     STDERR = "stderr"
 
 

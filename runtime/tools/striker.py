@@ -6,7 +6,7 @@ lasts for a time is undone by ``poll``.
 Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.  So all
 that the job may leave behind is found, and nothing of another one.  ``holdfast`` names its own
 processes.  mpiexec and its guards are found by their command lines, and a guard's rank by its
-environment.  The supervisor is the process that was started.
+environment.  The client is the process that was started.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class Striker:
         """Take an order; the next ``poll`` carries it out."""
         self._waiting.append((strike, now))
 
-    def poll(self, now: float, step: int, supervisor: int | None) -> list[Struck]:
+    def poll(self, now: float, step: int, client: int | None) -> list[Struck]:
         """Undo what is over, and strike where there is a victim; return the strikes."""
         for due, undo in [over for over in self._undone if over[0] <= now]:
             self._undone.remove((due, undo))
             undo()
         done: list[Struck] = []
         for strike, since in list(self._waiting):
-            victim = self._carry_out(strike, now, supervisor)
+            victim = self._carry_out(strike, now, client)
             if victim is not None or now - since > WAITS_FOR_VICTIM_S:
                 self._waiting.remove((strike, since))
                 done.append(Struck(strike, now, step, victim))
@@ -129,7 +129,7 @@ class Striker:
         self.struck += [Struck(strike, now, step, None) for strike in missed]
         self._waiting.clear()
 
-    def _carry_out(self, strike: Strike, now: float, supervisor: int | None) -> str | None:
+    def _carry_out(self, strike: Strike, now: float, client: int | None) -> str | None:
         """Strike; return a name for the victim, None if there is none."""
         place = self._places.get(strike.blow.target)
         if place is not None:
@@ -137,7 +137,7 @@ class Striker:
             self._undo_later(now, strike, place.release)
             return strike.blow.target.value
         processes = self._traces.processes()
-        pid = choose_victim(strike.blow.target, strike.index, processes, supervisor)
+        pid = choose_victim(strike.blow.target, strike.index, processes, client)
         if pid is None or not self._traces.signal(pid, SIGNALS[strike.blow.kind]):
             return None
         if strike.blow.kind is Kind.STOP_CONT:
@@ -149,14 +149,14 @@ class Striker:
 
 
 def find_victims(
-    target: Target, processes: Mapping[int, str], supervisor: int | None
+    target: Target, processes: Mapping[int, str], client: int | None
 ) -> dict[int, int]:
     """Return the ids of the processes of one kind, by worker id, by rank, or by 0.
 
     ``processes`` are those of one job, with their names.
     """
-    if target is Target.SUPERVISOR:
-        return {} if supervisor is None else {0: supervisor}
+    if target is Target.CLIENT:
+        return {} if client is None else {0: client}
     if target is Target.WORKER:
         named = {pid: _WORKER.fullmatch(name) for pid, name in processes.items()}
         return {int(match[1]): pid for pid, match in named.items() if match}
@@ -171,10 +171,10 @@ def find_victims(
 
 
 def choose_victim(
-    target: Target, index: int, processes: Mapping[int, str], supervisor: int | None
+    target: Target, index: int, processes: Mapping[int, str], client: int | None
 ) -> int | None:
     """Return the process that ``index``, modulo their number, chooses; None if there is none."""
-    found = find_victims(target, processes, supervisor)
+    found = find_victims(target, processes, client)
     return found[sorted(found)[index % len(found)]] if found else None
 
 
@@ -214,11 +214,11 @@ class JobTraces:
         """Send signals to a process of the job, if it still is one; return whether it is."""
         return signal_marked(pid, self.mark, *numbers)
 
-    def leftovers(self, supervisors: Iterable[int]) -> tuple[str, ...]:
+    def leftovers(self, clients: Iterable[int]) -> tuple[str, ...]:
         """Name each process and file that exists now outside the run directory."""
         processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
         kept = self.temporary.iterdir() if self.temporary.is_dir() else ()
-        files = (*_shared_memory(supervisors), *kept)
+        files = (*_shared_memory(clients), *kept)
         return (*processes, *map(str, files))
 
     def kill_all(self) -> None:
@@ -228,16 +228,16 @@ class JobTraces:
                 self.signal(pid, signal.SIGKILL)
             wait_all_ended(alive, ENDS_WITHIN_S)
 
-    def remove_files(self, supervisors: Iterable[int]) -> None:
-        """Remove the scratch directory, and the shared memory of these supervisors."""
-        for directory in (*_shared_memory(supervisors), self.scratch):
+    def remove_files(self, clients: Iterable[int]) -> None:
+        """Remove the scratch directory, and the shared memory of these clients."""
+        for directory in (*_shared_memory(clients), self.scratch):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
-    """Return what these supervisors have left; a living one may have got the number of a dead one.
+def _shared_memory(clients: Iterable[int]) -> list[Path]:
+    """Return what these clients have left; a living one may have got the number of a dead one.
 
     A directory that is held has a living process, which is named by itself if it is the job's.
     """
-    found = (path for pid in set(supervisors) for path in SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
+    found = (path for pid in set(clients) for path in SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
     return sorted(path for path in found if not is_held(path))

@@ -55,7 +55,7 @@ from holdfast.runtime.tools.report import EpochReport, Report
 
 _NS = 1_000_000_000
 _LAUNCHES = (Launch, JobStarted, Relaunch)
-"""A supervisor that takes a job over launches nothing: training has gone on without it."""
+"""A client that shows a job launches nothing: training has gone on without it."""
 
 SINCE_LAST_STEP = "since the last step"
 """Nobody knows yet what it will turn out to be: another step, a repair, the end."""

@@ -39,7 +39,7 @@ _EVIDENCE_NAME = "evidence.txt"
 _LOST = (Bucket.REPAIR, Bucket.RELAUNCH)
 _WORK = (Bucket.TRAINING, Bucket.REPEATED)
 _CARRIES_TRAINING = (Target.WORKER, Target.GUARD, Target.AGENT, Target.MPIEXEC)
-_TAKES_ORDERS = (Target.AGENT, Target.SUPERVISOR)
+_TAKES_ORDERS = (Target.AGENT, Target.CLIENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +247,12 @@ def _hint(run: FollowedRun) -> str:
 
 
 def _unexplained_ends(run: FollowedRun) -> Iterator[str]:
-    """Yield each end of a supervisor by a signal that nobody has sent."""
+    """Yield each end of a client by a signal that nobody has sent."""
     targets = {struck.strike.blow.target for struck in run.struck if struck.has_hit}
-    if Target.SUPERVISOR not in targets:
+    if Target.CLIENT not in targets:
         for code in run.exit_codes:
             if code < 0:
-                yield f"the supervisor died of signal {-code}, and no strike was meant for it"
+                yield f"the client died of signal {-code}, and no strike was meant for it"
 
 
 def _ledger(report: Report) -> list[tuple[int, int, int, bool]]:

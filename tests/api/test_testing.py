@@ -91,7 +91,7 @@ def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(
 
 
 @pytest.mark.mpi
-def test_supervisor_that_looks_like_nobodys_process_is_known_and_killed(
+def test_head_that_looks_like_nobodys_process_is_known_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between fork and exec the environment of a process reads as empty."""
@@ -244,7 +244,7 @@ def test_time_of_a_job_is_up_for_every_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_signal_goes_to_the_supervisor_unless_another_process_is_named(tmp_path: Path) -> None:
+def test_signal_goes_to_the_client_unless_another_process_is_named(tmp_path: Path) -> None:
     request = ShellRequest(run_dir=tmp_path, shell="sleep 600; kill -USR1 $$")
 
     with start_job(request) as running:

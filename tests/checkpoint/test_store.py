@@ -392,7 +392,7 @@ def test_failed_save_in_one_process_leaves_no_staging() -> None:
 
 
 def test_listing_and_restoring_need_no_hdf5() -> None:
-    """The supervisor and the command line list steps, and may not load h5py."""
+    """The client and the command line list steps, and may not load h5py."""
     program = (
         "import sys; import holdfast.checkpoint.reader; "
         "import holdfast.checkpoint.retention; "

@@ -31,7 +31,7 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
 
     assert "runtime/saving/agent_saver.py" in files["worker"]
     assert {"runtime/saving/committer.py", "checkpoint/disk.py"} <= files["writer"]
-    elsewhere = files["worker"] | files["agent"] | files["supervisor"]
+    elsewhere = files["worker"] | files["agent"] | files["client"]
     assert not elsewhere & {f"checkpoint/{name}.py" for name in NOT_ELSEWHERE}
     assert "checkpoint/store.py" not in elsewhere
 
@@ -51,7 +51,7 @@ def test_a_start_passes_the_options_and_ends_before_the_steps() -> None:
     """One walk is enough in `ci/test`."""
     files = files_of("start")
 
-    assert "runtime/options/job_options.py" in files["supervisor"]
-    assert "runtime/host/launchers.py" in files["supervisor"] | files["agent"]
+    assert "runtime/options/job_options.py" in files["client"]
+    assert "runtime/host/launchers.py" in files["client"] | files["agent"]
     assert "runtime/training/trainer.py" in files["worker"]
     assert "recovery/step.py" not in files["worker"], "each step runs it"

@@ -664,7 +664,7 @@ def test_negative_budget_is_refused(limit: int, spent: int) -> None:
         RestartBudget(limit, spent)
 
 
-def test_supervisor_that_takes_a_launch_over_decides_like_the_one_before() -> None:
+def test_head_that_takes_a_launch_over_decides_like_the_one_before() -> None:
     """What it needs to know travels with each launch; the events of the launch follow."""
     first = machine_of(restarts=2)
     feed(first, UP)
@@ -686,7 +686,7 @@ def test_supervisor_that_takes_a_launch_over_decides_like_the_one_before() -> No
         assert end.exit_code == 70
 
 
-def test_supervisor_that_has_begun_takes_no_launch_over() -> None:
+def test_head_that_has_begun_takes_no_launch_over() -> None:
     machine = machine_of()
 
     with pytest.raises(IllegalTransition):

@@ -395,7 +395,7 @@ def test_time_begins_anew_with_each_situation_and_each_launch() -> None:
     assert (joining.spent_s, ending.spent_s, next_launch.spent_s) == (20.0, 0.0, 0.0)
 
 
-def test_supervisor_that_was_away_accuses_nobody() -> None:
+def test_head_that_was_away_accuses_nobody() -> None:
     clock = after(3, Situation.ENDING)
 
     clock = clock.observe(ONE, Situation.ENDING, 100_000.0)

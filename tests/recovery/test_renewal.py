@@ -312,7 +312,7 @@ def test_worlds_that_cannot_shrink_are_never_worn() -> None:
     assert saves(machine, 20, first=10) == ()
 
 
-def test_supervisor_that_takes_over_goes_on_with_the_renewal() -> None:
+def test_head_that_takes_over_goes_on_with_the_renewal() -> None:
     """It hears from the agent what the last one has asked for."""
     launch = Launch(1, tuple(map(WorkerId, range(4))), 0, "the job begins")
     machine = JobMachine(JobTerms(4, 3, can_shrink=True))

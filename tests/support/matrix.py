@@ -4,9 +4,9 @@ A cell is a victim, a strike and a moment.  Whatever the cell, the run ends with
 the undisturbed one and leaves nothing behind.  Cells differ in the exit code alone, and in
 whether ``holdfast run`` has to be typed again:
 
-* SIGTERM to supervisor or agent is an order to stop with a checkpoint, or at once while the
+* SIGTERM to client or agent is an order to stop with a checkpoint, or at once while the
   workers start: 75, and the next job ends the run.
-* Without its supervisor a job trains on, and the next ``holdfast run`` takes it over.  Before
+* Without its client a job trains on, and the next ``holdfast run`` takes it over.  Before
   the first launch there is nothing to take over, and it starts.
 * Everything else is survived by the job itself: 0.
 """
@@ -118,10 +118,10 @@ def _strike(cell: Cell, job: RunningJob) -> None:
 
 def _end(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
     """Return the end of the run, for which another ``holdfast run`` may be needed."""
-    if cell.victim is Target.SUPERVISOR and cell.strike in (Kind.KILL, Kind.STOP):
+    if cell.victim is Target.CLIENT and cell.strike in (Kind.KILL, Kind.STOP):
         return _succeeded(cell, job, request)
     ended = job.wait()
-    if cell.strike is Kind.TERM and cell.victim in (Target.SUPERVISOR, Target.AGENT):
+    if cell.strike is Kind.TERM and cell.victim in (Target.CLIENT, Target.AGENT):
         expected = (0,) if cell.moment is Moment.ENDING else (75, 0)
         assert ended.exit_code in expected, f"{cell}: exit {ended.exit_code}\n{ended.stderr}"
         if ended.exit_code == 75:
@@ -130,13 +130,13 @@ def _end(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
 
 
 def _succeeded(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
-    """Go on with a job whose supervisor is gone, or stands still."""
+    """Go on with a job whose client is gone, or stands still."""
     deadline = time.monotonic() + _BOUND_S
     while True:
         ended = _run(request)
         if ended.exit_code != 76:
             break
-        # The agent has yet to notice that its supervisor stands still.
+        # The agent has yet to notice that its client stands still.
         assert time.monotonic() < deadline, f"{cell}: still owned\n{ended.stderr}"
     if cell.strike is Kind.STOP and job.processes():
         job.signal(signal.SIGCONT)

@@ -127,7 +127,7 @@ def _begun(directory: RunDirectory, record: RunRecord) -> Files:
     directory.prepare()
     directory.create_record(record)
     directory.acquire_lease().release()
-    journal = Journal(directory.journal_path, run_id=record.run_id, source="supervisor")
+    journal = Journal(directory.journal_path, run_id=record.run_id, source="head")
     journal.record("job_started", workers=4)
     journal.record("launch", generation=GENERATION, workers=[0, 1])
     for step in range(1, 6):

@@ -51,7 +51,7 @@ class Job:
 
 
 def take(directory: RunDirectory, watch: Stillness | None = None) -> Job:
-    """Take a directory in the order of a supervisor; raises ``JobError``."""
+    """Take a directory in the order of a client; raises ``JobError``."""
     directory.prepare()
     lease = directory.acquire_lease(watch=watch)
     try:
@@ -66,7 +66,7 @@ def take(directory: RunDirectory, watch: Stillness | None = None) -> Job:
 
 
 class Begin:
-    """The supervisor's work before and beside the training."""
+    """The client's work before and beside the training."""
 
     intrusions: Mapping[str, Intrusion] = {}
 
@@ -83,14 +83,14 @@ class Begin:
         directory.create_record(RunRecord(RUN_ID, FORMAT, 0.0, 4, 0, 1))
         directory.acquire_lease().release()
         save_step(open_store(directory.path), seed, OLD)
-        journal = Journal(directory.journal_path, run_id=RUN_ID, source="supervisor")
+        journal = Journal(directory.journal_path, run_id=RUN_ID, source="client")
         journal.record("launch", generation=3)
         journal.close()
         with directory.journal_path.open("ab") as file:
             file.write(_TORN)
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
-        """Begin, save, and look after the directory as a supervisor does."""
+        """Begin, save, and look after the directory as a writer does."""
         try:
             job = take(RunDirectory(folder / RUN))
         except JobError as error:

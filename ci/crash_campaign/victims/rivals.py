@@ -69,7 +69,7 @@ class Rivals:
             save_step(open_store(directory.path), seed, step)
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
-        """Save and prune twice, with the care of a supervisor for its directory."""
+        """Save and prune twice, with the care of a writer for its directory."""
         directory = RunDirectory(folder / RUN)
         try:
             lease = directory.acquire_lease()

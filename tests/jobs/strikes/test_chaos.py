@@ -61,7 +61,7 @@ def _job(*options: str, workers: int = 3) -> list[str]:
 def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     tmp_path: Path,
 ) -> None:
-    plan = _plan(tmp_path, "term agent at step 8", "kill supervisor at step 20")
+    plan = _plan(tmp_path, "term agent at step 8", "kill client at step 20")
 
     done = _chaos(tmp_path, plan, _job())
 
@@ -73,7 +73,7 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     assert "verdict       good" in done.stdout
     assert done.report["buckets"]["relaunch"] > 0
     strikes = [told["strike"] for told in done.report["strikes"]]
-    assert strikes == ["term agent at step 8", "kill supervisor at step 20"]
+    assert strikes == ["term agent at step 8", "kill client at step 20"]
 
 
 @pytest.mark.extended

@@ -43,9 +43,9 @@ TOLD: list[tuple[Event, str]] = [
     (events.Incarnation("Slurm job 7"), ""),
     (
         events.TakenOver(agent=77, generation=3, workers=(0, 1)),
-        "another supervisor has taken the job over",
+        "another client shows the job",
     ),
-    (events.SupervisorFailed("OSError: no"), "the supervisor failed: OSError: no"),
+    (events.HeadFailed("OSError: no"), "the head failed: OSError: no"),
     (events.AgentKilled("it hangs"), "the agent was killed: it hangs"),
     (events.HungUp(), "SIGHUP: the job goes on without its terminal"),
     (events.SignalRepeated("SIGTERM: the job is stopping already"), ""),

@@ -162,10 +162,10 @@ def test_what_a_job_leaves_behind_is_named_and_removed(
 
 @pytest.mark.process
 def test_supervisor_that_a_strike_has_killed_is_replaced(follow: Follow) -> None:
-    done = follow(STANDS, "say completed", strikes="kill supervisor on launch")
+    done = follow(STANDS, "say completed", strikes="kill client on launch")
 
     assert done.exit_codes == (-9, 0)
-    assert [str(struck.strike) for struck in done.struck] == ["kill supervisor on launch"]
+    assert [str(struck.strike) for struck in done.struck] == ["kill client on launch"]
     assert done.struck[0].has_hit
 
 
@@ -175,7 +175,7 @@ def test_job_that_was_stopped_as_a_whole_is_woken_when_it_keeps_its_directory(
 ) -> None:
     monkeypatch.setattr(followed_run, "SUSPENDED_FOR_S", -1.0)
 
-    done = follow(GOES_ON, "exit 76", strikes="stop supervisor on launch")
+    done = follow(GOES_ON, "exit 76", strikes="stop client on launch")
 
     assert done.exit_codes == (76, 0)
     assert done.failure is None
@@ -185,7 +185,7 @@ def test_job_that_was_stopped_as_a_whole_is_woken_when_it_keeps_its_directory(
 def test_stopped_supervisor_is_woken_at_the_end_of_a_run_that_went_on_without_it(
     follow: Follow,
 ) -> None:
-    done = follow(GOES_ON, "say completed", strikes="stop supervisor on launch")
+    done = follow(GOES_ON, "say completed", strikes="stop client on launch")
 
     assert done.exit_codes == (0,)
     assert done.leftovers == ()

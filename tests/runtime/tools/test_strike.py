@@ -64,8 +64,8 @@ def test_printed_strike_is_read_again(strike: Strike) -> None:
             Strike(Blow(Kind.FULL, Target.STDERR), OnEvent("checkpoint", 2), 0, 3.0),
         ),
         (
-            "term supervisor on launch",
-            Strike(Blow(Kind.TERM, Target.SUPERVISOR), OnEvent("launch")),
+            "term client on launch",
+            Strike(Blow(Kind.TERM, Target.CLIENT), OnEvent("launch")),
         ),
     ],
 )

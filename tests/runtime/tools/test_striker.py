@@ -111,7 +111,7 @@ def test_victim_that_never_comes_is_missed(fakes: FakeTraces) -> None:
 
 
 def test_supervisor_is_the_process_that_was_started(fakes: FakeTraces) -> None:
-    striker = ordered(fakes, "kill supervisor at 1s")
+    striker = ordered(fakes, "kill client at 1s")
 
     striker.poll(1.0, 0, 2**22 + 1)
 
@@ -151,7 +151,7 @@ def test_process_that_is_stopped_for_good_is_not_woken(fakes: FakeTraces) -> Non
 
 
 def test_process_that_is_gone_when_its_signal_comes_is_no_victim(fakes: FakeTraces) -> None:
-    striker = ordered(fakes, "kill supervisor at 1s")
+    striker = ordered(fakes, "kill client at 1s")
 
     assert striker.poll(1.0, 0, 2**22 + 9) == []
     (struck,) = striker.poll(2.0, 0, 2**22 + 1)
@@ -230,7 +230,7 @@ def proc(monkeypatch: pytest.MonkeyPatch) -> Proc:
         (Target.AGENT, {0: 40}),
         (Target.POOL, {0: 44}),
         (Target.WRITER, {0: 45, 1: 49}),
-        (Target.SUPERVISOR, {0: 51}),
+        (Target.CLIENT, {0: 51}),
     ],
     ids=lambda value: value.value if isinstance(value, Target) else "",
 )
@@ -251,8 +251,8 @@ def test_job_that_has_yet_to_start_has_no_victim_but_its_supervisor(
 
 
 def test_supervisor_that_has_ended_is_no_victim() -> None:
-    assert find_victims(Target.SUPERVISOR, NAMES, None) == {}
-    assert choose_victim(Target.SUPERVISOR, 0, NAMES, None) is None
+    assert find_victims(Target.CLIENT, NAMES, None) == {}
+    assert choose_victim(Target.CLIENT, 0, NAMES, None) is None
 
 
 @pytest.mark.parametrize(("index", "chosen"), [(0, 43), (1, 47), (2, 43), (35, 47)])
@@ -382,7 +382,7 @@ def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: Job
 def test_memory_that_a_living_process_holds_is_not_called_left(
     traces: JobTraces, tmp_path: Path
 ) -> None:
-    """A living supervisor of another job may have got the number of a dead one."""
+    """A living client of another job may have got the number of a dead one."""
     held = make_owned_directory(str(tmp_path / "shm"))
 
     assert traces.leftovers([os.getpid()]) == ()

@@ -200,7 +200,7 @@ def test_run_like_its_twin_is_good() -> None:
         ({"entries": _entries(samples=39)}, "another ledger"),
         ({"entries": _entries(exact=False)}, "another ledger"),
         ({"leftovers": ("process 3 holdfast-w1",)}, "left behind: process 3 holdfast-w1"),
-        ({"exit_codes": (-11, 0)}, "the supervisor died of signal 11"),
+        ({"exit_codes": (-11, 0)}, "the client died of signal 11"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -213,7 +213,7 @@ def test_run_that_differs_is_bad(changes: dict[str, object], complaint: str) -> 
 
 
 def test_supervisor_that_was_killed_by_a_strike_is_no_complaint() -> None:
-    kill = Struck(parse_strike("kill supervisor at 1s"), 1.0, 0, "77 python3")
+    kill = Struck(parse_strike("kill client at 1s"), 1.0, 0, "77 python3")
     run = dataclasses.replace(TWIN, exit_codes=(-9, 0), struck=(kill,))
 
     assert judge(run, TWIN).is_good
@@ -412,8 +412,8 @@ def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
         ("kill worker", True),
         ("stop guard", True),
         ("kill mpiexec", True),
-        ("kill supervisor", False),
-        ("term supervisor", True),
+        ("kill client", False),
+        ("term client", True),
         ("term agent", True),
         ("term worker", False),
         ("stop+cont worker", False),
