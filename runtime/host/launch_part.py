@@ -319,8 +319,7 @@ class LaunchPart:
         if kind == "world" and launch is not None and hosted.generation == launch.generation:
             for speaker in world[:1]:
                 self._post_all(Speak(speaker))
-        if kind != "hello":
-            self._tell_report(hosted.worker, report)
+        self._tell_report(hosted.worker, report)
 
     def _look_at_ends(self) -> None:
         launch = self._launch

@@ -1,8 +1,8 @@
-"""The status of a job: what its journal tells, and what its agent says now.
+"""The status of a job: what its journal tells, and what its head says now.
 
-The lease names the agent's socket.  Asking it changes nothing.  An agent that is stopped, or whose
+The lease names the head's socket.  Asking it changes nothing.  A head that is stopped, or whose
 host is too busy, does not answer in time.  A job that has ended, or runs on another host, has none.
-Then the journal says as much as it can.  It has what has happened, the agent what happens now.
+Then the journal says as much as it can.  It has what has happened, the head what happens now.
 ``job_status`` puts both together, and is pure.
 """
 
