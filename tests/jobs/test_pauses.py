@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import LONG, Undisturbed, assert_whole, request_of
 
 from holdfast.testing import RunningJob, start_job
@@ -46,8 +47,10 @@ def pause(running: RunningJob, first: set[str]) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [{"holdfast", "holdfast-agent"}, {"holdfast-w0", "holdfast-w1", "holdfast-writer"}],
-    ids=["watchers first", "watched first"],
+    [
+        pytest.param({"holdfast", "holdfast-agent"}, id="watchers first"),
+        extended({"holdfast-w0", "holdfast-w1", "holdfast-writer"}, id="watched first"),
+    ],
 )
 def test_pause_of_the_whole_job_is_one_line_and_a_part_of_its_time_and_accuses_nobody(
     tmp_path: Path, undisturbed: Undisturbed, first: set[str]

@@ -116,7 +116,7 @@ def test_what_workers_need_is_imported_once_for_all_of_them(tmp_path: Path) -> N
     assert set(json.loads(job.stdout.splitlines()[-1])) == THEIR_OWN, job.stderr
 
 
-@pytest.mark.parametrize("is_set", [True, False], ids=["set", "not set"])
+@pytest.mark.parametrize("is_set", [pytest.param(True, id="set"), extended(False, id="not set")])
 def test_script_has_the_temporary_directory_of_its_user(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -49,9 +49,11 @@ def _approximately(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.extended
 def test_steps_and_data_of_all_kinds_are_those_of_plain_keras_through_deaths(
     tmp_path: Path,
 ) -> None:
+    """In one process they are compared in tests/runtime/callbacks and tests/runtime/data."""
     job = run_job(
         SCRIPT,
         run_dir=tmp_path / "run",

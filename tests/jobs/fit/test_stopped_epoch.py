@@ -68,9 +68,13 @@ def test_history_of_a_stopped_run_is_whole_and_its_weights_begin_another(tmp_pat
     assert history(another)["loss"][0] < history(undisturbed)["loss"][1]
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_epoch_that_a_callback_stops_is_validated_as_by_keras(tmp_path: Path) -> None:
-    """Epochs with and without validation, and a death in the validation of a stopped one."""
+    """Epochs with and without validation, and a death in the validation of a stopped one.
+
+    Hooks come as in Keras in tests/runtime/callbacks/test_callback_run.py.
+    """
     script = SUITE["stopping"].path
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
