@@ -48,13 +48,12 @@ from holdfast.runtime.host.host_messages import (
 )
 from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.host.pool_process import ForkRequest, PoolStart, WarmPool
+from holdfast.runtime.host.pool_process import PoolStart, WarmPool
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
-from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
     characters_read,
@@ -193,10 +192,7 @@ class HostPart:
         config = order.config
         process = WorkerProcess(config)
         self._processes[(config.generation, config.worker)] = process
-        request = ForkRequest(
-            config.worker, config.generation, encode(config).decode(), process.their_fds
-        )
-        self.pool.request(request)
+        self.pool.request(config, process.their_fds)
 
     def _let_begin(self, message: LetBegin, fds: Sequence[int]) -> None:
         process = self._processes.get((message.generation, message.worker))

@@ -28,14 +28,14 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from itertools import zip_longest
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.channel import FDS, Channel
 from holdfast.runtime.system.own_process import (
     allow_files,
     die_with_parent,
@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     while (message := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
         requests = [message, *agent.drain()]
-        births = [_Birth.of(request, order["entry"], order["files"]) for request in requests]
+        terms = order["entry"], order["files"]
+        births = [_Birth(asked["config"], *terms, tuple(asked[FDS])) for asked in requests]
         _serve(births, agent, options.agent)
 
 
@@ -84,36 +85,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 class _Birth:
     """The request of one new worker, with everything that it gets."""
 
-    worker: int
-    generation: int
-    config: str
+    config: Mapping[str, Any]
+    """A `WorkerConfig` as it has come: the pool itself does not load that."""
     entry: str
     files: int
-    control_fd: int
-    heartbeat_fd: int
-    stdout_fd: int
-    stderr_fd: int
-
-    @staticmethod
-    def of(message: Message, entry: str, files: int) -> _Birth:
-        """Return the birth that a ``fork`` message requests."""
-        control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
-        return _Birth(
-            worker=int(message["worker"]),
-            generation=int(message["generation"]),
-            config=str(message["config"]),
-            entry=entry,
-            files=files,
-            control_fd=control_fd,
-            heartbeat_fd=heartbeat_fd,
-            stdout_fd=stdout_fd,
-            stderr_fd=stderr_fd,
-        )
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that only the worker needs."""
-        return (self.control_fd, self.heartbeat_fd, self.stdout_fd, self.stderr_fd)
+    fds: tuple[int, ...]
+    """The descriptors that only the worker needs: control, status, stdout and stderr."""
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -205,7 +182,7 @@ def _serve(births: Sequence[_Birth], agent: Channel, agent_pid: int) -> None:
         os.close(fd)
     # The agent hears of workers before they begin: if the pool dies between, so do they.
     for birth, pid in zip_longest(births, pids):
-        about = {"worker": birth.worker, "generation": birth.generation}
+        about = {name: birth.config[name] for name in ("worker", "generation")}
         if pid is not None:
             agent.send({"kind": "forked", "pid": pid, **about})
         else:
@@ -276,32 +253,31 @@ def _begin(birth: _Birth, agent_pid: int, go_read: int) -> NoReturn:
 def _take_place(birth: _Birth, agent_pid: int) -> None:
     os.setsid()
     die_with_parent(agent_pid)
-    name_process(f"holdfast-w{birth.worker}")
+    name_process(f"holdfast-w{birth.config['worker']}")
     take_no_notice()
-    os.dup2(birth.stdout_fd, 1)
-    os.dup2(birth.stderr_fd, 2)
-    os.close(birth.stdout_fd)
-    os.close(birth.stderr_fd)
+    for standard, fd in enumerate(birth.fds[2:], start=1):
+        os.dup2(fd, standard)
+        os.close(fd)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _enter(birth: _Birth) -> None:
     from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
-    from holdfast.runtime.system.codec import decode
+    from holdfast.runtime.system.codec import from_plain
 
     module, _, function = birth.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
-    config = decode(WorkerConfig, birth.config)
+    config = from_plain(WorkerConfig, birth.config)
     allow_files(birth.files + _FILES_PER_PEER * len(config.workers))
-    control = Channel.adopt(birth.control_fd)
+    control = Channel.adopt(birth.fds[0])
     if (begin := control.receive()) is None:
         return  # the agent has closed the channel: this worker is not needed
     os.environ.update(begin["env"])
     for descriptor in begin.get(FDS, ()):
         os.environ["PMI_FD"] = str(descriptor)  # here it has another number than in the guard
     os.chdir(begin["cwd"])
-    entry(config, control.detach(), birth.heartbeat_fd)
+    entry(config, control.detach(), birth.fds[1])
 
 
 def _status_of(end: SystemExit) -> int:

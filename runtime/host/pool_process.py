@@ -21,7 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
@@ -112,30 +114,6 @@ def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ForkRequest:
-    """A worker to be forked; ``fds`` are its control, heartbeat, stdout and stderr descriptors."""
-
-    worker: int
-    generation: int
-    config: str
-    fds: tuple[int, int, int, int]
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The name of the request: generation and worker id."""
-        return (self.generation, self.worker)
-
-    def message(self) -> Message:
-        """Return the request as the pool reads it."""
-        return {
-            "kind": "fork",
-            "worker": self.worker,
-            "generation": self.generation,
-            "config": self.config,
-        }
-
-
 class PoolOwner(Protocol):
     """The agent's part that wants workers."""
 
@@ -159,7 +137,8 @@ class WarmPool:
         self._reactor = reactor
         self._settings = start.settings if isinstance(start, PoolProcess) else start
         self._owner = owner
-        self._pending: dict[tuple[int, int], ForkRequest] = {}
+        self._pending: dict[tuple[int, int], tuple[WorkerConfig, Sequence[int]]] = {}
+        """Workers to be forked, by generation and id, each with its descriptors."""
         self._importing: str | None = None
         self._deaths_in_vain = 0
         self._answers = 0
@@ -178,11 +157,14 @@ class WarmPool:
         """The process id of the pool, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def request(self, request: ForkRequest) -> None:
-        """Ask for a worker; its descriptors must stay open until it is reported."""
-        self._pending[request.key] = request
+    def request(self, config: WorkerConfig, fds: Sequence[int]) -> None:
+        """Ask for a worker; its descriptors must stay open until it is reported.
+
+        They are those of control, status, stdout and stderr.
+        """
+        self._pending[(config.generation, config.worker)] = config, fds
         if self._process is not None:
-            self._channel.post(request.message(), request.fds)
+            self._ask_for(config, fds)
         else:
             self._deaths_in_vain = 0
             self._start()
@@ -241,8 +223,11 @@ class WarmPool:
         # the pool's last messages are handled before its death; the channel's end adds nothing
         self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
         self._reactor.watch(self._end, self._on_death, order=2)
-        for request in self._pending.values():
-            self._channel.post(request.message(), request.fds)
+        for config, fds in self._pending.values():
+            self._ask_for(config, fds)
+
+    def _ask_for(self, config: WorkerConfig, fds: Sequence[int]) -> None:
+        self._channel.post({"kind": "fork", "config": to_plain(config)}, fds)
 
     def _on_message(self, message: Message) -> None:
         self._answers += 1
@@ -259,12 +244,12 @@ class WarmPool:
             self._owner.on_pool_event({"kind": "warm", "pid": self.pid})
         elif kind == "forked":
             self._deaths_in_vain = 0
-            request = self._pending.pop((message["generation"], message["worker"]))
-            self._owner.on_forked(request.generation, request.worker, int(message["pid"]))
+            config, _ = self._pending.pop((message["generation"], message["worker"]))
+            self._owner.on_forked(config.generation, config.worker, int(message["pid"]))
         elif kind == "fork_failed":
-            request = self._pending.pop((message["generation"], message["worker"]))
+            config, _ = self._pending.pop((message["generation"], message["worker"]))
             reason = str(message["message"])
-            self._owner.on_fork_failed(request.generation, request.worker, reason)
+            self._owner.on_fork_failed(config.generation, config.worker, reason)
 
     def _on_death(self) -> None:
         for message in self._channel.drain():

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
+from configs import worker_config
 
 from holdfast.runtime.host import pool_process
 from holdfast.runtime.host.pool_process import (
     FORKS_WITHIN_S,
     IMPORTS_WITHIN_S,
-    ForkRequest,
     PoolProcess,
     PoolSettings,
     WarmPool,
@@ -181,7 +181,7 @@ def test_pool_that_was_given_up_is_tried_again_when_a_worker_is_wanted(
     pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
     owner.wait_for("pool_lost", reactor)
 
-    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+    pool.request(worker_config(), (0, 0, 0, 0))
 
     assert pool.pid is not None
     pool.close()
@@ -197,7 +197,7 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     owner, reactor = _Owner(), Reactor()
     pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
-    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+    pool.request(worker_config(), (0, 0, 0, 0))
 
     for now in range(1, 20):
         pool.poll(float(now))
@@ -237,7 +237,7 @@ def test_pool_that_owes_an_answer_for_too_long_is_replaced(
     owner, reactor = _Owner(), Reactor()
     pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
     pool.is_warm = is_warm
-    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+    pool.request(worker_config(), (0, 0, 0, 0))
     limit_s = FORKS_WITHIN_S if is_warm else IMPORTS_WITHIN_S
     pool.poll(1000.0)
     pool.poll(1000.0 + limit_s)

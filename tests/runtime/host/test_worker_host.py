@@ -16,9 +16,10 @@ from configs import worker_config
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.host.pool_process import ForkRequest, PoolSettings
+from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.host.worker_host import WorkerHost
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
@@ -42,11 +43,11 @@ class FakePool:
         self.is_warm = True
         self.pid = os.getpid()
 
-    def request(self, request: ForkRequest) -> None:
-        self.pages[request.worker] = WorkerStatus(os.dup(request.fds[1]))
-        if request.worker in self.controls:
-            self.controls[request.worker].close()
-        self.controls[request.worker] = Channel.adopt(os.dup(request.fds[0]))
+    def request(self, config: WorkerConfig, fds: Sequence[int]) -> None:
+        self.pages[config.worker] = WorkerStatus(os.dup(fds[1]))
+        if config.worker in self.controls:
+            self.controls[config.worker].close()
+        self.controls[config.worker] = Channel.adopt(os.dup(fds[0]))
 
     def poll(self, now: float) -> None: ...
 
