@@ -87,8 +87,8 @@ def run_job(
     """
     around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
-    if isinstance(setup, FoundHead):
-        return _attached(setup, options, batch).run()
+    if isinstance(setup, tuple):
+        return _attached(*setup, options, batch).run()
     try:
         if link is not None:
             around.incarnation = link.begin(setup.record.run_id)
@@ -99,7 +99,7 @@ def run_job(
     return client.run()
 
 
-def _prepare(options: JobOptions) -> JobSetup | FoundHead:
+def _prepare(options: JobOptions) -> JobSetup | tuple[FoundHead, SignalPipe]:
     """Return the job that may begin, or the one to show; wait for its directory if asked to.
 
     Raises:
@@ -114,7 +114,7 @@ def _prepare(options: JobOptions) -> JobSetup | FoundHead:
         except RunDirectoryBusy as error:
             busy = error
         try:
-            found = find_head(RunDirectory(options.run_dir), asked=options)
+            found = _found(RunDirectory(options.run_dir), options)
             if found is not None:
                 return found
         except RunDirectoryBusy as error:  # it knows more about the owner
@@ -128,6 +128,23 @@ def _prepare(options: JobOptions) -> JobSetup | FoundHead:
             say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")
             has_said = True
         time.sleep(_LEASE_POLL_S)
+
+
+def _found(
+    directory: RunDirectory, asked: JobOptions | None = None
+) -> tuple[FoundHead, SignalPipe] | None:
+    """Return the head of a job that this process shows from now on, and its signals since then.
+
+    Raises what `find_head` does.
+    """
+    signals = SignalPipe()
+    found = None
+    try:
+        found = find_head(directory, asked=asked)
+    finally:
+        if found is None:
+            signals.restore(is_replayed=True)
+    return None if found is None else (found, signals)
 
 
 def _begun(setup: JobSetup, batch: BatchJob) -> Client:
@@ -208,14 +225,14 @@ def attach(run_dir: Path) -> int:
         with answering(run_dir, say):
             refuse_no_job(run_dir)
             is_copy = moved_to(RunDirectory(run_dir)) is not None
-            found = None if is_copy else find_head(RunDirectory(run_dir))
+            found = None if is_copy else _found(RunDirectory(run_dir))
     except StoppedHeadEnded as ended:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
     if found is None:
         raise UsageError(
             f"no job lives in {run_dir} on this host without a client; {_next(run_dir)}"
         )
-    client = _attached(found)
+    client = _attached(*found)
     code = client.run()
     return client.batch.end(code, say)
 
@@ -235,7 +252,10 @@ def _next(run_dir: Path) -> str:
 
 
 def _attached(
-    found: FoundHead, asked: JobOptions | None = None, batch: BatchJob | None = None
+    found: FoundHead,
+    signals: SignalPipe,
+    asked: JobOptions | None = None,
+    batch: BatchJob | None = None,
 ) -> Client:
     """Return the client of a head that was found; ``batch`` is None outside of its batch job."""
     greeting = found.greeting
@@ -264,7 +284,7 @@ def _attached(
         verbose=options.verbose,
     )
     hold(terms.directory)
-    client = Client(terms, greeting["job"], around, lease, SignalPipe())
+    client = Client(terms, greeting["job"], around, lease, signals)
     head = HeadProcess(found.channel, found.process, options.heartbeat_timeout_s)
     client.show(head, greeting)
     return client
@@ -472,13 +492,18 @@ class SignalPipe:
         """Let ``take`` have the numbers of the signals that have come, and that come."""
         reactor.watch(self._read, lambda: take(os.read(self._read, 64)))
 
-    def restore(self) -> None:
-        """Give the process its former handlers back."""
+    def restore(self, *, is_replayed: bool = False) -> None:
+        """Give the process its former handlers back, and let them have what came, if asked to."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        came = b""
+        with contextlib.suppress(BlockingIOError):
+            came = os.read(self._read, 64)
         os.close(self._read)
         os.close(self._write)
+        for received in came if is_replayed else b"":
+            signal.raise_signal(received)
 
 
 def _wake(_number: int, _frame: object) -> None:

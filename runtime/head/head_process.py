@@ -46,6 +46,8 @@ ANSWERS_WITHIN_S = 15.0
 """A busy machine may need that long."""
 
 _REFUSALS = {
+    "another": "another job, which pid {pid} shows; wait for it to end, stop it with `holdfast "
+    "stop`, or choose another --run-dir",
     "attached_already": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
     "`holdfast status` shows how it goes",
     "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
@@ -246,7 +248,10 @@ def find_head(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHe
         return None
     if answer["kind"] == "another_job" and asked is not None:
         raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
-    why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", process.pid))
+    is_run = answer["kind"] == "attached_already" and asked is not None
+    why = _REFUSALS["another" if is_run else answer["kind"]].format(
+        pid=answer.get("pid", process.pid)
+    )
     raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
 
 

@@ -75,7 +75,7 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     with start_job(request(LONG, run_dir, without_locks)) as old:
         wait_for_checkpoints(old, 1)
         with start_job(request(LONG, run_dir, without_locks)) as rival:
-            assert_refused(rival.wait(), 76, "a job that pid", "shows already")
+            assert_refused(rival.wait(), 76, "which pid", "shows")
         processes = old.processes()
         old.signal(signal.SIGKILL)
         old.signal(signal.SIGKILL, "holdfast-agent")

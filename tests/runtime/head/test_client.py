@@ -66,7 +66,12 @@ class Directory:
 
     def prepare(self, wait_lease_s: float = 0.0) -> object:
         options = JobOptions(Path("train.py"), Path("/run"), wait_lease_s=wait_lease_s)
-        return module._prepare(options)
+        prepared = module._prepare(options)
+        if not isinstance(prepared, tuple):
+            return prepared
+        found, signals = prepared
+        signals.restore()
+        return found
 
     def _sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -633,7 +638,8 @@ def test_job_that_lives_without_a_client_is_shown_to_its_end(
     started: Started, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     head = FakeHead(ended(75))
-    monkeypatch.setattr(module, "_prepare", lambda options: found(started, head))
+    prepared = found(started, head), SignalPipe()
+    monkeypatch.setattr(module, "_prepare", lambda options: prepared)
 
     assert module.run_job(started.setup.options) == 75
 
@@ -651,7 +657,8 @@ def test_options_that_a_living_job_cannot_heed_are_told(
     started: Started, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     head = FakeHead(ended())
-    monkeypatch.setattr(module, "_prepare", lambda options: found(started, head))
+    prepared = found(started, head), SignalPipe()
+    monkeypatch.setattr(module, "_prepare", lambda options: prepared)
     asked = replace(job_of().config.options, workers=8, max_restarts=9)
 
     module.run_job(asked)
@@ -668,7 +675,7 @@ def test_quiet_job_is_shown_without_a_word(
 ) -> None:
     head = FakeHead(ended())
 
-    module._attached(found(started, head, quiet=True)).run()
+    module._attached(found(started, head, quiet=True), SignalPipe()).run()
 
     assert capfd.readouterr().err == ""
     head.close()
@@ -681,7 +688,7 @@ def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     started.heads[0].close()
     started.heads = [second]
 
-    assert module._attached(found(started, head)).run() == ExitCode.DONE
+    assert module._attached(found(started, head), SignalPipe()).run() == ExitCode.DONE
 
     (message,) = second.told
     assert from_plain(Job, message["job"]) == job_of()
@@ -699,7 +706,7 @@ def test_job_is_attached_to_with_its_own_batch_job(started: Started, *, is_insid
     place = found(started, head)
     place.greeting["environment"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}
 
-    client = module._attached(place, batch=mine)
+    client = module._attached(place, SignalPipe(), batch=mine)
     client.run()
 
     if is_inside:
@@ -714,7 +721,7 @@ def test_attach_ends_with_the_exit_code_for_the_batch_system_of_the_job(
 ) -> None:
     run_dir = started.setup.options.run_dir
     head = FakeHead(ended(75))
-    monkeypatch.setattr(module, "find_head", lambda directory: found(started, head))
+    monkeypatch.setattr(module, "find_head", lambda directory, asked: found(started, head))
     asked: list[int] = []
 
     def end(self: BatchJob, code: int, say: object) -> int:
@@ -766,6 +773,19 @@ def test_signal_that_comes_before_there_is_a_head_is_passed_on_later() -> None:
     signals.restore()
     reactor.close()
     assert heard == [signal.SIGTERM]
+
+
+def test_signal_that_comes_while_no_head_is_found_is_not_lost(tmp_path: Path) -> None:
+    """It ends the process, as it would have done without the search."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    signals = SignalPipe()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    signals.restore(is_replayed=True)
+
+    signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM]
 
 
 def test_stop_by_another_process_is_told_to_the_next_head(started: Started) -> None:

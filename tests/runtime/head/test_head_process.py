@@ -364,7 +364,7 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
     [
         (
             {"kind": "attached_already", "pid": 12},
-            "a job that pid 12 shows already; it needs no `holdfast attach`, and",
+            "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
         ),
         ({"kind": "starting"}, "a job that is just starting; run again in a minute"),
         ({"kind": "another_job", "job": [False, "/b.py"]}, "another script, /b.py; look at it"),
@@ -431,3 +431,12 @@ def _pid_of_a_dead_process() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
+    orphan: Orphan,
+) -> None:
+    orphan.answers.post({"kind": "attached_already", "pid": 12})
+
+    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
+        find_head(orphan.directory)
