@@ -150,6 +150,8 @@ class MpiHost:
         self._tell = tell
         self._directory = directory
         self._launch: MpiLaunch | None = None
+        self._abandoned: list[MpiLaunch] = []
+        """Those that were killed and may still hang; their files go when they have ended."""
         self._generation = 0
         self._empty_since: float | None = None
 
@@ -191,6 +193,9 @@ class MpiHost:
 
     def poll(self, now: float, host: HostState) -> None:
         """Tell the end of the launch, or end an mpiexec that its workers have left behind."""
+        for ended in [launch for launch in self._abandoned if launch.has_ended]:
+            self._abandoned.remove(ended)
+            ended.clear()
         launch = self._launch
         if launch is None or not host.is_empty:
             self._empty_since = None
@@ -216,6 +221,7 @@ class MpiHost:
         if launch is not None:
             launch.kill()
             self._reactor.forget(launch.end_fd)
+            self._abandoned.append(launch)
 
     def _wake(self) -> None:
         """Let the loop run once; it looks at the launch each time."""
