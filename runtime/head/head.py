@@ -36,6 +36,7 @@ from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _POLL_S = 0.5
@@ -105,7 +106,15 @@ class Head:
                 job.progress.show(self._agent.host.progress)
             self._see_to_writer(job, now)
         end = job.decider.end
-        return None if end is None else end.exit_code
+        return None if end is None or self._waits_for_client else end.exit_code
+
+    @property
+    def _waits_for_client(self) -> bool:
+        """Whether the client is stopped, and must be told how the job has ended.
+
+        It holds the lease.  So the head stays for the next one, which takes its place.
+        """
+        return self._client is not None and is_stopped(self._client.pid)
 
     def _see_to_writer(self, job: _RunningJob, now: float) -> None:
         """Start another writer for the journal if there is none; one that dies at once, seldom."""

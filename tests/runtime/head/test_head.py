@@ -792,3 +792,20 @@ def test_mistake_in_the_first_decision_ends_the_job(
 
     assert headed.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
     assert headed.kinds == []
+
+
+def test_head_of_a_job_that_has_ended_stays_for_a_client_that_is_stopped(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the lease, so nobody else could have the directory; the next one takes its place."""
+    stopped = [os.getpid()]
+    monkeypatch.setattr(module, "is_stopped", lambda pid: pid in stopped)
+    headed.begin(WARM, *joined(0, 1))
+
+    headed.tell(*completed(0, 1))
+    headed.turn(5)
+    assert headed.exit_code is None
+
+    stopped.clear()
+    headed.turn()
+    assert headed.exit_code == ExitCode.DONE
