@@ -224,7 +224,10 @@ def _by_worker() -> st.SearchStrategy[Callable[[WorkerStatus], None]]:
         number.map(lambda step: lambda status: status.commit(step)),
         st.sampled_from(Phase).map(lambda phase: lambda status: setattr(status, "phase", phase)),
         st.booleans().map(lambda waits: lambda status: status.begin_turn(waits_for_peers=waits)),
-        st.binary(max_size=9).map(lambda content: lambda status: status.tell_progress(content)),
+        # No worker tells an empty one: that is how it reads while it is being rewritten.
+        st.binary(min_size=1, max_size=9).map(
+            lambda content: lambda status: status.tell_progress(content)
+        ),
         st.sampled_from([RequestFlag.SAVE, RequestFlag.STOP]).map(
             lambda what: lambda status: status.answer(what, status.asked(what))
         ),
