@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
@@ -25,6 +25,9 @@ from holdfast.runtime.run.progress import count
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import usable_cores
 
+if TYPE_CHECKING:
+    from holdfast.runtime.run.entries import Recorder
+
 _KEPT = 1000
 """So many newest deaths are compared with each other."""
 
@@ -34,20 +37,13 @@ _COPIED = (
 )
 
 
-class Journal(Protocol):
-    """Takes the events that the user is told of."""
-
-    def record(self, event: str, /, **fields: object) -> None:
-        """Take one event with its fields."""
-
-
 class JobConsole:
     """Writes the head's lines."""
 
     def __init__(
         self,
         job: Job,
-        journal: Journal,
+        journal: Recorder,
         write: Callable[[bytes], None],
         progress: ProgressLog | None = None,
     ) -> None:
