@@ -32,6 +32,7 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.job import JobTerms
+from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
@@ -60,6 +61,7 @@ class Job:
         struck: the faults of ``--inject`` that have struck in an earlier job of the run.
         limits: its time.
         lost_lines: the lines that the journal has not taken before the job had a head.
+        hosts: the hosts of the job, that of the head first; none if there is no other one.
     """
 
     config: WorkerConfig
@@ -71,6 +73,7 @@ class Job:
     struck: tuple[tuple[object, ...], ...]
     limits: TimeLimits
     lost_lines: int = 0
+    hosts: tuple[HostSlots, ...] = ()
 
     @property
     def terms(self) -> JobTerms:

@@ -24,6 +24,7 @@ from typing import Any
 from holdfast.checkpoint.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
@@ -33,6 +34,7 @@ from holdfast.runtime.options.option import (
     Option,
     at_least,
     option,
+    read_hosts,
     read_path,
     read_seconds,
     read_switch,
@@ -157,6 +159,27 @@ class JobOptions:
         1,
         commands=_BOTH,
         default_text="1; in a batch job its tasks",
+    )
+    hosts: tuple[HostSlots, ...] = option(
+        "--hosts",
+        'Hosts of the job and how many workers each takes, as in "a:4,b:4".',
+        (),
+        read=read_hosts,
+        metavar="HOST:N,...",
+        default_text="this host",
+    )
+    rsh: str = option(
+        "--rsh",
+        "What starts a command on another host: it is called as RSH HOST COMMAND...",
+        "ssh",
+        metavar="COMMAND",
+    )
+    network: str | None = option(
+        "--network",
+        "The network between the hosts, by interface or address: eth1 or 10.1.0.0/16.",
+        None,
+        metavar="NAME|CIDR",
+        default_text="the one that all hosts share",
     )
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
     microbatches: int | None = _number(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class WorkerConfig:
     history: FailureHistory = _NO_HISTORY
     lease_token: str = ""
     """The token of the lease under which the launch may change the run directory."""
+    hosts: tuple[str, ...] = ()
+    """The name of each worker's host, as ``workers``; none if all live on one."""
 
     def __post_init__(self) -> None:
         """Refuse a launch that makes no sense: it comes from another process."""
@@ -42,6 +45,13 @@ class WorkerConfig:
             raise ValueError(f"generation is {self.generation}")
         if len(set(self.workers)) < len(self.workers):
             raise ValueError(f"workers are {self.workers}")
+        if self.hosts and len(self.hosts) != len(self.workers):
+            raise ValueError(f"{len(self.hosts)} hosts for {len(self.workers)} workers")
+
+    @property
+    def host_of(self) -> Mapping[WorkerId, str]:
+        """The name of each worker's host; all the same, and empty, if there is one."""
+        return dict(zip(self.workers, self.hosts or ("",) * len(self.workers), strict=True))
 
     @property
     def run_dir(self) -> Path:

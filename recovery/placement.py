@@ -1,0 +1,45 @@
+"""Which host each worker of a launch lives on: a pure function of the hosts that are there.
+
+Workers fill the hosts in the order in which they were named, as with mpiexec: neighbours in rank
+order are neighbours in space, so a subtree of the reduction seldom crosses a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlots:
+    """A host by its name, and how many workers it takes."""
+
+    name: str
+    slots: int
+
+    def __str__(self) -> str:
+        """Return it as a user writes it."""
+        return f"{self.name}:{self.slots}"
+
+
+def place_workers(count: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
+    """Return the name of the host of each of ``count`` workers, in rank order.
+
+    When all slots are taken, the rest goes round the hosts that have any: a launch on the hosts
+    that are left may have more workers than slots.
+
+    Raises ``ValueError`` if no host takes a worker.
+    """
+    takers = [host for host in hosts if host.slots > 0]
+    if not takers and count:
+        raise ValueError(f"no host takes a worker: {[host.name for host in hosts]}")
+    placed = [host.name for host in takers for _ in range(host.slots)]
+    order = {host.name: number for number, host in enumerate(takers)}
+    for number in range(max(0, count - len(placed))):
+        placed.append(takers[number % len(takers)].name)
+    return tuple(sorted(placed[:count], key=order.__getitem__))
+
+
+def total_slots(hosts: Iterable[HostSlots]) -> int:
+    """Return how many workers the hosts take."""
+    return sum(host.slots for host in hosts)

@@ -1,0 +1,52 @@
+"""Placement of workers on hosts: in blocks, in the order of the hosts, never more than asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.recovery.placement import HostSlots, place_workers, total_slots
+
+
+@pytest.mark.parametrize(
+    ("count", "slots", "placed"),
+    [
+        (4, {"a": 2, "b": 2}, "aabb"),
+        (4, {"a": 4, "b": 4}, "aaaa"),
+        (4, {"a": 1, "b": 2, "c": 1}, "abbc"),
+        (4, {"a": 0, "b": 2, "c": 2}, "bbcc"),
+        (5, {"a": 1, "b": 2}, "aabbb"),
+        (0, {"a": 1}, ""),
+    ],
+)
+def test_workers_fill_hosts_in_order(count: int, slots: dict[str, int], placed: str) -> None:
+    hosts = [HostSlots(name, number) for name, number in slots.items()]
+
+    assert place_workers(count, hosts) == tuple(placed)
+
+
+def test_hosts_without_slots_take_no_worker() -> None:
+    with pytest.raises(ValueError, match=r"no host takes a worker: \['a'\]"):
+        place_workers(1, [HostSlots("a", 0)])
+
+
+@given(st.integers(0, 40), st.lists(st.integers(0, 6), min_size=1, max_size=8))
+def test_hosts_are_blocks_of_ranks_and_share_what_is_beyond_their_slots(
+    count: int, slots: list[int]
+) -> None:
+    hosts = [HostSlots(f"h{number}", free) for number, free in enumerate(slots)]
+    if not any(slots):
+        return
+
+    placed = place_workers(count, hosts)
+
+    assert len(placed) == count
+    assert list(placed) == sorted(placed, key=lambda name: int(name[1:]))
+    beyond = [Counter(placed)[host.name] - host.slots for host in hosts if host.slots]
+    if count > total_slots(hosts):
+        assert max(beyond) - min(beyond) <= 1
+    else:
+        assert max(beyond) <= 0
