@@ -12,10 +12,11 @@ unfinished attempt at repair must not be used.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Collection
+import itertools
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NewType
 
 WorkerId = NewType("WorkerId", int)
@@ -103,33 +104,74 @@ def assign(microbatches: int, world: World) -> Assignment:
     return Assignment(tuple(owners))
 
 
-def adopt(assignment: Assignment, world: World) -> Assignment:
+def adopt(
+    assignment: Assignment, world: World, host_of: Mapping[WorkerId, str] = MappingProxyType({})
+) -> Assignment:
     """Give the orphans of ``assignment`` to the active workers of ``world`` that own the fewest.
 
     An orphan is a microbatch whose owner is not active in ``world``. Nothing else
     moves. A spare that has become active owns nothing yet, so it comes first.
+
+    Among equals, workers on the hosts of the dead come first, and take what was left there. So
+    a host keeps its subtrees, and fewer vectors leave it. ``host_of`` names the hosts, also
+    those of the dead; without it all are on one.
     """
     active = frozenset(world.active)
-    orphans = [index for index, owner in enumerate(assignment.owners) if owner not in active]
     owners = list(assignment.owners)
-    for orphan, adopter in zip(orphans, _adopters(assignment, world, len(orphans)), strict=True):
+    hosts = {
+        index: host_of.get(owner, "") for index, owner in enumerate(owners) if owner not in active
+    }
+    adopters = _adopters(Counter(owners), world, Counter(hosts.values()), host_of)
+    near: dict[str, deque[WorkerId]] = defaultdict(deque)
+    for adopter in adopters:
+        near[host_of.get(adopter, "")].append(adopter)
+    strays = []
+    for orphan, host in hosts.items():
+        if near[host]:
+            owners[orphan] = near[host].popleft()
+        else:
+            strays.append(orphan)
+    for orphan, adopter in zip(strays, sorted(itertools.chain(*near.values())), strict=True):
         owners[orphan] = adopter
     return Assignment(tuple(owners))
 
 
-def _adopters(assignment: Assignment, world: World, orphans: int) -> list[WorkerId]:
-    """Return the adopter of each of ``orphans`` microbatches.
+def _adopters(
+    loads: Mapping[WorkerId, int],
+    world: World,
+    orphans: Counter[str],
+    host_of: Mapping[WorkerId, str],
+) -> list[WorkerId]:
+    """Return the adopter of each orphan; ``orphans`` counts them by the host that they are from.
 
-    Loads are levelled one microbatch at a time, but the result is in rank order. So a
-    worker adopts neighbours, which fold into fewer subtrees.
+    Loads are levelled, but the result is in rank order. So a worker adopts neighbours,
+    which fold into fewer subtrees.
     """
     active = world.active
-    loads = Counter(assignment.owners)
-    heap = [(loads[worker], rank) for rank, worker in enumerate(active)]
-    heapq.heapify(heap)
-    ranks = []
-    for _ in range(orphans):
-        load, rank = heap[0]
-        heapq.heapreplace(heap, (load + 1, rank))
-        ranks.append(rank)
-    return [active[rank] for rank in sorted(ranks)]
+    level, rest = _level([loads[worker] for worker in active], sum(orphans.values()))
+    adopted = {worker: max(0, level - loads[worker]) for worker in active}
+    wanted = orphans.copy()
+    for worker, count in adopted.items():
+        wanted[host_of.get(worker, "")] -= count
+    lowest = [worker for worker in active if loads[worker] <= level]
+    preferred = []
+    for worker in lowest:
+        host = host_of.get(worker, "")
+        if wanted[host] > 0:
+            wanted[host] -= 1
+            preferred.append(worker)
+    chosen = dict.fromkeys([*preferred, *lowest])
+    for worker in itertools.islice(chosen, rest):
+        adopted[worker] += 1
+    return [worker for worker in active for _ in range(adopted[worker])]
+
+
+def _level(loads: Collection[int], orphans: int) -> tuple[int, int]:
+    """Return the load to which all lower ones can be raised, and how many orphans are left then."""
+    ordered = sorted(loads)
+    for count, (load, above) in enumerate(itertools.pairwise(ordered), start=1):
+        room = count * (above - load)
+        if room > orphans:
+            return load + orphans // count, orphans % count
+        orphans -= room
+    return ordered[-1] + orphans // len(ordered), orphans % len(ordered)

@@ -14,8 +14,9 @@ with a vote, and members whose exchange broke take part in it as well.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from holdfast.recovery.step import REFUSAL
@@ -42,10 +43,20 @@ class Membership:
     """One worker's view of the world and the communicator that spans it."""
 
     def __init__(
-        self, me: WorkerId, world: World, communicator: Communicator, clock: Callable[[], float]
+        self,
+        me: WorkerId,
+        world: World,
+        communicator: Communicator,
+        clock: Callable[[], float],
+        host_of: Mapping[WorkerId, str] = MappingProxyType({}),
     ) -> None:
+        """Begin with the world of a launch; ``host_of`` names hosts, and is empty if there is one.
+
+        A worker never moves, so survivors keep the names that the launch began with.
+        """
         self._me = me
         self._clock = clock
+        self.host_of = host_of
         self.world = world
         self.communicator = communicator
         self.versions: tuple[int, ...] = ()
@@ -59,6 +70,11 @@ class Membership:
     def me(self) -> WorkerId:
         """This worker's id."""
         return self._me
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of each member's host, in rank order."""
+        return tuple(self.host_of.get(worker, "") for worker in self.world.workers)
 
     def join(self, version: int) -> None:
         """Agree on the world of the launch.

@@ -346,7 +346,8 @@ class TrainingLoop:
         with self._moving:
             self._saver.world_changed()
         self._clock.world_changed()
-        self._assignment = adopt(self._assignment, self._membership.world)
+        membership = self._membership
+        self._assignment = adopt(self._assignment, membership.world, membership.host_of)
         self._is_scattered = True
         times = RepairTimes(self._detected, *phases)
         self._records.world_changed(before, times, attempts=self._repairs.attempts)

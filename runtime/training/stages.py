@@ -290,7 +290,9 @@ def membership_of(context: WorkerContext) -> Membership:
     """Return a worker's view of the world that its launch begins with."""
     config = context.config
     world = World(config.generation, config.workers, config.capacity)
-    return Membership(config.worker, world, context.communicator, clock=time.monotonic)
+    return Membership(
+        config.worker, world, context.communicator, time.monotonic, host_of=config.host_of
+    )
 
 
 def _in_a_line(error: BaseException) -> str:

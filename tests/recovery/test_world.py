@@ -237,6 +237,113 @@ def test_no_adopter_ends_above_a_worker_that_could_have_adopted(
             assert loads[worker] <= lowest + 1
 
 
+@st.composite
+def places(draw: st.DrawFn) -> dict[WorkerId, str]:
+    """A host for every worker of ``worlds``."""
+    return {WorkerId(worker): draw(st.sampled_from("abc")) for worker in range(31)}
+
+
+def on_hosts(**hosts: tuple[int, ...]) -> dict[WorkerId, str]:
+    return {WorkerId(worker): name for name, workers in hosts.items() for worker in workers}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hosts", "expected"),
+    [
+        pytest.param(
+            world_of(0, 1, 2, 3),
+            world_of(0, 1, 2),
+            on_hosts(a=(0, 1), b=(2, 3)),
+            [0, 0, 1, 1, 2, 2, 2, 0],
+            id="the neighbour of the dead first",
+        ),
+        pytest.param(
+            world_of(0, 1, 2, 3),
+            world_of(1, 2, 3),
+            on_hosts(a=(0, 3), b=(1, 2)),
+            [3, 1, 1, 1, 2, 2, 3, 3],
+            id="whatever its rank",
+        ),
+        pytest.param(
+            world_of(0, 1, 2, 3),
+            world_of(0, 1),
+            on_hosts(a=(0, 1), b=(2, 3)),
+            [0, 0, 1, 1, 0, 0, 1, 1],
+            id="nobody is left on the host",
+        ),
+        pytest.param(
+            world_of(0, 1, 2, 3, 4, capacity=4),
+            world_of(0, 1, 2, 4, capacity=4),
+            on_hosts(a=(0, 1, 4), b=(2, 3)),
+            [0, 0, 1, 1, 2, 2, 4, 4],
+            id="a spare owns nothing, so it comes before neighbours",
+        ),
+        pytest.param(
+            world_of(0, 1, 2, 3, 4, 5),
+            world_of(0, 2, 3, 5),
+            on_hosts(a=(0, 1, 2), b=(3, 4, 5)),
+            [0, 0, 2, 3, 3, 5],
+            id="a death on each of two hosts",
+        ),
+    ],
+)
+def test_orphans_stay_on_their_host_where_loads_allow(
+    before: World, after: World, hosts: dict[WorkerId, str], expected: list[int]
+) -> None:
+    assignment = assign(len(expected), before)
+
+    assert owners_of(adopt(assignment, after, hosts)) == expected
+
+
+@given(MICROBATCHES, shrinking(), places())
+def test_hosts_change_no_bound_of_adoption(
+    microbatches: int, history: list[World], hosts: dict[WorkerId, str]
+) -> None:
+    """Loads, survivors' microbatches and the end of all deaths are as without hosts."""
+    before, after = history[0], history[-1]
+    assignment = assign(microbatches, before)
+
+    plain, owned = adopt(assignment, after), adopt(assignment, after, hosts)
+
+    loads, plain_loads = Counter(owned.owners), Counter(plain.owners)
+    assert sorted(loads[w] for w in after.active) == sorted(plain_loads[w] for w in after.active)
+    for worker in after.active:
+        assert set(assignment.owned_by(worker)) <= set(owned.owned_by(worker))
+    lowest = min(loads[worker] for worker in after.active)
+    for worker in after.active:
+        if loads[worker] > len(assignment.owned_by(worker)):
+            assert loads[worker] <= lowest + 1
+    assert adopt(owned, after, hosts) == owned
+
+
+@given(MICROBATCHES, shrinking(), places())
+def test_orphan_leaves_its_host_only_if_no_adopter_is_there_for_it(
+    microbatches: int, history: list[World], hosts: dict[WorkerId, str]
+) -> None:
+    before, after = history[0], history[-1]
+    assignment = assign(microbatches, before)
+    owned = adopt(assignment, after, hosts)
+    moved = [m for m in range(microbatches) if owned.owners[m] != assignment.owners[m]]
+
+    came = Counter(hosts[owned.owners[m]] for m in moved)
+    left = Counter(hosts[assignment.owners[m]] for m in moved)
+    stayed = Counter(
+        hosts[owned.owners[m]]
+        for m in moved
+        if hosts[owned.owners[m]] == hosts[assignment.owners[m]]
+    )
+
+    assert stayed == came & left
+
+
+@given(MICROBATCHES, shrinking(), st.sampled_from(["", "a"]))
+def test_one_host_is_as_none(microbatches: int, history: list[World], name: str) -> None:
+    assignment = assign(microbatches, history[0])
+    hosts = dict.fromkeys(history[0].workers, name)
+
+    assert adopt(assignment, history[-1], hosts) == adopt(assignment, history[-1])
+
+
 def test_ten_thousand_workers_are_assigned_and_adopted() -> None:
     before = world_of(*range(10_100), capacity=10_000)
     after = before.shrunk_to(set(before.workers[100:]))

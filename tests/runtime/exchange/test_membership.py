@@ -9,17 +9,21 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.communicator import LocalCommunicator, WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 
 RANKS = 4
 WORLD = World(5, tuple(WorkerId(20 + rank) for rank in range(RANKS)), 3)
 
 
+HOSTS = ("a", "b", "a", "c")
+
+
 def member(communicator: FakeCommunicator) -> Membership:
     ticks = itertools.count()
     me = WORLD.workers[communicator.rank]
-    return Membership(me, WORLD, communicator, clock=lambda: float(next(ticks)))
+    host_of = dict(zip(WORLD.workers, HOSTS, strict=True))
+    return Membership(me, WORLD, communicator, lambda: float(next(ticks)), host_of)
 
 
 def test_everyone_joins_the_world_of_the_launch() -> None:
@@ -49,6 +53,26 @@ def test_survivors_form_the_next_generation_in_their_order() -> None:
 
     world = World(6, WORLD.workers[1:], 3)
     assert survivors == [None, *((world, (1, 2, 3), rank) for rank in range(3))]
+
+
+def test_survivors_stay_on_their_hosts() -> None:
+    def program(communicator: FakeCommunicator) -> tuple[str, ...]:
+        membership = member(communicator)
+        membership.join(version=0)
+        assert membership.hosts == HOSTS
+        if communicator.rank == 1:
+            communicator.die()
+        membership.repair(0, on_revoked=lambda: None)
+        communicator.leave()
+        return membership.hosts
+
+    assert run_world(RANKS, program) == [("a", "a", "c"), None, ("a", "a", "c"), ("a", "a", "c")]
+
+
+def test_world_of_a_launch_without_names_is_on_one_host() -> None:
+    membership = Membership(WORLD.workers[0], WORLD, LocalCommunicator(), lambda: 0.0)
+
+    assert membership.hosts == ("",) * RANKS
 
 
 def until_repaired(membership: Membership) -> World:
