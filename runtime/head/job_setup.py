@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from holdfast.checkpoint.signature import KeyFile
+from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.head_process import HeadTerms
@@ -83,6 +84,8 @@ class JobSetup:
     """Where the run lies now that ``--fresh`` has moved out of the way."""
     copied_from: Path | None = None
     """The directory that this one was copied from, if that holds the run as well."""
+    hosts: tuple[HostSlots, ...] = ()
+    """The hosts of the job, that of the head first; none if there is no other one."""
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
@@ -141,6 +144,7 @@ class JobSetup:
             struck=self._struck(),
             limits=limits,
             lost_lines=self.journal.lost,
+            hosts=self.hosts,
         )
 
     def _struck(self) -> tuple[tuple[object, ...], ...]:
@@ -171,6 +175,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
+    hosts = _settled_hosts(options)
     library = identify(find_mpiexec(options.mpiexec))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     verdict = assess(library, os.environ, needed)
@@ -186,7 +191,16 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
             # --fresh has perhaps moved what another job has saved: that job must see so.
             lease.end(is_refused=not options.fresh)
             raise
-    return _with_local_steps(replace(setup, copied_from=copied_from))
+    return _with_local_steps(replace(setup, copied_from=copied_from, hosts=hosts))
+
+
+def _settled_hosts(options: JobOptions) -> tuple[HostSlots, ...]:
+    """Return the hosts of the job, that of the head first; a job on one host imports nothing."""
+    if not options.hosts:
+        return ()
+    from holdfast.runtime.hosts.named_hosts import settle_hosts
+
+    return settle_hosts(options)
 
 
 def _setup_in(

@@ -24,7 +24,7 @@ from typing import Any
 from holdfast.checkpoint.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
-from holdfast.recovery.placement import HostSlots
+from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
@@ -158,7 +158,7 @@ class JobOptions:
         1,
         1,
         commands=_BOTH,
-        default_text="1; in a batch job its tasks",
+        default_text="1; in a batch job its tasks; with hosts all of their slots",
     )
     hosts: tuple[HostSlots, ...] = option(
         "--hosts",
@@ -405,6 +405,13 @@ class JobOptions:
         if self.local_dir is not None and self.local_dir.is_relative_to(self.run_dir):
             inside = f"--local-dir {self.local_dir} is in the run directory {self.run_dir}"
             raise UsageError(f"{inside}; give one on another disk, such as /local")
+        wanted, slots = self.workers + self.spares, total_slots(self.hosts)
+        if self.hosts and wanted > slots:
+            raise UsageError(
+                f"-n {self.workers} and --spares {self.spares} are {wanted} workers, and the hosts "
+                f"{','.join(map(str, self.hosts))} take {slots}; ask for fewer workers, or name "
+                "more slots or hosts"
+            )
 
     def local_run_dir(self, run_id: str) -> Path | None:
         """Return the directory of a run below ``--local-dir``, None without one."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.placement import total_slots
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option, read_path
@@ -99,6 +100,8 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
             values[name] = _read(found, origins[name], value)
             if name not in sources.flags:
                 _refuse(found, origins[name], values[name])
+    if values.get("hosts") and origins.get("workers") in (None, _of_allocation(sources)):
+        origins["workers"], values["workers"] = f"slots of {origins['hosts']}", _free_slots(values)
     values.setdefault("run_dir", default_run_dir(script, sources.directory))
     for name in _RELATIVE:
         if values.get(name) is not None:
@@ -189,6 +192,18 @@ def keys_of(command: str) -> list[str]:
     """Return the names that the table of a command which takes options of a job may hold."""
     options = (option for option in OPTIONS.values() if option.flags)
     return sorted(option.key for option in options if command in option.commands)
+
+
+def _of_allocation(sources: Sources) -> str | None:
+    """Return how the origin reads of a number of workers that the batch system has given."""
+    given = sources.allocation.get("workers")
+    return None if given is None else given[0]
+
+
+def _free_slots(values: Mapping[str, Any]) -> int:
+    """Return how many workers fill all hosts; spares take slots, too."""
+    spares: int = values.get("spares", 0)
+    return max(1, total_slots(values["hosts"]) - spares)
 
 
 def _given(name: str, found: Option, sources: Sources) -> tuple[str, Any] | None:

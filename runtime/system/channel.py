@@ -9,7 +9,7 @@ their number, and the receiver finds the descriptors themselves there.  Linux
 hands descriptors over no later than the first byte that they were sent with,
 so they are queued and given to messages in order.
 
-This is the only file that knows sockets.  (The guard may import no module of holdfast, so
+Only this file and ``network`` know sockets.  (The guard may import no module of holdfast, so
 it writes the same lines by itself.)  Nothing here decides: a lost peer is an empty answer,
 and the caller decides what follows.
 

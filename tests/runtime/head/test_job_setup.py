@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from heads import setup_in
 
 from holdfast.checkpoint.names import step_name
+from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head import job_setup
 from holdfast.runtime.head.beginning import Beginning
@@ -28,6 +30,8 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.find_run import claim
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
+from holdfast.runtime.system.network import own_name
+from holdfast.runtime.system.own_process import answer_of, program_command
 from holdfast.runtime.system.witnessed_time import Stillness
 
 ALWAYS = (
@@ -294,12 +298,34 @@ def test_journal_that_cannot_be_written_is_refused(
 @pytest.fixture
 def directory(options: JobOptions, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Return a run directory in which a job may ask for its setup without an MPI library."""
-    library = SimpleNamespace(mpiexec=None, name="none")
+    library = SimpleNamespace(mpiexec=None, name="none", warning=None, variables=lambda _: {})
     for name in ("find_mpiexec", "identify", "assess", "require"):
         monkeypatch.setattr(job_setup, name, lambda *_: library)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
     return directory
+
+
+@pytest.mark.usefixtures("directory")
+def test_head_is_told_its_hosts_its_own_first(options: JobOptions) -> None:
+    hosts = (HostSlots("192.0.2.1", 2), HostSlots("localhost", 0))
+    setup = job_setup.prepare_job(dataclasses.replace(options, hosts=hosts), Stillness())
+
+    job = setup.job(TimeLimits())
+
+    assert job.hosts == (HostSlots(own_name(), 0), HostSlots("192.0.2.1", 2))
+    setup.journal.close()
+    setup.lease.release()
+
+
+def test_job_on_one_host_loads_nothing_for_others() -> None:
+    program = (
+        "import holdfast.runtime.head.client, sys; print('holdfast.runtime.hosts' in sys.modules)"
+    )
+
+    answer = answer_of(program_command(program), 60.0, os.environ)
+
+    assert (answer.stdout, answer.stderr) == ("False\n", "")
 
 
 def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(

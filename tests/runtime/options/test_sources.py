@@ -278,3 +278,45 @@ def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> 
         read_config_file(path)
     with pytest.raises(UsageError, match=r"cannot be read: .*; correct it or move it away"):
         read_config_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "allocation", "workers", "origin"),
+    [
+        ((), {}, 6, "slots of --hosts"),
+        ((("spares", 1),), {}, 5, "slots of --hosts"),
+        ((("workers", 3),), {}, 3, "--workers"),
+        ((), {"workers": ("SLURM_NTASKS of Slurm job 7", 2)}, 6, "slots of --hosts"),
+    ],
+    ids=["all slots", "less the spares", "as asked", "not the tasks of one host"],
+)
+def test_workers_fill_the_hosts_that_are_named(
+    flags: tuple[tuple[str, Any], ...], allocation: Any, workers: int, origin: str
+) -> None:
+    given = dict(flags) | {"hosts": "a:4,b:2"}
+    sources = Sources(given, {}, {}, Path("/here"), allocation=allocation)
+
+    built = build_options(Path("train.py"), (), sources)
+
+    assert (built.options.workers, built.origins["workers"]) == (workers, origin)
+
+
+def test_hosts_of_a_batch_job_are_those_that_a_user_would_name() -> None:
+    allocation = {"hosts": ("SLURM_JOB_NODELIST", "a:2,b:2"), "workers": ("SLURM_NTASKS", 2)}
+
+    built = build_options(
+        Path("train.py"), (), Sources({}, {}, {}, Path("/here"), allocation=allocation)
+    )
+
+    assert built.options.workers == 4
+    assert built.origins["workers"] == "slots of SLURM_JOB_NODELIST"
+
+
+def test_more_workers_than_slots_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        _built(("hosts", "a:2,b:2"), ("workers", "4"), ("spares", "1"))
+
+    assert str(caught.value) == (
+        "-n 4 and --spares 1 are 5 workers, and the hosts a:2,b:2 take 4; ask for fewer workers, "
+        "or name more slots or hosts"
+    )

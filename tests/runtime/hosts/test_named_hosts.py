@@ -1,0 +1,66 @@
+"""The hosts of a job: which one is this host, and that the head's comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.recovery.placement import HostSlots
+from holdfast.runtime.hosts.named_hosts import own_host, settle_hosts
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import read_hosts
+from holdfast.runtime.system.network import is_own_address, is_own_name, own_name
+
+ELSEWHERE = "192.0.2.1"
+"""An address for documentation (RFC 5737): no host has it."""
+
+
+def settled(text: str) -> str:
+    options = JobOptions(Path("train.py"), Path("/run"), hosts=read_hosts(text))
+    return ",".join(map(str, settle_hosts(options)))
+
+
+@pytest.mark.parametrize(
+    ("named", "hosts"),
+    [
+        (f"{ELSEWHERE}:4,localhost:2", f"{own_name()}:2,{ELSEWHERE}:4"),
+        (f"{ELSEWHERE}:4,{own_name()}:2", f"{own_name()}:2,{ELSEWHERE}:4"),
+        (f"{ELSEWHERE}:4,127.0.0.1:2", f"127.0.0.1:2,{ELSEWHERE}:4"),
+        (f"{ELSEWHERE}:4,me@localhost:2", f"{own_name()}:2,{ELSEWHERE}:4"),
+        (f"{ELSEWHERE}:4", f"{own_name()}:0,{ELSEWHERE}:4"),
+        ("localhost:4", ""),
+    ],
+    ids=["localhost", "name", "address", "user", "not named", "alone"],
+)
+def test_host_of_the_head_comes_first(named: str, hosts: str) -> None:
+    assert settled(named) == hosts
+
+
+def test_job_without_hosts_has_no_other_one() -> None:
+    assert settle_hosts(JobOptions(Path("train.py"), Path("/run"))) == ()
+
+
+def test_resolver_is_asked_only_if_no_name_is_known() -> None:
+    hosts = [HostSlots("slow.example", 1), HostSlots("n1", 1)]
+
+    def ask(name: str) -> bool:
+        raise AssertionError(f"the resolver is asked for {name}")
+
+    assert own_host(hosts, own_names=lambda: frozenset({"n1"}), is_own=ask) == hosts[1]
+
+
+def test_alias_of_this_host_is_found_by_its_address() -> None:
+    hosts = [HostSlots("n2-ib", 1), HostSlots("n1-ib", 1)]
+
+    found = own_host(
+        hosts, own_names=lambda: frozenset({"n1"}), is_own=lambda name: name == "n1-ib"
+    )
+
+    assert found == hosts[1]
+
+
+def test_kernel_says_which_addresses_are_its_own() -> None:
+    assert is_own_address("127.0.0.1")
+    assert not is_own_address(ELSEWHERE)
+    assert not is_own_name("no-such-host.invalid")
