@@ -175,6 +175,29 @@ def plan_reduction(assignment: Assignment, world: World, microbatches: int) -> R
     return ReductionPlan(tuple(roots), tuple(combines))
 
 
+class Fold:
+    """Sums one bucket of all roots in the order of the tree."""
+
+    def __init__(self, plan: ReductionPlan, floats: int) -> None:
+        """Make buffers for buckets of up to ``floats``."""
+        self._combines = plan.combines
+        # Sums of nodes that begin at the first leaf build up in the result.  A sum that
+        # waits for its left neighbour needs a buffer of its own.
+        waiting = {left for left, _ in plan.combines if left}
+        self._scratch = {left: np.empty(floats, np.float32) for left in waiting}
+
+    def sum(self, rows: Sequence[FloatVector], result: FloatVector) -> None:
+        """Write the sum of ``rows``, in the order of the plan, into ``result``."""
+        if not self._combines:
+            result[:] = rows[0]
+            return
+        values = list(rows)
+        for left, right in self._combines:
+            target = self._scratch[left][: len(result)] if left else result
+            np.add(values[left], values[right], target)
+            values[left] = target
+
+
 def slice_bounds(size: int, ranks: int, align: int = 16) -> tuple[tuple[int, int], ...]:
     """Cut a vector of ``size`` elements into one slice ``(start, stop)`` for each rank.
 
@@ -186,6 +209,12 @@ def slice_bounds(size: int, ranks: int, align: int = 16) -> tuple[tuple[int, int
     blocks = -(-size // align)
     cuts = [min(size, align * (blocks * rank // ranks)) for rank in range(ranks + 1)]
     return tuple(itertools.pairwise(cuts))
+
+
+def buckets(start: int, stop: int, floats: int) -> list[slice]:
+    """Return the range ``start`` to ``stop`` of a vector, cut into buckets of ``floats``."""
+    begins = range(start, stop, floats)
+    return [slice(begin, min(begin + floats, stop)) for begin in begins]
 
 
 def _ranks_of_owners(assignment: Assignment, world: World) -> list[int]:

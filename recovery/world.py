@@ -61,10 +61,11 @@ class World:
 
     def shrunk_to(self, survivors: Collection[WorkerId]) -> World:
         """Return the next generation, which holds only ``survivors``."""
-        strangers = set(survivors) - set(self.workers)
+        alive = frozenset(survivors)
+        strangers = alive.difference(self.workers)
         if strangers:
             raise ValueError(f"workers {sorted(strangers)} are not in the world {self.workers}")
-        kept = tuple(worker for worker in self.workers if worker in survivors)
+        kept = tuple(worker for worker in self.workers if worker in alive)
         return World(self.generation + 1, kept, self.capacity)
 
 
