@@ -62,6 +62,7 @@ class Job:
         limits: its time.
         lost_lines: the lines that the journal has not taken before the job had a head.
         hosts: the hosts of the job, that of the head first; none if there is no other one.
+        network: the network between them, as CIDR; that of the options if it is not settled.
     """
 
     config: WorkerConfig
@@ -74,6 +75,7 @@ class Job:
     limits: TimeLimits
     lost_lines: int = 0
     hosts: tuple[HostSlots, ...] = ()
+    network: str | None = None
 
     @property
     def terms(self) -> JobTerms:
@@ -97,13 +99,15 @@ class Job:
 
     def order_of(self, launch: Launch, config: WorkerConfig) -> Message:
         """Return the agent's order for a launch whose workers are told ``config``."""
+        options = self.config.options
         return {
             "kind": "launch",
             "config": to_plain(config),
             "mpi": {
                 "mpiexec": str(self.mpiexec),
                 "library": self.mpi_library,
-                "ulfm": self.config.options.shrink,
+                "ulfm": options.shrink,
+                "network": (self.network or options.network) if self.hosts else None,
             },
             "relaunch": launch.relaunch,
             "spent": launch.spent,

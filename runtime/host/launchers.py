@@ -11,8 +11,7 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
   spread the ranks over hosts and cores that this job does not use;
 * ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
   leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too, but
-  listens on all interfaces, even with ``btl_tcp_if_include``, and takes messages from
-  any sender.  One host does without;
+  takes messages from any sender.  One host does without;
 * ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
   failure;
 * ``mpi_add_procs_cutoff``: every rank knows every peer from the start.  Without it a
@@ -24,16 +23,22 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
 * ``opal_signal`` and ``UCX_HANDLE_ERRORS``: a fault such as SIGSEGV ends its process at once.  The
   handlers of both libraries print a stack, and wait for ever for a lock of malloc that the
   faulting thread holds.  Meanwhile the heart still beats;
+* between hosts, ``pmix_remote_connections``: ranks of other hosts reach mpiexec, which has all
+  guards on its own host.  So each rank takes its peers for local ones.  ``sm`` of ``btl`` and
+  ``coll`` would look for their segments, and ``gds hash`` sends what would lie in memory;
+* ``btl_tcp_if_include`` and ``ptl_tcp_if_include``: MPI's and PMIx's messages take the network
+  that the job names, and no other one.  ``btl_tcp_disable_family``: no listener for IPv6;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
 * ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
   the network, although no peer is there.
 
 The guard cannot import this table.  It knows the variables that name its rank.
 
-A `LaunchLine` is one start of mpiexec on one host.  ``TMPDIR`` is the launch's private directory.
-Guards keep it to themselves: MPI finds all without it in a worker, whose script would else put its
-temporary files into memory.  mpiexec's exit code means nothing under ``--with-ft ulfm``: it is
-0 even when all ranks were killed.  The workers tell the outcome of a launch.
+A `LaunchLine` is one start of mpiexec, with all guards on its own host.  ``TMPDIR`` is the
+launch's private directory.  Guards keep it to themselves: MPI finds all without it in a worker,
+whose script would else put its temporary files into memory.  mpiexec's exit code means nothing
+under ``--with-ft ulfm``: it is 0 even when all ranks were killed.  The workers tell the outcome
+of a launch.
 
 Libraries read some variables when they are loaded, and Python reads others when it starts.  So
 all processes of a job have the `job_environment` from their first moment.
@@ -45,6 +50,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
@@ -69,6 +75,28 @@ _PLACEMENT = (
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+_NETWORK = "{network}"
+"""Stands for the network of a launch between hosts, as CIDR."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A setting of Open MPI, PRRTE or PMIx, on mpiexec's command line."""
+
+    flag: str
+    key: str
+    value: str
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """The words of the command line."""
+        return self.flag, self.key, self.value
+
+
+def _mca(key: str, value: str) -> Parameter:
+    return Parameter("--mca", key, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """One kind of mpiexec: what it is told, and what its ranks must have in their environment."""
@@ -76,6 +104,9 @@ class Launcher:
     library: str
     """The name of the MPI library that it belongs to."""
     options: tuple[str, ...]
+    parameters: tuple[Parameter, ...] = ()
+    network_parameters: tuple[Parameter, ...] | None = None
+    """Added, or put in place of others, when workers are on several hosts; None if none can be."""
     ulfm_options: tuple[str, ...] | None = None
     """Given when survivors shall outlive a death; None if none can."""
     root_options: tuple[str, ...] = ()
@@ -95,13 +126,24 @@ OPEN_MPI = Launcher(
     options=(
         *("--oversubscribe", "--bind-to", "none"),
         *("--map-by", "slot:OVERSUBSCRIBE"),
-        *("--prtemca", "prte_default_hostfile", "none"),
-        *("--mca", "pml", "ob1"),
-        *("--mca", "btl", "self,sm"),
-        *("--mca", "coll", "^han,adapt"),
-        *("--mca", "mpi_add_procs_cutoff", str(_ADD_PROCS_CUTOFF)),
-        *("--mca", "shmem", "mmap"),
-        *("--mca", "opal_signal", ""),
+    ),
+    parameters=(
+        Parameter("--prtemca", "prte_default_hostfile", "none"),
+        _mca("pml", "ob1"),
+        _mca("btl", "self,sm"),
+        _mca("coll", "^han,adapt"),
+        _mca("mpi_add_procs_cutoff", str(_ADD_PROCS_CUTOFF)),
+        _mca("shmem", "mmap"),
+        _mca("opal_signal", ""),
+    ),
+    network_parameters=(
+        _mca("btl", "self,tcp"),
+        _mca("coll", "^han,adapt,sm"),
+        _mca("btl_tcp_if_include", _NETWORK),
+        _mca("btl_tcp_disable_family", "6"),
+        Parameter("--prtemca", "pmix_remote_connections", "1"),
+        Parameter("--pmixmca", "gds", "hash"),
+        Parameter("--pmixmca", "ptl_tcp_if_include", _NETWORK),
     ),
     ulfm_options=(
         *("--with-ft", "ulfm"),
@@ -130,6 +172,9 @@ LAUNCHERS = MappingProxyType({row.library: row for row in (OPEN_MPI, MPICH, INTE
 class LaunchLine:
     """One start of mpiexec: ``ranks`` times the guard, all on this host.
 
+    ``network`` is that between the workers' hosts; None if all are on this one.  ``mca``
+    are the user's own settings, each a key and its value, which override those of the launcher.
+
     ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
     when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
     rank.  ``as_root`` permits mpiexec to run as root.  ``launcher`` is the kind of mpiexec.
@@ -142,11 +187,15 @@ class LaunchLine:
     ulfm: bool = True
     as_root: bool = False
     launcher: Launcher = OPEN_MPI
+    network: IPv4Network | None = None
+    mca: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse launches that mpiexec would misread."""
         if self.ulfm and not self.launcher.can_shrink:
             raise ValueError(f"no worker outlives a death under {self.launcher.library}")
+        if self.network is not None and self.launcher.network_parameters is None:
+            raise ValueError(f"{self.launcher.library} starts no worker on another host")
         if self.ranks < 1:
             raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
         if not self.guard:
@@ -160,10 +209,24 @@ class LaunchLine:
             *(kind.root_options if self.as_root else ()),
             *(kind.ulfm_options if self.ulfm and kind.ulfm_options else ()),
             *kind.options,
+            *(word for parameter in self._parameters() for word in parameter.words),
             *((*kind.directory_options, str(self.directory)) if kind.directory_options else ()),
             *("-n", str(self.ranks)),
             *self.guard,
         )
+
+    def _parameters(self) -> tuple[Parameter, ...]:
+        """Return the settings of this launch; mpiexec refuses one that is given twice."""
+        kind = self.launcher
+        settings = {parameter.key: parameter for parameter in kind.parameters}
+        if self.network is not None:
+            for parameter in kind.network_parameters or ():
+                value = parameter.value.replace(_NETWORK, str(self.network))
+                settings[parameter.key] = Parameter(parameter.flag, parameter.key, value)
+        for key, value in self.mca:
+            flag = settings[key].flag if key in settings else "--mca"
+            settings[key] = Parameter(flag, key, value)
+        return tuple(settings.values())
 
     def environment(self, base: Mapping[str, str], **extra: str) -> dict[str, str]:
         """Return ``base`` made fit for mpiexec, with ``extra`` variables for the guards.

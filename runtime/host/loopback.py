@@ -1,5 +1,8 @@
 """The agent's answers to the binds of mpiexec: all interfaces become the loopback interface.
 
+If the job has other hosts, mpiexec also binds to its address on the network between them.  That
+bind goes on as it is: PMIx of the workers there connects to it.
+
 The kernel stops a process that has the filter of `become_mpiexec` in each ``bind``, and asks here
 (seccomp_unotify(2)).  A socket that would listen on the network is bound to the same port of the
 loopback interface instead.  This process does so, on a copy of the descriptor.  Every other bind
@@ -20,6 +23,7 @@ import select
 import struct
 import threading
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 _PIDFD_GETFD = 438  # the number of the system call on all architectures
@@ -54,24 +58,32 @@ class Pipes:
         os.close(self.answers)
 
 
-def serve_in_background(pidfd: int, pipes: Pipes) -> None:
+def serve_in_background(pidfd: int, pipes: Pipes, network: IPv4Network | None = None) -> None:
     """Answer the binds of a process and its children in a thread, until all have ended.
 
-    The thread owns ``pipes``, and a copy of ``pidfd``.
+    They may bind to the loopback interface, and to addresses on ``network``.  The thread owns
+    ``pipes``, and a copy of ``pidfd``.
     """
     copy = os.dup(pidfd)
     name = "holdfast-loopback"
-    threading.Thread(target=_serve, args=(copy, pipes), name=name, daemon=True).start()
+    threading.Thread(target=_serve, args=(copy, pipes, network), name=name, daemon=True).start()
 
 
-def kept_to_loopback(address: bytes) -> bytes | None:
-    """Return a ``sockaddr`` of the loopback interface in place of another, else None."""
+def kept_to_loopback(address: bytes, network: IPv4Network | None = None) -> bytes | None:
+    """Return a ``sockaddr`` of the loopback interface in place of another, else None.
+
+    One on ``network`` stays.
+    """
     if len(address) < _FAMILY.size:
         return None
     place, loopback = _LOOPBACK.get(_FAMILY.unpack_from(address)[0], (0, b""))
     stop = place + len(loopback)
     if not loopback or len(address) < stop or _is_loopback(address[place:stop]):
         return None
+    if network is not None and len(loopback) == 4:
+        asked = IPv4Address(address[place:stop])
+        if asked in network and not asked.is_unspecified:
+            return None
     return address[:place] + loopback + address[stop:]
 
 
@@ -79,7 +91,7 @@ def _is_loopback(address: bytes) -> bool:
     return address[0] == 127 if len(address) == 4 else address == _LOOPBACK[_AF_INET6][1]
 
 
-def _serve(pidfd: int, pipes: Pipes) -> None:
+def _serve(pidfd: int, pipes: Pipes, network: IPv4Network | None) -> None:
     listener = -1
     try:
         for index in range(2):  # first any descriptor, as a trial, and then the listener
@@ -97,7 +109,7 @@ def _serve(pidfd: int, pipes: Pipes) -> None:
         pipes.close()
         os.close(pidfd)
     if listener >= 0:
-        _answer_all(listener)
+        _answer_all(listener, network)
         os.close(listener)
 
 
@@ -119,7 +131,7 @@ def _copy_of(pidfd: int, descriptor: int) -> int:
     return copy
 
 
-def _answer_all(listener: int) -> None:
+def _answer_all(listener: int, network: IPv4Network | None) -> None:
     """Answer until the last process with the filter has ended."""
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
@@ -135,13 +147,17 @@ def _answer_all(listener: int) -> None:
                 continue  # the caller was killed meanwhile
             return
         with contextlib.suppress(OSError):
-            fcntl.ioctl(listener, _NOTIF_SEND, _answer(question))
+            fcntl.ioctl(listener, _NOTIF_SEND, _answer(question, network))
 
 
-def _answer(question: bytearray) -> bytes:
+def _answer(question: bytearray, network: IPv4Network | None) -> bytes:
     token, caller, _, _, _, _, descriptor, pointer, length, *_ = _QUESTION.unpack(question)
     try:
-        result = _bind(caller, descriptor, pointer, min(length, _LONGEST_ADDRESS))
+        with Path(f"/proc/{caller}/mem").open("rb", buffering=0) as memory:
+            memory.seek(pointer)
+            address = memory.read(min(length, _LONGEST_ADDRESS))
+        kept = kept_to_loopback(address, network)
+        result = None if kept is None else _bind(caller, descriptor, kept)
     except (OSError, ValueError):
         result = None
     if result is None:
@@ -149,16 +165,11 @@ def _answer(question: bytearray) -> bytes:
     return _ANSWER.pack(token, 0, -result, 0)
 
 
-def _bind(caller: int, descriptor: int, pointer: int, length: int) -> int | None:
-    """Bind the caller's socket to the loopback interface; None if it should do so itself.
+def _bind(caller: int, descriptor: int, address: bytes) -> int | None:
+    """Bind the caller's socket to ``address``; None if it should go on by itself.
 
     Returns 0 or an error number.
     """
-    with Path(f"/proc/{caller}/mem").open("rb", buffering=0) as memory:
-        memory.seek(pointer)
-        address = kept_to_loopback(memory.read(length))
-    if address is None:
-        return None
     pidfd = os.pidfd_open(_process_of(caller))
     try:
         copy = _copy_of(pidfd, descriptor)

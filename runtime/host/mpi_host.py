@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class MpiLaunch:
         os.close(ask)
         os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
-        serve_in_background(self.end_fd, Pipes(offers, answers))
+        serve_in_background(self.end_fd, Pipes(offers, answers), line.network)
 
     @property
     def pid(self) -> int:
@@ -122,12 +123,27 @@ class MpiOrder:
     mpiexec: Path
     ulfm: bool
     launcher: Launcher = OPEN_MPI
+    network: IPv4Network | None = None
+    """That between the workers' hosts; None if all are on this one."""
+    mca: tuple[tuple[str, str], ...] = ()
+    """The user's own settings of Open MPI."""
 
     @staticmethod
     def of(fields: dict[str, Any]) -> MpiOrder:
-        """Return the order in a ``launch`` message; raises ``KeyError`` if it is incomplete."""
-        launcher = LAUNCHERS[fields["library"]]
-        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]), launcher)
+        """Return the order in a ``launch`` message.
+
+        Raises:
+            KeyError: it is incomplete.
+            ValueError: its network is none of IPv4.
+        """
+        network = fields.get("network")
+        return MpiOrder(
+            Path(fields["mpiexec"]),
+            bool(fields["ulfm"]),
+            LAUNCHERS[fields["library"]],
+            None if network is None else IPv4Network(network, strict=False),
+            tuple((key, value) for key, value in fields.get("mca", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +195,8 @@ class MpiHost:
             ulfm=order.ulfm,
             as_root=os.geteuid() == 0,
             launcher=order.launcher,
+            network=order.network,
+            mca=order.mca,
         )
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)

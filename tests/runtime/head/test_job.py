@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
+from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import Deadline
 from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, launch_of
@@ -72,9 +74,30 @@ def test_order_of_a_launch_is_read_back_by_the_next_head() -> None:
     order = job.order_of(FIFTH, config_of(job.config, FIFTH))
 
     assert order["config"]["workers"] == [6, 7]
-    assert order["mpi"] == {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": False}
+    mpi = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": False, "network": None}
+    assert order["mpi"] == mpi
     found = launch_of(order)
     assert (found.generation, found.workers, found.relaunch, found.spent) == (5, (6, 7), 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "settled", "network"),
+    [
+        ((), "10.1.0.0/16", None),
+        (("a", "b"), None, "10.2.0.0/16"),
+        (("a", "b"), "10.1.0.0/16", "10.1.0.0/16"),
+    ],
+    ids=["one host", "as the user says", "as it was settled"],
+)
+def test_order_names_the_network_between_the_hosts(
+    hosts: tuple[str, ...], settled: str | None, network: str | None
+) -> None:
+    slots = tuple(HostSlots(host, 1) for host in hosts)
+    job = replace(job_of(network="10.2.0.0/16"), hosts=slots, network=settled)
+
+    order = job.order_of(FIFTH, config_of(job.config, FIFTH))
+
+    assert order["mpi"]["network"] == network
 
 
 @pytest.mark.parametrize(

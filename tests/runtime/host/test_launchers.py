@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pwd
 import sys
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,42 @@ def test_line_of_one_host_with_ulfm() -> None:
     )
 
 
+def test_line_between_hosts_keeps_to_their_network() -> None:
+    line = dataclasses.replace(LINE, network=IPv4Network("10.77.0.0/24"))
+
+    assert " ".join(line.command()) == (
+        "/opt/mpi/bin/mpiexec --with-ft ulfm "
+        "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
+        "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
+        "--prtemca prte_default_hostfile none "
+        "--mca pml ob1 --mca btl self,tcp --mca coll ^han,adapt,sm "
+        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
+        "--mca btl_tcp_if_include 10.77.0.0/24 --mca btl_tcp_disable_family 6 "
+        "--prtemca pmix_remote_connections 1 --pmixmca gds hash "
+        "--pmixmca ptl_tcp_if_include 10.77.0.0/24 "
+        "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
+    )
+
+
+def test_users_settings_take_the_place_of_the_launchers_own() -> None:
+    mca = (("btl", "self,uct"), ("gds", "hash"), ("btl_uct_transports", "rc"))
+    line = dataclasses.replace(LINE, network=IPv4Network("10.77.0.0/24"), mca=mca)
+
+    words = " ".join(line.command())
+
+    assert " --mca btl self,uct --mca coll" in words
+    assert " --pmixmca gds hash " in words
+    assert " --mca btl_uct_transports rc --mca btl_sm_backing_directory " in words
+
+
+@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
+def test_hydra_starts_no_worker_on_another_host(launcher: Launcher) -> None:
+    network = IPv4Network("10.77.0.0/24")
+
+    with pytest.raises(ValueError, match=f"{launcher.library} starts no worker on another host"):
+        dataclasses.replace(LINE, ulfm=False, launcher=launcher, network=network)
+
+
 def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
     command = dataclasses.replace(LINE, ulfm=False).command()
 
@@ -54,12 +91,14 @@ def test_root_has_to_be_allowed() -> None:
     assert "--allow-run-as-root" not in LINE.command()
 
 
+@pytest.mark.parametrize("network", [None, IPv4Network("10.77.0.0/24")])
 @pytest.mark.parametrize("ulfm", [True, False])
-def test_no_parameter_is_given_twice(ulfm: bool) -> None:  # noqa: FBT001
+def test_no_parameter_is_given_twice(ulfm: bool, network: IPv4Network | None) -> None:  # noqa: FBT001
     """mpiexec refuses to start when one is."""
-    command = dataclasses.replace(LINE, ulfm=ulfm).command()
+    mca = (("coll", "^han"), ("gds", "hash"))
+    command = dataclasses.replace(LINE, ulfm=ulfm, network=network, mca=mca).command()
 
-    names = [command[i + 1] for i, word in enumerate(command) if word in ("--mca", "--prtemca")]
+    names = [command[i + 1] for i, word in enumerate(command) if word.endswith("mca")]
 
     assert len(names) == len(set(names))
 

@@ -52,6 +52,15 @@ def test_address_on_the_network_becomes_that_of_the_loopback_interface(ip: str) 
     assert kept_to_loopback(_inet(ip)) == _inet("127.0.0.1")
 
 
+def test_address_on_the_network_between_the_hosts_stays() -> None:
+    network = ipaddress.IPv4Network("192.168.0.0/16")
+
+    assert kept_to_loopback(_inet("192.168.1.2"), network) is None
+    for other in ("0.0.0.0", "10.1.2.3"):
+        assert kept_to_loopback(_inet(other), network) == _inet("127.0.0.1")
+    assert kept_to_loopback(_inet6("::"), network) == _inet6("::1")
+
+
 @pytest.mark.parametrize("ip", ["::", "fe80::1", "2001:db8::1", "::ffff:10.1.2.3"])
 def test_long_address_on_the_network_becomes_that_of_the_loopback_interface(ip: str) -> None:
     assert kept_to_loopback(_inet6(ip)) == _inet6("::1")

@@ -7,6 +7,7 @@ import re
 import select
 import signal
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,16 @@ def test_order_names_the_launcher_by_its_library(launcher: Launcher) -> None:
 
     assert order == MpiOrder(Path("/opt/bin/mpiexec"), ulfm=False, launcher=launcher)
     assert order.ulfm is False
+
+
+def test_order_names_the_network_between_hosts_and_the_users_settings() -> None:
+    fields: dict[str, Any] = {"mpiexec": "/opt/bin/mpiexec", "ulfm": True, "library": "Open MPI"}
+    more = {"network": "10.1.2.3/16", "mca": [["pml_base_verbose", "10"]]}
+
+    order = MpiOrder.of(fields | more)
+
+    assert order.network == IPv4Network("10.1.0.0/16")
+    assert order.mca == (("pml_base_verbose", "10"),)
 
 
 @pytest.mark.parametrize("missing", ["mpiexec", "ulfm", "library"])

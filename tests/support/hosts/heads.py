@@ -76,7 +76,7 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
 
 def job_of(limits: TimeLimits | None = None, **fields: Any) -> Job:
     """Return a job of two workers, unless these options say otherwise."""
-    settled = set(Job.__dataclass_fields__) - {"preload"}  # that is an option as well
+    settled = set(Job.__dataclass_fields__) - {"preload", "network"}  # those are options as well
     changed = {name: fields.pop(name) for name in set(fields) & settled}
     capacity = fields.pop("workers", 2)
     wishes = {"capacity": capacity, "script": Path("/a/train.py"), "microbatches": 2} | fields
