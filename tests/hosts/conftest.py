@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, why_not
 from leftovers import Leftovers
+from slurm import SlurmCluster
+from slurm import why_not as no_slurm
 
 
 @pytest.fixture
@@ -19,3 +21,17 @@ def cluster(tmp_path: Path, leftovers: Leftovers) -> Iterator[Cluster]:
     with Cluster(tmp_path) as hosts:
         leftovers.keep(hosts.keeper)
         yield hosts
+
+
+@pytest.fixture
+def slurm(cluster: Cluster) -> Iterator[SlurmCluster]:
+    """Slurm with a node on each host; its commands run on the head."""
+    reason = no_slurm()
+    if reason is not None:
+        pytest.skip(reason)
+    directory = cluster.directory / "slurm"
+    directory.mkdir()
+    made = SlurmCluster(directory, hosts=cluster)
+    made.start()
+    yield made
+    made.stop()

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from cluster import WITHIN_S, Cluster, wait_until, why_not
+from secure_shell import start_ssh
+from secure_shell import why_not as no_ssh
 
 from holdfast.runtime.system.processes import wait_all_ended
 
@@ -217,37 +219,52 @@ def test_a_shaped_link_lets_no_more_pass_than_its_rate(cluster: Cluster) -> None
     assert 1_000_000 < cluster.bytes_sent("a") - before < 1_500_000
 
 
+@pytest.fixture(params=["rsh", "ssh"])
+def shell(cluster: Cluster, request: pytest.FixtureRequest) -> list[str]:
+    """The words of each remote shell that the hosts have."""
+    if request.param == "rsh":
+        return [cluster.rsh]
+    if reason := no_ssh():
+        pytest.skip(reason)
+    return start_ssh(cluster).split()
+
+
 class TestRemoteShell:
-    def test_passes_words_streams_and_the_exit_code_on(self, cluster: Cluster) -> None:
-        line = [cluster.rsh, "b", "cat; echo", "err >&2;", "pwd; exit 3"]
-        done = cluster.run("a", line, check=False, stdin=subprocess.PIPE)
+    def test_passes_words_streams_and_the_exit_code_on(
+        self, cluster: Cluster, shell: list[str]
+    ) -> None:
+        line = [*shell, "b", "cat; echo", "err >&2;", "pwd; exit 3"]
+        done = cluster.run("a", line, check=False)
         assert (done.stdout, done.stderr, done.returncode) == ("/root\n", "err\n", 3)
         with cluster.popen(
-            "a", [cluster.rsh, "b", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            "a", [*shell, "b", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
             large = os.urandom(3_000_000)
             assert process.communicate(large)[0] == large
 
-    def test_passes_no_variable_on(self, cluster: Cluster) -> None:
+    def test_passes_no_variable_on(self, cluster: Cluster, shell: list[str]) -> None:
         environment = {**os.environ, "OF_THE_CALLER": "1"}
-        said = cluster.run("a", [cluster.rsh, "b", "env"], env=environment).stdout
-        assert "OF_THE_CALLER" not in said
+        assert "OF_THE_CALLER" not in cluster.run("a", [*shell, "b", "env"], env=environment).stdout
 
     def test_ends_the_streams_of_the_command_when_the_caller_is_killed(
-        self, cluster: Cluster
+        self, cluster: Cluster, shell: list[str]
     ) -> None:
-        with cluster.popen("a", [cluster.rsh, "b", "cat"], stdin=subprocess.PIPE) as process:
-            wait_until(lambda: "cat" in str(cluster.processes("b")), "command on b")
+        with cluster.popen("a", [*shell, "b", "cat"], stdin=subprocess.PIPE) as process:
+            wait_until(lambda: "cat: cat" in cluster.processes("b").values(), "command on b")
             process.kill()
             assert cluster.wait_empty("b") == []
 
-    def test_ends_when_the_host_is_lost(self, cluster: Cluster) -> None:
+    def test_ends_when_the_host_is_lost_and_serves_after_its_restart(
+        self, cluster: Cluster, shell: list[str]
+    ) -> None:
         with cluster.popen(
-            "a", [cluster.rsh, "b", "sleep 1000"], stderr=subprocess.DEVNULL
+            "a", [*shell, "b", "exec sleep 1000"], stderr=subprocess.DEVNULL
         ) as process:
             wait_until(lambda: "sleep" in str(cluster.processes("b")), "command on b")
             cluster.kill("b")
             assert process.wait(60) == 255
+        cluster.restart("b")
+        assert cluster.run("a", [*shell, "b", "hostname"]).stdout == "b\n"
 
 
 def test_clusters_do_not_see_each_other(cluster: Cluster, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class Cluster:
         self.directory = shared / "cluster"
         self.rsh = str(self.directory / "rsh")
         self._addresses = {name: f"10.77.0.{n}" for n, name in enumerate(names, start=1)}
+        self._at_start: list[Callable[[str], None]] = []
         self._first: dict[str, int] = {}
         self._network: dict[str, str] = {}
         self._to = {name: _Link() for name in names}
@@ -179,13 +180,17 @@ class Cluster:
         # What the tests have for themselves in /tmp is not there on a host.
         environment.pop("OMPI_MCA_btl_sm_backing_directory", None)
         environment["TMPDIR"] = "/tmp"
-        line = ["nsenter", "--target", str(self._first[host])]
-        line += ["--net", "--mount", "--uts", "--ipc"]
-        if host != self.head:
-            line += ["--pid", "setpriv", "--pdeathsig", "KILL"]
-        line += ["env", "-C", str(cwd), *argv]
+        line = [*self.entering(host), "env", "-C", str(cwd), *argv]
         stdin = options.pop("stdin", subprocess.DEVNULL)
         return subprocess.Popen(line, env=environment, stdin=stdin, **options)
+
+    def entering(self, host: str) -> list[str]:
+        """Return the words before a command line that run it on a host, in the folder ``/``."""
+        words = ["nsenter", "--target", str(self._first[host])]
+        words += ["--net", "--mount", "--uts", "--ipc"]
+        if host != self.head:
+            words += ["--pid", "setpriv", "--pdeathsig", "KILL"]
+        return words
 
     # What breaks
 
@@ -213,6 +218,14 @@ class Cluster:
         self._first[host] = int(answer)
         self._network[host] = os.readlink(f"/proc/{int(answer)}/ns/net")
         self._to[host], self._from[host] = _Link(), _Link()
+        for begin in self._at_start:
+            begin(host)
+
+    def at_start(self, begin: Callable[[str], None]) -> None:
+        """Start daemons on each host now, and on each that starts again."""
+        for host in self.names:
+            begin(host)
+        self._at_start.append(begin)
 
     def freeze(self, host: str) -> None:
         """Stop all processes of a host; its kernel goes on to acknowledge what arrives."""
@@ -268,6 +281,13 @@ class Cluster:
             if command and not name.startswith(_OF_THE_BED):
                 found[pid] = f"{name}: {command}"
         return found
+
+    def has(self, pid: int) -> bool:
+        """Return whether a process runs on a host of this cluster."""
+        try:
+            return os.readlink(f"/proc/{pid}/ns/net") in self._network.values()
+        except OSError:
+            return False
 
     def leftovers(self, host: str) -> list[str]:
         """Name each process, and each file of ``/dev/shm`` and ``/tmp``, of a living host."""

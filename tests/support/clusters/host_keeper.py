@@ -35,7 +35,7 @@ _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_OWN = ("/dev/shm", "/tmp")
+_OWN = ("/dev/shm", "/tmp", "/run")
 """What each host has for itself; the rest of the file system is everybody's."""
 
 _libc = ctypes.CDLL(None, use_errno=True)

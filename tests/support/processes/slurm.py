@@ -1,9 +1,11 @@
 """A private Slurm cluster on one machine: munged, slurmctld and slurmd, started and stopped here.
 
-Everything lies in one temporary directory: keys, sockets, states, logs.  Ports are free
-ones of the loopback.  A keeper (`slurm_keeper.py`) is the parent of all daemons
-and their orphans, and ends them when this process lets go of it or dies.  Slurm's daemons
-want to be root.
+Keys, states and logs lie in one temporary directory.  Slurm's daemons want to be root.  There are
+two sites:
+
+* one node on free ports of the loopback, whose daemons and their orphans are the children of a
+  keeper (`slurm_keeper.py`).  The keeper ends them when this process lets go of it or dies;
+* a node on each host of a test cluster, with the controller on the head, where commands run, too.
 """
 
 from __future__ import annotations
@@ -19,30 +21,33 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
+from cluster import Cluster
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")
 _WITHIN_S = 60.0
+_MUNGE_OF_HOST = "/run/munge.socket"
 _KEEPER = Path(__file__).resolve().parent / "slurm_keeper.py"
 
 _CONFIGURATION = """\
 ClusterName=holdfast
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={controller}
 SlurmUser=root
 SlurmdUser=root
-SlurmctldPort={controller}
-SlurmdPort={node}
+SlurmctldPort={port}
+SlurmdTimeout={lost_after_s}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket
+AuthInfo=socket={munge}
 CredType=cred/munge
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool
+SlurmdSpoolDir={directory}/spool/%n
 SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
-SlurmdLogFile={directory}/slurmd.log
+SlurmdLogFile={directory}/slurmd.%n.log
 CommunicationParameters=NoAddrCache
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -61,9 +66,9 @@ KillWait=20
 MinJobAge=600
 ReturnToService=2
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs={cores} State=UNKNOWN
-PartitionName=work Nodes=n1 Default=YES MaxTime=60 State=UP OverSubscribe=NO PriorityTier=1
-PartitionName=urgent Nodes=n1 MaxTime=60 State=UP OverSubscribe=NO PriorityTier=9 PreemptMode=OFF
+{nodes}
+PartitionName=work Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP OverSubscribe=NO PriorityTier=9 PreemptMode=OFF
 """
 
 
@@ -77,20 +82,34 @@ def why_not() -> str | None:
 
 
 class SlurmCluster:
-    """A cluster of one node with as many cores as jobs may ask for."""
+    """A cluster whose nodes have as many cores as jobs may ask for: one node, or a node a host."""
 
-    def __init__(self, directory: Path, cores: int = 8) -> None:
+    def __init__(self, directory: Path, cores: int = 8, hosts: Cluster | None = None) -> None:
         self.directory = directory
+        self._hosts = hosts
         self._clean = {
             "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",
             "SLURM_CONF": str(directory / "slurm.conf"),
-            "TMPDIR": str(directory),
+            "TMPDIR": str(directory) if hosts is None else "/tmp",
             "HOME": os.environ.get("HOME", "/"),
         }
         self._configure(cores)
 
     def start(self) -> None:
-        """Start the daemons, and wait until the node takes jobs."""
+        """Start the daemons, and wait until all nodes take jobs."""
+        if self._hosts is None:
+            self._start_keeper()
+        else:
+            self._hosts.at_start(self._start_node)
+        nodes = 1 if self._hosts is None else len(self._hosts.names)
+        self.wait(
+            lambda: (
+                self._try("sinfo", "-h", "-N", "-p", "work", "-o", "%T").split() == ["idle"] * nodes
+            ),
+            "idle nodes",
+        )
+
+    def _start_keeper(self) -> None:
         with (self.directory / "daemons.log").open("wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, str(_KEEPER), str(self.directory)],
@@ -101,7 +120,18 @@ class SlurmCluster:
                 stderr=log,
                 start_new_session=True,
             )
-        self.wait(lambda: "idle" in self._try("sinfo", "-h", "-o", "%T"), "an idle node")
+
+    def _start_node(self, host: str) -> None:
+        """Start the daemons of a host, which stay behind as daemons do."""
+        assert self._hosts is not None
+        files = [f"--{name}-file=/run/munged.{name}" for name in ("pid", "seed")]
+        files += [f"--log-file={self.directory}/munged.{host}.log"]
+        key = [f"--socket={_MUNGE_OF_HOST}", f"--key-file={self.directory}/munge.key"]
+        lines = [["munged", "--force", *key, *files], ["slurmd", "-c", "-N", host]]
+        if host == self._hosts.head:
+            lines.insert(1, ["slurmctld", "-c"])
+        for line in lines:
+            self._hosts.run(host, line, env=self._clean)
 
     @property
     def keeper(self) -> int:
@@ -113,6 +143,8 @@ class SlurmCluster:
         with contextlib.suppress(subprocess.SubprocessError, TimeoutError):
             self.call("scancel", "--user=root")
             self.wait(lambda: not self.call("squeue", "-h"), "end of all jobs")
+        if self._hosts is not None:
+            return  # the daemons end with the hosts
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait(_WITHIN_S)
@@ -124,13 +156,25 @@ class SlurmCluster:
 
     def call(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a command of Slurm says; raises if it fails."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with self.popen(*command, env=env, **pipes) as process:
+            try:
+                out, err = process.communicate(timeout=60)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise subprocess.SubprocessError(f"{command}: {process.returncode} {err}")
+        return str(out).strip()
+
+    def popen(
+        self, *command: str, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command of Slurm, such as an ``salloc`` that stays; with hosts, on the head."""
         environment = self._clean if env is None else {**os.environ, **self.environment, **env}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        if done.returncode:
-            raise subprocess.SubprocessError(f"{command}: {done.returncode} {done.stderr}")
-        return done.stdout.strip()
+        if self._hosts is not None:
+            return self._hosts.popen(self._hosts.head, command, env=environment, **options)
+        return subprocess.Popen(command, env=environment, **options)
 
     def facts(self, job: int) -> dict[str, str]:
         """Return what the controller knows of a job."""
@@ -139,7 +183,11 @@ class SlurmCluster:
 
     def has_steps(self, job: int) -> bool:
         """Return whether a step of a job, or its batch script, has not ended yet."""
-        for process in psutil.Process(self.keeper).children(recursive=True):
+        if self._hosts is None:
+            found = psutil.Process(self.keeper).children(recursive=True)
+        else:
+            found = [process for process in psutil.process_iter() if self._hosts.has(process.pid)]
+        for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if " ".join(process.cmdline()).startswith(f"slurmstepd: [{job}."):
                     return True
@@ -165,9 +213,28 @@ class SlurmCluster:
         key = at / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        controller, node = _free_ports(2)
+        terms = f"CPUs={cores} State=UNKNOWN"
+        if self._hosts is None:
+            name = os.uname().nodename
+            lost_after_s = 300  # Slurm's own
+            port, node = _free_ports(2)
+            controller, munge = f"{name}(127.0.0.1)", str(at / "munge.socket")
+            nodes = [f"NodeName=n1 NodeHostname={name} NodeAddr=127.0.0.1 Port={node} {terms}"]
+        else:
+            lost_after_s = 20
+            port, munge = 6817, _MUNGE_OF_HOST
+            controller = f"{self._hosts.head}({self._hosts.address(self._hosts.head)})"
+            nodes = [
+                f"NodeName={name} NodeAddr={self._hosts.address(name)} {terms}"
+                for name in self._hosts.names
+            ]
         text = _CONFIGURATION.format(
-            host=os.uname().nodename, controller=controller, node=node, directory=at, cores=cores
+            controller=controller,
+            port=port,
+            lost_after_s=lost_after_s,
+            munge=munge,
+            directory=at,
+            nodes="\n".join(nodes),
         )
         (at / "slurm.conf").write_text(text)
 

@@ -1,0 +1,60 @@
+"""Slurm on several hosts, as jobs over several hosts find it: steps, a lost node, a requeue."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, wait_until
+from slurm import SlurmCluster
+
+pytestmark = pytest.mark.process
+
+_STEP = "srun --overlap -N1 -n1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none"
+
+
+def _submit(slurm: SlurmCluster, tmp_path: Path, script: str, *options: str) -> int:
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    return int(slurm.call("sbatch", "--parsable", "-o", f"{tmp_path}/log", *options, str(path)))
+
+
+def test_a_batch_job_reaches_all_its_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    script = f"for host in a b c; do {_STEP} -w $host hostname; done"
+    job = _submit(slurm, tmp_path, script, "-N", "3", "-n", "3")
+    assert slurm.wait_for_state(job, "COMPLETED", "FAILED") == "COMPLETED"
+    assert (tmp_path / "log").read_text().split() == ["a", "b", "c"]
+
+
+def test_an_allocation_outlives_a_lost_node_if_it_asks_to(
+    slurm: SlurmCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Slurm gives the node up after ``SlurmdTimeout``, and steps still start on the others."""
+    wait = f"until test -e {tmp_path}/go; do sleep 0.1; done; {_STEP} -w c hostname"
+    with slurm.popen(
+        *("salloc", "-N", "3", "-n", "3", "--no-kill", "sh", "-c", f"echo; {wait}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as allocation:
+        assert allocation.stdout is not None
+        allocation.stdout.readline()
+        cluster.kill("b", silently=True)
+        slurm.wait(lambda: "down" in slurm.call("sinfo", "-h", "-n", "b", "-o", "%T"), "end of b",
+                   within_s=240.0)  # fmt: skip
+        (tmp_path / "go").touch()
+        assert allocation.communicate(timeout=60)[0] == "c\n"
+        assert allocation.returncode == 0
+
+
+@pytest.mark.extended  # the loss of a node as above, with Slurm's other answer
+def test_a_job_is_requeued_when_its_node_fails(
+    slurm: SlurmCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = _submit(slurm, tmp_path, "sleep 1000", "-N", "2", "-w", "a,b", "--requeue")
+    slurm.wait_for_state(job, "RUNNING")
+    cluster.kill("b", silently=True)
+    slurm.wait(lambda: slurm.facts(job)["Restarts"] == "1", "requeue", within_s=240.0)
+    cluster.restart("b")
+    wait_until(lambda: "down" not in slurm.call("sinfo", "-h", "-n", "b", "-o", "%T"), "node b")
