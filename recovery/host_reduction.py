@@ -103,6 +103,8 @@ class Pieces:
     own: tuple[OwnPiece, ...]
     served: tuple[ServedPiece, ...]
     """Those of the next host first, so that not all hosts send to the same one at once."""
+    longest: int
+    """Elements of the longest piece of all ranks."""
 
 
 def pieces_of(rank: int, hosts: Sequence[int], size: int) -> Pieces:
@@ -129,4 +131,5 @@ def pieces_of(rank: int, hosts: Sequence[int], size: int) -> Pieces:
             if start < stop:
                 owner = members[host][turn % len(members[host])]
                 served.append(ServedPiece(start, stop, owner))
-    return Pieces(tuple(own), tuple(served))
+    longest = max(stop - start for start, stop in bounds)
+    return Pieces(tuple(own), tuple(served), longest)

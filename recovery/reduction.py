@@ -38,6 +38,7 @@ import contextvars
 import functools
 import itertools
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -98,6 +99,12 @@ class ReductionPlan:
 
     roots: tuple[Root, ...]
     combines: tuple[tuple[int, int], ...]
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each root the rank that has it, and its number among the roots of this rank."""
+        numbers: dict[int, itertools.count[int]] = defaultdict(itertools.count)
+        return tuple((root.rank, next(numbers[root.rank])) for root in self.roots)
 
 
 def root_of(microbatches: int) -> Node:

@@ -23,14 +23,17 @@ class WorldBroken(Exception):
 class Flight(Protocol):
     """Messages in the air; leaving the ``with`` block waits for every one of them."""
 
-    def send(self, array: Buffer, peer: int, tag: int) -> None:
-        """Post ``array`` (contiguous, unchanged until the flight ends) for ``peer``."""
+    def send(self, array: Buffer, peer: int, tag: int) -> int:
+        """Post ``array`` for ``peer`` and return its ticket.
+
+        It is contiguous, and unchanged until the flight has ended or its ticket was waited for.
+        """
 
     def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
 
     def wait(self, ticket: int) -> None:
-        """Wait until the receive with ``ticket`` has filled its array."""
+        """Wait until the receive with ``ticket`` has filled its array, or the send has left it."""
 
     def __enter__(self) -> Flight:
         """Begin."""

@@ -8,9 +8,9 @@ owner's entry in ``/proc``.  Process ids come back, so a token at the start of t
 that it is the right one.  Memory is reserved for all vectors that may ever be needed, but a page
 costs nothing before its first write.
 
-Each worker maps the vectors of all others, and two vectors for results.  The results
-belong to rank 0 and are new for every world.  So a worker that was given up for dead, but
-still runs for a moment, can only write into an old result that no worker reads.
+Each worker maps the vectors of all others on its host, and two vectors for results.  The results
+belong to the first rank of the host and are new for every world.  So a worker that was given up for
+dead, but still runs for a moment, can only write into an old result that no worker reads.
 
 Invariant: no worker writes into a vector that holds a root, or reads the result, before
 the vote that follows the sum (`sums`).
@@ -29,7 +29,7 @@ import os
 import secrets
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,66 +204,83 @@ def _bytes_of(floats: int, count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class CommonMemory:
-    """The vectors of all ranks for one kind of transaction."""
+class HostMemory:
+    """The vectors of this host's ranks for one kind of transaction."""
 
-    vectors: tuple[SharedVectors, ...]
-    """By rank; the one of this rank is its own."""
-    results: tuple[FloatVector, FloatVector]
+    hosts: tuple[int, ...]
+    """The number of each rank's host, for all ranks of the world; by the first rank of each."""
+    vectors: Mapping[int, SharedVectors]
+    """Those of the ranks of this host, in rank order; empty if a rank is alone and maps nothing."""
     turns: Iterator[FloatVector]
-    """The results in turns, for ever: also a new plan goes on with the other one."""
+    """The two results of this host in turns, for ever: also a new plan goes on with the other."""
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all ranks of the world map each other's vectors."""
+        return len(self.vectors) == len(self.hosts)
+
+    @staticmethod
+    def alone(ranks: int, floats: int) -> HostMemory:
+        """Return the memory of a rank that shares none, as if each rank were on its own host."""
+        results = aligned_vector(floats), aligned_vector(floats)
+        return HostMemory(tuple(range(ranks)), {}, itertools.cycle(results))
 
 
-def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
-    """Map the vectors that all members offer, one offer for each kind of transaction.
+def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[HostMemory]:
+    """Map the vectors that the members on this host offer, one for each kind of transaction.
 
-    All members of a new world call this at the same point.  The entries are None on all of
-    them alike if one cannot map another's memory.  Then they are on several hosts, or may
-    not look into each other's ``/proc``.
+    All members of a new world call this at the same point.  If one of them cannot map the memory of
+    another on its host, none shares any: they may not look into each other's ``/proc``.
+    Only the names of hosts tell who shares: memory of another host is never opened, even if
+    ``/proc`` shows a process by that number.
 
     Raises:
         WorldBroken: a member has died; repair.
     """
-    communicator = membership.communicator
-    results = [SharedVectors.create(v.floats, 2) for v in mine] if membership.is_first else []
+    communicator, names = membership.communicator, membership.hosts
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    hosts = tuple(numbers[name] for name in names)
+    is_first = hosts.index(hosts[communicator.rank]) == communicator.rank
+    results = [SharedVectors.create(v.floats, 2) for v in mine] if is_first else []
     tickets = [vectors.ticket for vectors in (*mine, *results)]
-    card = _pack([_host(), *tickets])
+    card = _pack([_kernel(), *tickets])
     try:
         cards = membership.together(lambda: communicator.allgather_bytes(card))
-        found = _map_all(cards, mine, communicator.rank)
-        is_common = membership.agree_all(found is not None)
+        found = _map_host(cards, mine, hosts, communicator.rank)
+        has_all = membership.agree_all(found is not None)
     finally:
         for vectors in results:
             vectors.close()
-    if found is None or not is_common:
-        return [None for _ in mine]
-    return list(found)
+    if found is None or not has_all:
+        return [HostMemory.alone(communicator.size, vectors.floats) for vectors in mine]
+    return found
 
 
-def _map_all(
-    cards: Sequence[bytes], mine: Sequence[SharedVectors], rank: int
-) -> list[CommonMemory] | None:
-    """Return the common memory for each of ``mine``, or None if some of it cannot be mapped."""
-    hosts, offers = zip(*((host, offer) for host, *offer in map(_unpack, cards)), strict=True)
-    if len(set(hosts)) > 1:
+def _map_host(
+    cards: Sequence[bytes], mine: Sequence[SharedVectors], hosts: tuple[int, ...], rank: int
+) -> list[HostMemory] | None:
+    """Return the memory of this host for each of ``mine``, or None if some cannot be mapped."""
+    here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
+    kernels, offers = zip(*((kernel, offer) for kernel, *offer in map(_unpack, cards)), strict=True)
+    if len({kernels[peer] for peer in here}) > 1:
         return None
     try:
-        common = []
+        found = []
         for kind, own in enumerate(mine):
-            shared = SharedVectors.open(offers[0][len(mine) + kind])
-            vectors = [
-                own if peer == rank else SharedVectors.open(offer[kind])
-                for peer, offer in enumerate(offers)
-            ]
-            results = (shared.at(0), shared.at(1))
-            common.append(CommonMemory(tuple(vectors), results, itertools.cycle(results)))
+            shared = SharedVectors.open(offers[here[0]][len(mine) + kind])
+            vectors = {
+                peer: own if peer == rank else SharedVectors.open(offers[peer][kind])
+                for peer in here
+            }
+            turns = itertools.cycle((shared.at(0), shared.at(1)))
+            found.append(HostMemory(hosts, vectors, turns))
     except (OSError, LookupError):
         return None
-    return common
+    return found
 
 
 @functools.lru_cache(maxsize=1)
-def _host() -> bytes:
+def _kernel() -> bytes:
     """Return bytes that are equal only for processes that see each other in ``/proc``."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     return boot + b" %d" % os.stat("/proc/self/ns/pid").st_ino

@@ -188,12 +188,13 @@ class _MpiFlight:
         """Begin with nothing in the air."""
         return self
 
-    def send(self, array: Buffer, peer: int, tag: int) -> None:
-        """Post ``array`` for ``peer``."""
+    def send(self, array: Buffer, peer: int, tag: int) -> int:
+        """Post ``array`` for ``peer`` and return its ticket."""
         try:
             self._requests.append(self._isend(array, peer, tag))
         except MPI.Exception as error:
             self._fail(error)
+        return len(self._requests) - 1
 
     def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
@@ -204,7 +205,7 @@ class _MpiFlight:
         return len(self._requests) - 1
 
     def wait(self, ticket: int) -> None:
-        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
+        """Wait for one message; raise ``WorldBroken`` at the first error of the flight."""
         request, self._requests[ticket] = self._requests[ticket], None
         try:
             if request is not None:

@@ -26,6 +26,7 @@ def worker_config(
     seed: int = 0,
     key_file: KeyFile | None = None,
     capacity: int | None = None,
+    hosts: Sequence[str] = (),
     **options: Any,
 ) -> WorkerConfig:
     """Return the configuration of one worker of a job with the given ``options``."""
@@ -41,6 +42,7 @@ def worker_config(
         workers=tuple(map(WorkerId, workers)),
         record=RunRecord(run_id, FORMAT, 0.0, microbatches, seed, threads=1),
         key_file=key_file,
+        hosts=tuple(hosts),
     )
 
 

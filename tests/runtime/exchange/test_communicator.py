@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +10,16 @@ import numpy as np
 import pytest
 import scenarios
 from fake_communicator import FakeCommunicator, run_world
+from mpi_jobs import play_on_mpi
 from simulated_threads import Deadlock
 
 from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator, WorldBroken
-from holdfast.runtime.host.launchers import LaunchLine
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]
 
 SEEDS = range(10)
-MPI_TIMEOUT_S = 320
+PROGRAM = "mpi_rank.py"
 
 
 def named(scenario: object) -> str:
@@ -178,47 +173,13 @@ def test_one_seed_is_one_history() -> None:
 # --- real MPI -----------------------------------------------------------------------------------
 
 
-def play_on_mpi(directory: Path, ranks: int, *names: str) -> list[list[str]]:
-    """Run scenarios under mpiexec and return what each rank wrote."""
-    line = LaunchLine(
-        mpiexec=find_mpiexec(),
-        ranks=ranks,
-        directory=directory,
-        guard=(
-            sys.executable,
-            str(Path(scenarios.__file__).with_name("mpi_rank.py")),
-            str(directory),
-            *names,
-        ),
-        as_root=os.geteuid() == 0,
-    )
-    with (directory / "output").open("wb") as output:
-        process = subprocess.Popen(
-            line.command(),
-            env=line.environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        process.wait(MPI_TIMEOUT_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    files = [directory / f"rank-{rank}" for rank in range(ranks)]
-    assert all(file.exists() for file in files), (directory / "output").read_text()
-    return [file.read_text().splitlines() for file in files]
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_mpi_communicator(tmp_path: Path, ranks: int) -> None:
     revoking = scenarios.REVOKING if ranks > 1 else []
     names = [named(scenario) for scenario in (*scenarios.PLAIN, *revoking, *scenarios.PLAIN)]
 
-    told = play_on_mpi(tmp_path, ranks, *names)
+    told = play_on_mpi(tmp_path, ranks, PROGRAM, *names)
 
     assert told == [[*(f"{name} ok" for name in names), "left"]] * ranks
 
@@ -226,7 +187,7 @@ def test_mpi_communicator(tmp_path: Path, ranks: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("scenario", scenarios.LARGE, ids=named)
 def test_mpi_communicator_whose_messages_are_limited(tmp_path: Path, scenario: Scenario) -> None:
-    told = play_on_mpi(tmp_path, 2, named(scenario))
+    told = play_on_mpi(tmp_path, 2, PROGRAM, named(scenario))
 
     assert told == [[f"{named(scenario)} ok", "left"]] * 2
 
@@ -239,7 +200,7 @@ def test_mpi_communicator_of_which_one_dies(
 ) -> None:
     plain = [named(scenario) for scenario in scenarios.PLAIN]
 
-    told = play_on_mpi(tmp_path, ranks, named(scenario), *plain)
+    told = play_on_mpi(tmp_path, ranks, PROGRAM, named(scenario), *plain)
 
     survived = [f"{named(scenario)} ok", *(f"{name} ok" for name in plain), "left"]
     assert told.pop(scenarios.VICTIM) == []

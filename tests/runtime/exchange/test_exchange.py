@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -27,38 +28,61 @@ SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
 """Some slices are empty; divisible by nothing; several buckets a slice, divisible by nothing."""
 
-WAYS = ("mapped", "messages")
+HOSTS = {
+    "mapped": "",
+    "two hosts": "ab",
+    "three hosts": "abc",
+    "hosts of two": "aabbcc",
+    "uneven hosts": "aaab",
+    "messages": None,
+    "gathered": "ab",
+}
+"""The hosts that ranks go round, for each way to sum; None where no memory can be mapped."""
+
+WAYS = tuple(HOSTS)
 
 
 @pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of several buckets need not be large then."""
+def _small_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short vectors have several buckets then; all vectors are gathered, or none."""
     set_buckets(monkeypatch, SMALL_BUCKET_FLOATS)
+    callspec = getattr(request.node, "callspec", None)
+    gathers = callspec is not None and callspec.params.get("way") == "gathered"
+    limit = 1 << 30 if gathers else 0
+    monkeypatch.setattr("holdfast.runtime.exchange.sums.GATHERED_FLOATS", limit)
 
 
 def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
-    for name in ("BUCKET_FLOATS", "_MESSAGE_FLOATS"):
-        patch.setattr(f"holdfast.runtime.exchange.sums.{name}", floats)
+    patch.setattr("holdfast.runtime.exchange.sums.BUCKET_FLOATS", floats)
+    for name in ("_LEAST_BUCKET_FLOATS", "_MOST_BUCKET_FLOATS"):
+        patch.setattr(f"holdfast.runtime.exchange.two_level_sum.{name}", floats)
 
 
 class Party:
     """One rank of a test: its exchange, and the roots that it puts in."""
 
     def __init__(
-        self, communicator: FakeCommunicator, world: World, assignment: Assignment, size: int
+        self,
+        communicator: FakeCommunicator,
+        world: World,
+        assignment: Assignment,
+        size: int,
+        way: str = "mapped",
     ) -> None:
         self.communicator = communicator
+        names = itertools.cycle(HOSTS[way] or [""])
+        host_of = dict(zip(world.workers, names))  # noqa: B905  (for ever)
         self._me = world.workers[communicator.rank]
         self._assignment = assignment
         self._vectors = SharedVectors.create(size, assignment.microbatches + 1)
         self._sums = PartialSums(assignment.microbatches, self._vectors.allocate)
-        membership = Membership(self._me, world, communicator, clock=lambda: 0.0)
+        membership = Membership(self._me, world, communicator, lambda: 0.0, host_of)
         offers = {Work.TRAIN: self._vectors}
         self._exchange = Exchange(membership, offers, assignment.microbatches)
 
     def meet(self, way: str) -> None:
-        """Begin; a mapped sum needs a meeting, which a death may break."""
-        if way == "mapped":
+        """Begin; all but messages need a meeting, which a death may break."""
+        if HOSTS[way] is not None:
             self._exchange.map_peers()
 
     def sum(self, roots: Sequence[FloatVector], posted: Callable[[], None] = lambda: None) -> Sum:
@@ -104,7 +128,7 @@ def check_one(way: str, ranks: int, microbatches: int, size: int) -> None:
     rounds = [leaves_of(microbatches, size, seed + number) for number in range(2)]
 
     def program(communicator: FakeCommunicator) -> list[bytes]:
-        party = Party(communicator, world, assignment, size)
+        party = Party(communicator, world, assignment, size, way)
         party.meet(way)
         totals = []
         for leaves in rounds:
@@ -185,7 +209,7 @@ def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, s
     expected = tree_sum(leaves).tobytes()
 
     def program(communicator: FakeCommunicator) -> str:
-        party = Party(communicator, world, assignment, size)
+        party = Party(communicator, world, assignment, size, way)
         roots = party.roots(leaves)
         before = [root.tobytes() for root in roots]
         ending = "total"
@@ -222,7 +246,7 @@ def test_every_rank_visits_the_site_once(way: str) -> None:
     visits: list[int] = []
 
     def program(communicator: FakeCommunicator) -> None:
-        party = Party(communicator, world, assignment, ODD)
+        party = Party(communicator, world, assignment, ODD, way)
         party.meet(way)
         party.sum(party.roots(leaves), lambda: visits.append(1))
         communicator.agree(1)
@@ -243,14 +267,15 @@ def test_sum_that_overflows_warns_nobody_and_is_seen_by_its_slice(way: str, size
     huge[-1] = np.finfo(np.float32).max
 
     def program(communicator: FakeCommunicator) -> bool:
-        party = Party(communicator, world, assignment, size)
+        party = Party(communicator, world, assignment, size, way)
         party.meet(way)
         total = party.sum(party.roots([huge, huge]))
         communicator.agree(1)
         party.leave()
         return total.is_finite
 
-    assert run_world(2, program) == [True, False]
+    folds_all = way == "gathered"
+    assert run_world(2, program) == [not folds_all, False]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

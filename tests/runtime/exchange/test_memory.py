@@ -102,14 +102,19 @@ def peer_fd(vectors: SharedVectors) -> int:
     return struct.unpack_from("<qq", vectors.ticket)[1]
 
 
-def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_on_two_kernels_share_nothing_though_their_host_has_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of them agree on that, or one would wait for messages that no member sends."""
-    hosts = iter([b"here", b"here", b"there"])
-    monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: next(hosts))
-    check_meeting(shared=False)
+    kernels = iter([b"here", b"here", b"there"])
+    monkeypatch.setattr("holdfast.runtime.exchange.memory._kernel", lambda: next(kernels))
+
+    assert meet(["a"] * 3) == [[], [], []]
 
 
+@pytest.mark.parametrize("hosts", [["a"] * 3, ["b", "a", "a"]])
 def test_workers_that_may_not_open_the_memory_of_one_share_nothing(
+    hosts: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tickets = iter([False] * 3 + [True] * 100)
@@ -121,25 +126,75 @@ def test_workers_that_may_not_open_the_memory_of_one_share_nothing(
         raise PermissionError(13, "not yours")
 
     monkeypatch.setattr(SharedVectors, "open", sometimes)
-    check_meeting(shared=False)
+
+    assert meet(hosts) == [[], [], []]
 
 
-def test_workers_of_one_host_share_memory() -> None:
-    check_meeting(shared=True)
+def test_workers_share_the_memory_of_their_host_alone() -> None:
+    assert meet([""] * 3) == [[0, 1, 2]] * 3
+    assert meet(["a", "b", "a"]) == [[0, 2], [1], [0, 2]]
+    assert meet(["a", "b", "c"]) == [[0], [1], [2]]
 
 
-def check_meeting(*, shared: bool) -> None:
-    world = World(1, tuple(map(WorkerId, range(3))), 3)
+def test_memory_of_another_host_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process id may be that of a process here: ``/proc`` would show another's memory."""
+    hosts = ["a", "b", "a", "b"]
+    plain = SharedVectors.open
+    owners: dict[bytes, int] = {}
+    opened: list[int] = []
 
-    def program(communicator: FakeCommunicator) -> bool:
-        membership = Membership(WorkerId(communicator.rank), world, communicator, clock=lambda: 0.0)
+    def program(communicator: FakeCommunicator) -> None:
+        rank = communicator.rank
+        mine = SharedVectors.create(5, 2)
+        owners[mine.ticket] = rank
+        map_peers(member(communicator, hosts), [mine])
+        communicator.leave()
+
+    def watched(ticket: bytes) -> SharedVectors:
+        opened.extend(owner for known, owner in owners.items() if known == ticket)
+        return plain(ticket)
+
+    monkeypatch.setattr(SharedVectors, "open", watched)
+    run_world(4, program)
+
+    assert sorted(opened) == [0, 1, 2, 3]  # each by its one neighbour
+
+
+def test_ranks_of_a_host_write_into_one_result_and_other_hosts_into_theirs() -> None:
+    hosts = ["a", "b", "a", "b"]
+
+    def program(communicator: FakeCommunicator) -> list[float]:
+        mine = SharedVectors.create(4, 2)
+        (memory,) = map_peers(member(communicator, hosts), [mine])
+        result = next(memory.turns)
+        result[communicator.rank] = 1 + communicator.rank
+        communicator.agree(1)
+        communicator.leave()
+        return [float(value) for value in result]
+
+    of_a, of_b = [1.0, 0.0, 3.0, 0.0], [0.0, 2.0, 0.0, 4.0]
+    assert run_world(4, program) == [of_a, of_b, of_a, of_b]
+
+
+def meet(hosts: list[str]) -> list[list[int] | None]:
+    """Return the ranks whose vectors each rank maps."""
+
+    def program(communicator: FakeCommunicator) -> list[int]:
         mine = {work: SharedVectors.create(5, 2) for work in Work}
-        found = map_peers(membership, list(mine.values()))
+        found = map_peers(member(communicator, hosts), list(mine.values()))
         communicator.leave()
         for vectors in mine.values():
             vectors.close()
         assert len(found) == len(mine)
-        assert len({entry is None for entry in found}) == 1
-        return found[0] is not None
+        ranks = [list(memory.vectors) for memory in found]
+        assert ranks == [ranks[0]] * len(mine)
+        assert found[0].is_common == (len(ranks[0]) == len(hosts))
+        return ranks[0]
 
-    assert run_world(3, program) == [shared] * 3
+    return run_world(len(hosts), program)
+
+
+def member(communicator: FakeCommunicator, hosts: list[str]) -> Membership:
+    world = World(1, tuple(map(WorkerId, range(len(hosts)))), len(hosts))
+    host_of = dict(zip(world.workers, hosts, strict=True))
+    return Membership(WorkerId(communicator.rank), world, communicator, lambda: 0.0, host_of)

@@ -153,12 +153,18 @@ def test_death_at_each_site_of_each_step(
         assert len(alive) == workers - (len(faults) if is_reached else 0)
 
 
-@pytest.fixture(params=["mapped", "messages"])
+PATHS = ("mapped", "messages", "hosts", "gathered")
+
+
+@pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of its two ways the exchange takes."""
+    """Which of its ways the exchange takes."""
     if request.param == "messages":
-        hosts = itertools.count()
-        monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: b"%d" % next(hosts))
+        kernels = itertools.count()
+        name = "holdfast.runtime.exchange.memory._kernel"
+        monkeypatch.setattr(name, lambda: b"%d" % next(kernels))
+    if request.param in ("messages", "hosts"):  # the vectors are short
+        monkeypatch.setattr("holdfast.runtime.exchange.sums.GATHERED_FLOATS", 0)
     return str(request.param)
 
 
@@ -167,9 +173,11 @@ def test_random_deaths_change_no_bit(
     tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], path: str, batch: int
 ) -> None:
     for number in range(SEEDS_IN_A_BATCH):
-        seed = 1000 * (path == "messages") + batch * SEEDS_IN_A_BATCH + number
+        seed = 1000 * PATHS.index(path) + batch * SEEDS_IN_A_BATCH + number
         print("seed", seed)
-        play(SimulatedJob(tmp_path / f"seed-{seed}", numerics), seed, undisturbed)
+        hosts = "aab" if path in ("hosts", "gathered") else ""
+        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics, hosts=hosts)
+        play(job, seed, undisturbed)
 
 
 def test_clocks_that_differ_change_no_bit(

@@ -83,10 +83,11 @@ class FakeFlight:
         """Begin with nothing in the air."""
         return self
 
-    def send(self, array: Buffer, peer: int, tag: object) -> None:
-        """Post ``array`` for ``peer``."""
+    def send(self, array: Buffer, peer: int, tag: object) -> int:
+        """Post ``array`` for ``peer`` and return its ticket."""
         message = self._guarded(lambda: self._communicator.post(array, peer, tag))
         self._endings.append(lambda: self._communicator.end_send(message, peer))
+        return len(self._endings) - 1
 
     def receive(self, array: Buffer, peer: int, tag: object) -> int:
         """Post a receive into ``array`` and return its ticket."""
@@ -102,7 +103,7 @@ class FakeFlight:
         return len(self._endings) - 1
 
     def wait(self, ticket: int) -> None:
-        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
+        """Wait for one message; raise ``WorldBroken`` at the first error of the flight."""
         self._end(ticket)
         if self._broken is not None:
             raise self._broken

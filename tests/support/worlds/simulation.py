@@ -6,6 +6,7 @@ journal and checkpoints on the disk.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -290,10 +291,13 @@ class Ending:
 
 
 class SimulatedJob:
-    """A run directory and the launches of a job in it."""
+    """A run directory and the launches of a job in it; workers go round the ``hosts``."""
 
-    def __init__(self, run_dir: Path, numerics: Numerics, supply: Supply = arrays) -> None:
+    def __init__(
+        self, run_dir: Path, numerics: Numerics, supply: Supply = arrays, *, hosts: str = ""
+    ) -> None:
         self._run_dir = run_dir
+        self._hosts = hosts
         self._supply = supply
         self._numerics = numerics
         self._generation = 1
@@ -319,6 +323,7 @@ class SimulatedJob:
                 seed=7,
                 trains=terms.trains,
                 capacity=terms.capacity,
+                hosts=[host for _, host in zip(workers, itertools.cycle(self._hosts))],
             )
             return self._work(terms, config, communicator)
 

@@ -1,0 +1,62 @@
+"""Sums over hosts on real MPI: the bytes of one rank, whoever dies, and shared memory at the end.
+
+All ranks are on this machine, and are told which hosts they live on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mpi_jobs import OVER_TCP, play_on_mpi
+
+from holdfast.runtime.host.launchers import OPEN_MPI, Launcher
+
+PROGRAM = "mpi_sums.py"
+BY_PIECES, GATHERED = "TRAIN by pieces right of", "EVALUATE without pieces right of"
+IN_MEMORY = "TRAIN without pieces right of"
+
+
+def undisturbed(large: str, ranks: int) -> list[str]:
+    """Return what a rank writes that sees three rounds without a death, and leaves."""
+    return [f"{large} {ranks}", f"{GATHERED} {ranks}"] * 3 + ["left"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("hosts", "launcher"),
+    [*((hosts, OVER_TCP) for hosts in ("ab", "aabb", "aab", "abca")), ("aabb", OPEN_MPI)],
+    ids=["ab", "aabb", "aab", "abca", "aabb by sm"],
+)
+def test_sums_over_hosts_have_the_bytes_of_one_rank(
+    tmp_path: Path, hosts: str, launcher: Launcher
+) -> None:
+    told = play_on_mpi(tmp_path, len(hosts), PROGRAM, hosts, launcher=launcher)
+
+    assert told == [undisturbed(BY_PIECES, len(hosts))] * len(hosts)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("site", "victim"),
+    [("before", 0), ("posted", 3), ("flight", 0), ("flight", 3), ("vote", 3), ("after", 0)],
+)
+def test_survivors_of_a_death_in_a_sum_go_on_with_the_same_bytes(
+    tmp_path: Path, site: str, victim: int
+) -> None:
+    told = play_on_mpi(tmp_path, 4, PROGRAM, "aabb", site, str(victim), launcher=OVER_TCP)
+
+    dead = told.pop(victim)
+    assert dead == undisturbed(BY_PIECES, 4)[: len(dead)]
+    for lines in told:
+        assert lines[-7:] == undisturbed(BY_PIECES, 3)
+        assert not [line for line in lines if "wrong" in line]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("site", ["flight", "vote"])
+def test_world_that_is_left_on_one_host_sums_in_its_memory(tmp_path: Path, site: str) -> None:
+    told = play_on_mpi(tmp_path, 3, PROGRAM, "aba", site, "1", launcher=OVER_TCP)
+
+    told.pop(1)
+    assert [lines[-7:] for lines in told] == [undisturbed(IN_MEMORY, 2)] * 2
