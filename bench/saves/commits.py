@@ -25,6 +25,7 @@ from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import encode, from_plain, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from saves.committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
 from saves.state import State
 
@@ -179,7 +180,7 @@ class _Host:
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self._reactor.run_once(10.0)
-            self._link.poll(time.monotonic())
+            self._link.poll(witnessed_s())
 
 
 def _work(

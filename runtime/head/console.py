@@ -32,9 +32,12 @@ _KEPT = 1000
 """So many newest deaths are compared with each other."""
 
 _COPIED = (
-    *("step", "phase", "fenced", "generation", "limit", "collateral", "core"),
+    *("step", "phase", "fenced", "generation", "limit", "collateral", "core", "host"),
     *("stderr", "stacks", "samples", "traceback"),
 )
+
+_LOST_WITH_ITS_HOST = "host"
+"""The limit of a death that follows from the loss of its host."""
 
 
 class JobConsole:
@@ -137,6 +140,8 @@ class JobConsole:
             self._say(_stalled_line(message))
             fields = {name: message[name] for name in ("limit", "seconds", "workers")}
             self._journal.record("stalled", **fields)
+        elif kind == "host_lost":
+            self._lost_host(message)
         elif kind == "pressure":
             self._say(message["text"])
             fields = {name: value for name, value in message.items() if name not in ("kind", "now")}
@@ -264,7 +269,8 @@ class JobConsole:
         error = self._errors.get(message["worker"])
         if error is None:
             cause, trace = str(message["cause"]), {}
-            self._say(_died_line(message, cause))
+            if message.get("limit") != _LOST_WITH_ITS_HOST:  # one line tells of all its workers
+                self._say(_died_line(message, cause))
         else:
             cause = f"{error['type']}: {error['message']}"
             trace = {"traceback": error.get("traceback", "")}
@@ -273,6 +279,13 @@ class JobConsole:
         for suspicion in self._deaths.suspicions():
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)
+
+    def _lost_host(self, message: Message) -> None:
+        fields = {name: message[name] for name in ("host", "reason", "workers")}
+        workers = ", ".join(map(str, fields["workers"]))
+        them = f" with its workers ({workers})" if workers else ""
+        self._say(f"host {fields['host']} was lost{them}: {fields['reason']}")
+        self._journal.record("host_lost", **fields)
 
     def _not_preloaded(self, module: str, reason: str, keeper: str | None = None) -> None:
         """Say once that a module is not preloaded, if the user has named it or asks for more.

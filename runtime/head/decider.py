@@ -70,15 +70,22 @@ class Decider:
         run: where its records go.
         console: says and records what happens.
         obey: gives the agent an order.
+        place: says on which host each of so many workers lives.
     """
 
     def __init__(
-        self, job: Job, run: RunLink, console: JobConsole, obey: Callable[[Message], None]
+        self,
+        job: Job,
+        run: RunLink,
+        console: JobConsole,
+        obey: Callable[[Message], None],
+        place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self._job = job
         self._run = run
         self._console = console
         self._obey_agent = obey
+        self._place = place
         self._machine = JobMachine(job.terms)
         options = job.config.options
         self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
@@ -270,7 +277,12 @@ class Decider:
 
     def _launch(self, launch: Launch) -> None:
         self._console.launching(launch)
-        config = config_of(self._job.config, launch, history=self._history.at(time.monotonic()))
+        config = config_of(
+            self._job.config,
+            launch,
+            history=self._history.at(time.monotonic()),
+            hosts=self._place(len(launch.workers)),
+        )
         order = self._job.order_of(launch, config)
         self.log.begin(order)
         self._obey_agent(order)

@@ -27,6 +27,7 @@ from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
@@ -58,6 +59,7 @@ class Head:
         self._lease = None if agent.settings.lease is None else Lease(agent.settings.lease)
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
+        self._hosts: JobHosts | None = None
         self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
         """The connections of those who have asked for the end, and hear of it."""
@@ -246,7 +248,8 @@ class Head:
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
-        decider = Decider(job, run, console, self._agent.obey)
+        self._hosts = JobHosts(job, self._agent)
+        decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
         self._job = _RunningJob(job, run, progress, console, decider, saves, self)
         run.serve(self._job)
@@ -321,6 +324,8 @@ class Head:
             with job.errors_told():
                 job.run.take(event)
             return
+        if event["kind"] == "host_lost" and self._hosts is not None:
+            self._hosts.lose(event["host"])
         log = job.decider.log
         is_kept = log.note(event)
         with job.errors_told():

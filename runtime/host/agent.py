@@ -119,6 +119,11 @@ class Agent:
         """Where this agent listens."""
         return self._listener.path
 
+    @property
+    def output(self) -> OutputForwarder:
+        """What shows the output of workers, and of other hosts."""
+        return self._output
+
     def obey(self, message: Message) -> None:
         """Carry out an order of the superior."""
         self._orders.obey(message)
@@ -130,6 +135,7 @@ class Agent:
             pause_s = self._pause_s
             self.reactor.run_once(max(0.0, polled_at + pause_s - witnessed_s()))
             now = witnessed_s()
+            self.host.push()
             self._tell_pause()
             self._mpi.poll(now, self.host.state)
             if now - polled_at >= pause_s:
@@ -156,7 +162,8 @@ class Agent:
         """Seconds from one poll to the next."""
         if self.host.is_inquiring:
             return min(_INQUIRING_POLL_S, self._poll_s)
-        return _IDLE_POLL_S if self.host.is_idle else self._poll_s
+        may_rest = self.host.is_idle and not self.host.has_other_hosts
+        return _IDLE_POLL_S if may_rest else self._poll_s
 
     def close(self) -> None:
         """Kill the workers, wait for them, and leave nothing behind."""

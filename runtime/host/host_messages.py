@@ -255,11 +255,43 @@ Up = (
 class HostLink(Protocol):
     """A host, as the launch part sees it."""
 
+    @property
+    def name(self) -> str:
+        """Its name; empty for the host of the launch part, where it does not matter."""
+
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host part something; it owns ``fds`` from then on."""
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
         """Return the status of a worker that it was told to make, or the mirror of that."""
+
+
+class OtherHost(HostLink, Protocol):
+    """A host that may be lost."""
+
+    @property
+    def pid(self) -> int:
+        """A child of this process that is the connection to it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is connected no more."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is lost, and its connection has ended."""
+
+    def poll(self, now: float) -> None:
+        """Find out whether it is lost."""
+
+    def push(self) -> None:
+        """Send what has changed in the agent's words of the statuses."""
+
+    def give_up(self, why: str) -> None:
+        """Lose a host that is of no use any more."""
+
+    def close(self) -> None:
+        """End it, and wait for the end of the connection."""
 
 
 class Queue:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -144,8 +144,26 @@ class HostPart:
         """Return the status of a worker that was to be made."""
         return self._processes[(generation, worker)].page
 
-    def poll(self, now: float, mpiexec: int | None = None) -> None:
-        """Fence silent workers, tell what was seen, and look at writer, pool and memory."""
+    @property
+    def workers(self) -> tuple[WorkerProcess, ...]:
+        """The workers of this host, from the order to make them to their end."""
+        return tuple(self._processes.values())
+
+    @property
+    def statuses(self) -> Mapping[tuple[int, WorkerId], WorkerStatus]:
+        """The status of each worker, by the number of its launch and its own."""
+        return {key: process.page for key, process in self._processes.items()}
+
+    def kill_all(self, why: str) -> None:
+        """SIGKILL all workers of this host, because it has lost its job."""
+        for process in self._living:
+            self._kill(process, why)
+
+    def poll(self, now: float, others: Collection[int | None] = ()) -> None:
+        """Fence silent workers, tell what was seen, and look at writer, pool and memory.
+
+        ``others`` are children of this process whose end is somebody else's business.
+        """
         watched = [process for process in self._living if process.pid is not None]
         is_inquiring = self._silence.poll(watched if self._is_watching else [], now)
         restoring = [process for process in watched if process.page.phase is Phase.RESTORING]
@@ -156,7 +174,7 @@ class HostPart:
         self.writer.poll(now)
         self.pool.poll(now)
         self._write_off_unkillable(now)
-        self._reap_strangers(mpiexec)
+        self._reap_strangers(others)
 
     def _abandon(self, why: str) -> None:
         for process in list(self._processes.values()):
@@ -343,8 +361,8 @@ class HostPart:
             if now - self._condemned_since.setdefault(key, now) > UNKILLABLE_AFTER_S:
                 self._bury(process, process.write_off())
 
-    def _reap_strangers(self, mpiexec: int | None) -> None:
+    def _reap_strangers(self, others: Collection[int | None]) -> None:
         """Reap orphans of workers and mpiexec; stop at a death that other code must see."""
         ours = {process.pid for process in self._processes.values()}
         if None not in ours:
-            reap_others(ours | {self.pool.pid, self.writer.pid, mpiexec})
+            reap_others(ours | {self.pool.pid, self.writer.pid, *others})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
@@ -196,6 +197,26 @@ class HostedWorker:
             self._why_killed = why
         if self.guard is not None:
             self.guard.kill()
+
+    def lost_event(self, cause: str) -> Message:
+        """Return the ``worker_exited`` event of a worker whose host is gone."""
+        return {
+            "kind": "worker_exited",
+            "worker": self.worker,
+            "status": -signal.SIGKILL,
+            "cause": cause,
+            "clean": False,
+            "fenced": False,
+            "step": self.page.step,
+            "phase": self.page.phase.label,
+            "generation": self.generation,
+            "limit": "host",
+            "collateral": True,
+            "core": None,
+            "stderr": [],
+            "stacks": "",
+            "samples": None,
+        }
 
     def close(self) -> None:
         """Close its status and the connection of its guard."""

@@ -35,6 +35,7 @@ from holdfast.runtime.host.host_messages import (
     LetLeave,
     MakeWorker,
     Noticed,
+    OtherHost,
     Reported,
     SaveAnswered,
     Seen,
@@ -80,7 +81,10 @@ class LaunchPart:
         """Take the way to tell an event, and the hosts; mpiexec and the guards are on this one."""
         self._reactor = reactor
         self._tell = tell
-        self._hosts = tuple(hosts)
+        self._hosts = list(hosts)
+        self._others: list[OtherHost] = []
+        self._cold = list(hosts)
+        """Those whose pools have not imported everything."""
         self._seen: dict[HostLink, Seen] = {}
         self._fencing = Fencing(tell, heartbeat_timeout_s)
         self._halting = Halting(self._tell_report)
@@ -167,6 +171,30 @@ class LaunchPart:
             key = (launch.generation, worker)
             self._workers[key] = HostedWorker(worker, launch.generation, host)
 
+    def add_host(self, host: OtherHost) -> None:
+        """Let another host take workers of the next launch."""
+        self._hosts.append(host)
+        self._others.append(host)
+        self._cold.append(host)
+
+    def lose_host(self, host: HostLink, why: str) -> None:
+        """Take note that a host is gone with its workers, and let MPI tell the survivors."""
+        if host not in self._hosts:
+            return
+        self._hosts.remove(host)
+        self._others = [other for other in self._others if other is not host]
+        self._seen.pop(host, None)
+        lost = [hosted for hosted in self.workers if hosted.host is host]
+        cause = f"host {host.name} was lost: {why}"
+        workers = [hosted.worker for hosted in lost]
+        self._tell({"kind": "host_lost", "host": host.name, "reason": why, "workers": workers})
+        for hosted in lost:
+            hosted.was_killed(cause)
+        for hosted in lost:
+            self._on_exit(hosted, hosted.lost_event(cause))
+        for _ in [end for end in self._last_ends if host in end.waits_for]:
+            self._on_settled(host, None)
+
     def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
         """Tie a guard that has connected to its worker, or turn it away.
 
@@ -239,8 +267,7 @@ class LaunchPart:
             case Found():
                 self._fencing.found(message)
             case Told(event):
-                self._has_lost_pool |= event["kind"] == "pool_lost"
-                self._tell(event)
+                self._on_told(host, event)
             case Noticed(text):
                 self._notify(text)
             case SaveAnswered(answer):
@@ -269,6 +296,25 @@ class LaunchPart:
             case Described():
                 hosted.resident_bytes = message.resident_bytes
                 hosted.silent_s = message.silent_s
+
+    def _on_told(self, host: HostLink, event: Message) -> None:
+        """Pass an event on; another host that can make no worker is as good as lost."""
+        kind = event["kind"]
+        if kind in ("pool_lost", "host_failed"):
+            for other in self._others:
+                if other is host:
+                    other.give_up(str(event.get("reason", "it can make no worker")))
+                    return
+        if kind in ("warm", "pool_restarted"):
+            self._cold = [cold for cold in self._cold if cold is not host]
+            if kind == "pool_restarted":
+                self._cold.append(host)
+            elif any(cold in self._hosts for cold in self._cold):
+                return  # a launch begins to join when the last host is warm
+        self._has_lost_pool |= kind == "pool_lost"
+        self._tell({**event, "host": host.name} if host.name else event)
+        if host.name and kind == "pressure":
+            self.ask_all(RequestFlag.SAVE)
 
     def _take_look(self, host: HostLink, seen: Seen) -> None:
         self._seen[host] = seen
@@ -330,6 +376,8 @@ class LaunchPart:
         """Let the guard follow its worker, then tell the end; the last one waits for its saves."""
         has_left = event["clean"] and event["limit"] is None
         self._has_lost |= not has_left
+        if hosted.host.name:
+            event = {**event, "host": hosted.host.name}
         guard = hosted.guard
         if guard is not None:
             if has_left:

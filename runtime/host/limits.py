@@ -383,9 +383,12 @@ class HostWatch:
 
     def pass_on(self, event: Message) -> None:
         """Tell the superior an event; a death by the OOM killer gets its cause and figures."""
-        self._tell(self._explained(event) if event.get("cause") == _NOT_OURS else event)
+        self._tell(self.explained(event))
 
-    def _explained(self, event: Message) -> Message:
+    def explained(self, event: Message) -> Message:
+        """Return an event; a death by the OOM killer gets its cause and figures."""
+        if event.get("cause") != _NOT_OURS:
+            return event
         kills = self._limits.oom_kills()
         self._witness = self._witness.observe(self._victims(), witnessed_s())
         claimed = self._witness.claim()

@@ -27,9 +27,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.runtime.evidence.stacks import LastLines
-from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _LINE = re.compile(
@@ -128,10 +128,24 @@ class Forwarded:
         return self._stream.last.lines
 
 
+class Sink(Protocol):
+    """What takes whole lines, and never waits."""
+
+    def put(self, lines: bytes) -> None:
+        """Take lines, each with its end."""
+
+
+class Sinks(Protocol):
+    """Where lines for stdout (1) and stderr (2) go; it may change."""
+
+    def __getitem__(self, fd: int) -> Sink:
+        """Return the present sink."""
+
+
 class OutputForwarder:
     """The thread that forwards output; hides Open MPI's own noise unless ``verbose``."""
 
-    def __init__(self, streams: Streams, *, verbose: bool) -> None:
+    def __init__(self, streams: Sinks, *, verbose: bool) -> None:
         self._streams = streams
         self._verbose = verbose
         self.speaker: int | None = None
@@ -159,6 +173,10 @@ class OutputForwarder:
         self._new.append(stream)
         os.write(self._wake_write, b"w")
         return Forwarded(stream, self._read_all)
+
+    def show(self, fd: int, lines: bytes) -> None:
+        """Show lines that another host has forwarded, as they are."""
+        self._streams[fd].put(lines)
 
     def close(self, timeout_s: float) -> None:
         """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding."""

@@ -7,9 +7,10 @@ carries them, which hands them over one at a time, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, Queue, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, OtherHost, Queue, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
 from holdfast.runtime.host.launch_part import LaunchPart
@@ -21,10 +22,14 @@ from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 
+_OnMessage: TypeAlias = Callable[[HostLink, Up], None]
+_OnLost: TypeAlias = Callable[[HostLink, str], None]
+
 
 class LocalHost:
     """The link between both parts in one process; they are set before it is used."""
 
+    name = ""
     part: HostPart
     launch: LaunchPart
 
@@ -58,7 +63,9 @@ class WorkerHost:
         on_files: Callable[[Channel], None] | None = None,
     ) -> None:
         """Start both parts; ``on_files`` gets each writer's channel for the run directory."""
-        link = LocalHost(Queue())
+        self._queue = Queue()
+        self._others: list[OtherHost] = []
+        link = LocalHost(self._queue)
         self._output = output
         self._launch = link.launch = LaunchPart(
             reactor, tell, [link], heartbeat_timeout_s=heartbeat_timeout_s
@@ -129,7 +136,26 @@ class WorkerHost:
         Raises:
             OSError: the system has nothing to spare for a worker.
         """
-        self._launch.begin(launch)
+        links = {host.name: host for host in self._others if not host.is_lost}
+        places = launch.config.host_of
+        placed = {w: links[name] for w, name in places.items() if name in links}
+        self._launch.begin(launch, placed)
+
+    def add_host(self, start: Callable[[_OnMessage, _OnLost], OtherHost]) -> None:
+        """Start another host, for the next launch; ``start`` takes what hears of it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        host = start(self._hear, self._lose)
+        self._others.append(host)
+        self._launch.add_host(host)
+
+    def _hear(self, host: HostLink, message: Up) -> None:
+        self._queue.put(lambda: self._launch.hear(host, message))
+
+    def _lose(self, host: HostLink, why: str) -> None:
+        self._queue.put(lambda: self._launch.lose_host(host, why))
 
     def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
         """Tie a guard that has connected to its worker, or turn it away."""
@@ -156,10 +182,25 @@ class WorkerHost:
 
     def poll(self, now: float, mpiexec: int | None = None) -> None:
         """Look at the workers, at writer and pool, and at orders that are under way."""
-        self.part.poll(now, mpiexec)
+        for host in self._others:
+            host.poll(now)
+        self._others = [host for host in self._others if not host.has_ended]
+        self.part.poll(now, (mpiexec, *(host.pid for host in self._others)))
         self._launch.poll(now)
+
+    def push(self) -> None:
+        """Let other hosts know what has changed in the agent's words of the statuses."""
+        for host in self._others:
+            host.push()
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether another host is connected, which must be pinged."""
+        return any(not host.is_lost for host in self._others)
 
     def close(self) -> None:
         """Kill all workers, wait for them if they end, and end pool and writer."""
         self._launch.kill_all("the agent ends", is_urgent=True)
+        for host in self._others:
+            host.close()
         self.part.close()

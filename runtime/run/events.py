@@ -345,6 +345,18 @@ class Stalled(NamedTuple):
         return f"{_named(self.workers)} stood still for {progress.duration(self.seconds)}"
 
 
+@event("host_lost")
+class HostLost(NamedTuple):
+    """A host is gone with its workers; the others go on, or are relaunched, without it."""
+
+    host: str
+    reason: str
+    workers: Counts
+
+    def words(self) -> str:
+        return f"host {self.host} was lost with {_named(self.workers)}: {self.reason}"
+
+
 @event("failure", listed="failures")
 class Failure(NamedTuple):
     """A worker's death, as the head saw it."""
@@ -356,8 +368,10 @@ class Failure(NamedTuple):
     fenced: bool = False
     generation: int | None = None
     limit: str | None = None
-    """The limit that it was killed for: heartbeat, stall, standstill or unkillable."""
+    """The limit that it was killed for: heartbeat, stall, standstill, unkillable or host."""
     launch_rank: int | None = None
+    host: str | None = None
+    """The name of its host, if the job has several."""
     core: int | None = None
     stderr: Texts = ()
     traceback: str = ""

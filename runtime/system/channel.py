@@ -109,6 +109,11 @@ class LineChannel:
         return bool(self._outbox)
 
     @property
+    def waiting_bytes(self) -> int:
+        """The number of posted bytes that wait to be written."""
+        return self._outbox_bytes
+
+    @property
     def is_deaf(self) -> bool:
         """Whether posted bytes were dropped, because the peer is gone or takes nothing."""
         return self._is_deaf

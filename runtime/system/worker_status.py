@@ -26,7 +26,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
@@ -183,6 +185,7 @@ class WorkerStatus:
     _halt_part = _Word(22, int, _AGENT, "its part of that save")
     _halt_parts = _Word(23, int, _AGENT, "the number of parts")
     halt_orders = _Word(24, int, _AGENT, "how many orders a halted worker has had")
+    lease_ms = _Word(25, int, _AGENT, "end of its host's lease; 0: it needs none", is_local=True)
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -219,7 +222,11 @@ class WorkerStatus:
         return word >> 1, bool(word & 1)
 
     def begin_turn(self, *, waits_for_peers: bool) -> None:
-        """Note that the worker begins another piece of work (worker only)."""
+        """Note that the worker begins another piece of work (worker only).
+
+        Without the lease of its host it ends here: its peers may have gone on without it.
+        """
+        self.end_without_lease()
         self._turn = ((self._turn >> 1) + 1) << 1 | waits_for_peers
 
     @contextlib.contextmanager
@@ -349,6 +356,12 @@ class WorkerStatus:
         if _PROGRESS in changes:
             self.tell_progress(changes[_PROGRESS].encode(_PROGRESS_CODEC))
 
+    def end_without_lease(self) -> None:
+        """SIGKILL this process if the lease of its host has run out (worker only)."""
+        lease_ms = self.lease_ms
+        if lease_ms and 1000 * lease_clock_s() >= lease_ms:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def close(self) -> None:
         """Unmap the memory and close its descriptor; closing twice is harmless."""
         if self._map.closed:
@@ -426,9 +439,15 @@ class Pulse:
     def _run(self) -> None:
         self._status.beat()
         while not self._ended.wait(self._interval_s):
+            self._status.end_without_lease()
             self._status.beat()
             self._look()
             witnessed_s()
+
+
+def lease_clock_s() -> float:
+    """Return the clock of leases: it goes on while a process, or the whole host, stands still."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def pulse_interval_s(heartbeat_timeout_s: float) -> float:

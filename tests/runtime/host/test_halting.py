@@ -177,6 +177,8 @@ def test_no_worker_that_answers_ends_the_launch() -> None:
 class FakeHost:
     """A host that has the workers' statuses, and does nothing."""
 
+    name = ""
+
     def __init__(self) -> None:
         self.told: list[Down] = []
 

@@ -41,6 +41,8 @@ def _launch_message(**changes: Any) -> dict[str, Any]:
 class FakeHost:
     """The worker's host, which keeps what it is told."""
 
+    name = ""
+
     def __init__(self) -> None:
         self.told: list[Down] = []
 

@@ -55,6 +55,10 @@ LAUNCH = HostedLaunch(worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0), {})
 class FarHost:
     """A host whose processes are fakes: messages go through JSON, and statuses are mirrored."""
 
+    name = ""
+    pid = 0
+    is_lost = has_ended = False
+
     def __init__(self, queue: Queue) -> None:
         self.launch: LaunchPart
         self._queue = queue

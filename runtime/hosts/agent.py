@@ -1,0 +1,295 @@
+"""The agent of a host that is not the head's: ``python -m holdfast.runtime.hosts.agent``.
+
+A remote shell starts it once.  Its stdin and stdout are the connection to the head (`wire`), so
+nothing listens and no key is needed.  It has the host part of the job: pool, workers, memory,
+writer.  The head decides everything else, and all guards are there.
+
+It ends when the connection ends, or when its lease runs out (`recovery.host_lease`): then the head
+may go on without it, so its workers must be dead first.  The lease also stands in the status of
+each worker, which ends itself without one: the agent may be stopped.  A process beside it, the
+watchdog, kills an agent whose lease ended long ago, so that nothing stays on this host for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.recovery.host_lease import HostLease
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import Exited, Seen, Told, Up
+from holdfast.runtime.host.host_part import HostPart
+from holdfast.runtime.host.limits import HostLimits, HostWatch
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
+from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down
+from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
+from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.own_process import (
+    adopt_orphans,
+    allow_many_files,
+    die_with_parent,
+    name_process,
+)
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
+from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import (
+    StatusChanges,
+    WorkerStatus,
+    Writer,
+    lease_clock_s,
+    pulse_interval_s,
+)
+
+_LONGEST_PAUSE_S = 0.1
+"""Statuses are mirrored ten times a second at least."""
+_MOST_OUTPUT_BYTES = 4 << 20
+"""Output that the head does not take piles up so far, and is dropped then."""
+_ENDS_WITHIN_S = 2.0
+
+_THIS_HOSTS = ("HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "SLURMD_NODENAME", "SLURM_NODEID")
+_THIS_STEPS = ("SLURM_PROCID", "SLURM_LOCALID", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that a host or its scheduler sets for itself: those of the head mean nothing here."""
+
+
+class _Sink:
+    """Lines for one of the head's streams; the thread that forwards output puts them here."""
+
+    def __init__(self, lines: deque[tuple[int, bytes]], fd: int, wake_fd: int) -> None:
+        self._lines = lines
+        self._fd = fd
+        self._wake_fd = wake_fd
+
+    def put(self, lines: bytes) -> None:
+        """Keep lines until the agent's loop sends them."""
+        if lines:
+            self._lines.append((self._fd, lines))
+            os.write(self._wake_fd, b"w")
+
+
+class HostAgent:
+    """The loop of a host's agent.
+
+    Invariant: no worker of this host runs code of a job when the lease has ended.
+    """
+
+    def __init__(self, channel: LineChannel, greeting: Greeting, pool: PoolStart) -> None:
+        self._channel = channel
+        self._reactor = Reactor()
+        timeout_s = greeting.heartbeat_timeout_s
+        self._pause_s = min(pulse_interval_s(timeout_s), _LONGEST_PAUSE_S)
+        self._lease = HostLease.begin(timeout_s, lease_clock_s())
+        self._watchdog = Watchdog(timeout_s)
+        self._why_over: str | None = None
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._dropped = 0
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        self._reactor.watch(wake_read, lambda: self._send_output(wake_read))
+        sinks = {fd: _Sink(self._lines, fd, wake_write) for fd in (1, 2)}
+        self._output = OutputForwarder(sinks, verbose=greeting.verbose)
+        self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
+        self._seen: Seen | None = None
+        limits = HostLimits(Path(greeting.directory))
+        self._watch = HostWatch(limits, self._tell_event, self._no_save)
+        self._part = HostPart(
+            self._reactor, self._output, self._tell, heartbeat_timeout_s=timeout_s, pool=pool
+        )
+        self._reactor.watch_channel(channel, self._take, lambda: self._end("the head is gone"))
+
+    def run(self) -> None:
+        """Serve until the head ends this host, or is gone."""
+        polled_at = witnessed_s()
+        while self._why_over is None:
+            self._reactor.run_once(max(0.0, polled_at + self._pause_s - witnessed_s()))
+            self._look_at_lease()
+            now = witnessed_s()
+            if now - polled_at >= self._pause_s:
+                polled_at = now
+                self._part.poll(now)
+                self._watch.poll(now, self._part.workers)
+                self._send_words()
+
+    def close(self) -> None:
+        """Kill the workers, and leave nothing behind."""
+        self._part.kill_all(self._why_over or "the agent ends")
+        self._part.close()
+        self._output.close(_ENDS_WITHIN_S)
+        self._watchdog.close()
+        self._reactor.close()
+        self._channel.close()
+
+    def _end(self, why: str) -> None:
+        if self._why_over is None:
+            self._why_over = why
+            self._part.kill_all(why)
+
+    def _look_at_lease(self) -> None:
+        if self._lease.has_ended(lease_clock_s()):
+            self._end("the head was not heard of in time")
+
+    def _take(self, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "ping":
+            self._answer(int(message["number"]), int(message["heard"]))
+        elif kind == "words":
+            for generation, worker, changes in message["of"]:
+                found = self._mirrored.get((generation, WorkerId(worker)))
+                if found is not None:
+                    found[0].take(changes, Writer.AGENT)
+        elif kind == "end":
+            self._end("the job has ended")
+        else:
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        order = read_down(message)
+        try:
+            self._part.take(order)
+        except OSError as error:
+            self._tell(Told({"kind": "host_failed", "reason": f"no worker can be made: {error}"}))
+        for key, status in self._part.statuses.items():
+            if key not in self._mirrored:
+                status.lease_ms = int(1000 * self._lease.until)
+                self._mirrored[key] = (status, StatusChanges(status, Writer.WORKER))
+
+    def _answer(self, number: int, heard: int) -> None:
+        """Answer a ping, after the lease was made as long as it allows."""
+        self._lease = self._lease.confirmed(heard).answered(number, lease_clock_s())
+        until_ms = int(1000 * self._lease.until)
+        self._watchdog.until_ms = until_ms
+        for status, _ in self._mirrored.values():
+            status.lease_ms = until_ms
+        self._channel.post({"kind": "pong", "number": number})
+
+    def _tell(self, message: Up) -> None:
+        """Tell the head something, after what the workers' statuses show by now."""
+        if isinstance(message, Seen):
+            if message == self._seen:
+                return
+            self._seen = message
+        else:
+            self._send_words()
+        if isinstance(message, Exited):
+            message = replace(message, event=self._watch.explained(message.event))
+            key = (message.generation, message.worker)
+            status, _ = self._mirrored.pop(key, (None, None))
+            if status is not None:
+                status.close()
+        self._channel.post(line_of(message))
+
+    def _tell_event(self, event: Message) -> None:
+        self._tell(Told(event))
+
+    def _no_save(self) -> None:
+        """Ask for nothing: the head asks all workers when it hears of the pressure."""
+
+    def _send_words(self) -> None:
+        """Send what has changed in the workers' statuses."""
+        changed = [(*key, changes.look()) for key, (_, changes) in self._mirrored.items()]
+        of = [list(found) for found in changed if found[2]]
+        if of:
+            self._channel.post({"kind": "words", "of": of})
+
+    def _send_output(self, wake_fd: int) -> None:
+        os.read(wake_fd, 1 << 16)
+        while self._lines:
+            fd, lines = self._lines.popleft()
+            if self._channel.waiting_bytes > _MOST_OUTPUT_BYTES:
+                self._dropped += lines.count(b"\n")
+                continue
+            if self._dropped:
+                lines = b"[%d lines were dropped here]\n" % self._dropped + lines
+                self._dropped = 0
+            self._channel.post({"kind": "output", "fd": fd, "lines": lines.decode(TEXT)})
+
+
+class Watchdog:
+    """The process that kills this one when its lease ended long ago, even if it is stopped."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._shared = WorkerStatus.mirror()
+        parent = os.getpid()
+        self._shared.lease_ms = int(1000 * (lease_clock_s() + timeout_s))
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._guard(parent, timeout_s)
+
+    @property
+    def until_ms(self) -> int:
+        """The end of the lease."""
+        return self._shared.lease_ms
+
+    @until_ms.setter
+    def until_ms(self, value: int) -> None:
+        self._shared.lease_ms = value
+
+    def close(self) -> None:
+        """End the process."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _guard(self, parent: int, timeout_s: float) -> None:
+        name_process("holdfast-watch")
+        die_with_parent(parent)
+        while lease_clock_s() < self.until_ms / 1000 + timeout_s:
+            time.sleep(min(timeout_s / 4, 1.0))
+        os.kill(parent, signal.SIGKILL)
+        os._exit(0)
+
+
+def main() -> int:
+    """Serve the head at the other end of stdin and stdout; return the exit code."""
+    name_process("holdfast-host")
+    for number in SENT_BY_BATCH_SYSTEMS:
+        signal.signal(number, lambda *_: None)  # the head decides what a signal means
+    channel = LineChannel(os.dup(0), os.dup(1))
+    _let_go_of_the_shell()
+    try:
+        first = channel.receive()
+    except ChannelError as error:
+        print(f"holdfast: what came first is no greeting of a head: {error}", file=sys.stderr)
+        return 1
+    if first is None:
+        return 0
+    greeting = from_plain(Greeting, first["value"])
+    _move_in(greeting)
+    adopt_orphans()
+    files = allow_many_files()
+    assert threading.active_count() == 1, "the watchdog is a fork"
+    pool = PoolProcess.start(PoolSettings(greeting.preload, greeting.entry, files))
+    agent = HostAgent(channel, greeting, pool)
+    try:
+        agent.run()
+    finally:
+        agent.close()
+    return 0
+
+
+def _let_go_of_the_shell() -> None:
+    """Keep both ends of the connection to ourselves: what a child prints is no message."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+
+
+def _move_in(greeting: Greeting) -> None:
+    """Take the environment and the working directory of the job."""
+    kept = (*_THIS_HOSTS, *_THIS_STEPS)
+    ours = {name: value for name, value in os.environ.items() if name in kept}
+    theirs = {name: value for name, value in greeting.environment.items() if name not in kept}
+    os.environ.clear()
+    os.environ.update(theirs | ours)
+    os.chdir(greeting.directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

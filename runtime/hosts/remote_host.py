@@ -1,0 +1,194 @@
+"""A host that the head reaches by a remote shell, as the launch part sees it.
+
+The shell's stdin and stdout are the connection.  The statuses of the host's workers are mirrored:
+each word has one writer, so words are copied both ways without a protocol.
+
+A host is lost when the connection ends, or when it has not answered for the heartbeat timeout
+(`recovery.host_lease`).  By then its workers are dead: the end of the connection ends its agent,
+and so does a lease that is not renewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from holdfast.recovery.host_lease import HostPings
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorker, Up
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.hosts import become_shell
+from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
+from holdfast.runtime.system.channel import LineChannel, Message
+from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, Writer
+
+_FIRST_ANSWER_WITHIN_S = 60.0
+"""A shell that logs in, and a Python that imports over a busy network file system."""
+_SHELL_ENDS_WITHIN_S = 3.0
+
+
+class RemoteHost:
+    """One other host of the job, from the start of its agent to its end or its loss."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        output: OutputForwarder,
+        command: Sequence[str],
+        greeting: Greeting,
+        on_message: Callable[[HostLink, Up], None],
+        on_lost: Callable[[HostLink, str], None],
+    ) -> None:
+        """Start the agent by ``command``.
+
+        Raises:
+            OSError: the remote shell cannot be started.
+        """
+        self.name = greeting.host
+        self._reactor = reactor
+        self._output = output
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._timeout_s = greeting.heartbeat_timeout_s
+        self._pings = HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
+        self._mirrors: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
+        self._shell = _start(command)
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        assert self._shell.stderr is not None
+        fds = (self._shell.stdout.fileno(), self._shell.stdin.fileno())
+        self._channel = LineChannel(*map(os.dup, fds))
+        self._said = output.forward(os.dup(self._shell.stderr.fileno()), f"[{self.name}] ", 2)
+        for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
+            pipe.close()
+        self.is_lost = False
+        reactor.watch_channel(self._channel, self._take, lambda: self.give_up(self._why_ended()))
+        self._channel.post({"kind": "greeting", "value": to_plain(greeting)})
+
+    @property
+    def pid(self) -> int:
+        """The process of the remote shell."""
+        return self._shell.pid
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        """Tell the host something; descriptors stay here, where they have a meaning."""
+        for fd in fds:
+            os.close(fd)
+        if self.is_lost:
+            return
+        if isinstance(message, MakeWorker):
+            status = WorkerStatus.mirror()
+            key = (message.config.generation, message.config.worker)
+            self._mirrors[key] = (status, StatusChanges(status, Writer.AGENT))
+        self._channel.post(line_of(message))
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        """Return the mirror of the status of a worker that the host was told to make."""
+        return self._mirrors[(generation, worker)][0]
+
+    def poll(self, now: float) -> None:
+        """Ping if it is time, and give up a host that has been silent for too long."""
+        if self.is_lost:
+            return
+        self._pings = self._pings.polled(now)
+        if self._pings.is_lost:
+            self.give_up(f"it has not answered for {self._pings.silent_s:.1f} s")
+        elif self._pings.is_ping_due:
+            self._ping()
+
+    def push(self) -> None:
+        """Send what has changed in the words of the agent: requests, and answers to saves."""
+        if self.is_lost:
+            return
+        looks = [(*key, changes.look()) for key, (_, changes) in self._mirrors.items()]
+        changed = [list(look) for look in looks if look[2]]
+        if changed:
+            self._channel.post({"kind": "words", "of": changed})
+
+    def close(self) -> None:
+        """End the agent; a shell that does not end with it is killed."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._channel.post({"kind": "end"})
+            self._disconnect()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._shell.wait(_SHELL_ENDS_WITHIN_S)
+        self._shell.kill()
+        self._shell.wait()
+
+    def _take(self, message: Message) -> None:
+        if self.is_lost:
+            return
+        kind = message.get("kind")
+        if kind == "pong":
+            self._pings = self._pings.answered(int(message["number"]))
+            if self._pings.timeout_s != self._timeout_s:  # the first answer
+                self._pings = HostPings(
+                    self._timeout_s, witnessed_s(), self._pings.sent, self._pings.heard
+                )
+            if self._pings.is_ping_due:
+                self._ping()
+        elif kind == "words":
+            for generation, worker, changes in message["of"]:
+                found = self._mirrors.get((generation, WorkerId(worker)))
+                if found is not None:
+                    found[0].take(changes, Writer.WORKER)
+        elif kind == "output":
+            self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
+        else:
+            self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        found = read_up(message)
+        if isinstance(found, Exited):
+            self._mirrors.pop((found.generation, found.worker), None)
+        self._on_message(self, found)
+
+    def _ping(self) -> None:
+        self._pings = self._pings.pinged()
+        ping = {"kind": "ping", "number": self._pings.sent, "heard": self._pings.heard}
+        self._channel.post(ping)
+
+    def _why_ended(self) -> str:
+        words = " ".join(self._said.last_lines()[-2:]).strip()
+        return words or "the connection has ended"
+
+    def give_up(self, why: str) -> None:
+        """Lose a host that is of no use any more."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._disconnect()
+        self._mirrors.clear()
+        self._shell.terminate()  # one whose link is dead waits for minutes
+        self._on_lost(self, why)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the host is lost and its shell is gone."""
+        return self.is_lost and self._shell.poll() is not None
+
+    def _disconnect(self) -> None:
+        self._reactor.forget(self._channel)
+        self._channel.flush()
+        self._channel.close()
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a remote shell that dies with this process, in a session of its own."""
+    shim = (sys.executable, "-I", "-S", str(become_shell.__file__), str(os.getpid()))
+    with blocked():
+        return subprocess.Popen(
+            [*shim, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
