@@ -134,6 +134,13 @@ class TimeIsShort:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsChanged:
+    """The hosts that are left, or may come back, take so many workers."""
+
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """A request to stop the job; ``exit_code`` applies if the job is killed while it trains."""
 
@@ -152,6 +159,7 @@ Event: TypeAlias = (
     | LaunchEnded
     | LaunchOverdue
     | TimeIsShort
+    | SlotsChanged
     | StopAsked
 )
 

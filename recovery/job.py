@@ -52,6 +52,7 @@ from holdfast.recovery.event import (
     LaunchOverdue,
     LaunchRenewing,
     Renew,
+    SlotsChanged,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -100,9 +101,16 @@ class JobTerms:
     """Whether the run has one when the job begins."""
     spares: int = 0
 
+    slots: int | None = None
+    """How many workers the job's hosts take; None: as many as are asked for."""
+
     def is_degraded(self, world: tuple[WorkerId, ...]) -> bool:
         """Return whether so few workers are left that a launch of all is worth its start."""
-        return 2 * len(world) < self.workers - self.spares
+        return 2 * len(world) < self.fitting(self.workers - self.spares)
+
+    def fitting(self, workers: int) -> int:
+        """Return how many of ``workers`` have a place."""
+        return workers if self.slots is None else min(workers, self.slots)
 
 
 class JobMachine:
@@ -211,6 +219,12 @@ class JobMachine:
         self._view = view.seeing(LaunchRenewing(view.workers[0]))
         return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
 
+    def _change_slots(self, event: Event) -> Commands:
+        """Remember it: a launch has no more workers than the hosts take."""
+        assert isinstance(event, SlotsChanged)
+        self._terms = replace(self._terms, slots=event.slots)
+        return ()
+
     def _hurry(self, _event: Event) -> Commands:
         """Remember it: no launch is renewed any more."""
         self._is_short_of_time = True
@@ -301,14 +315,25 @@ class JobMachine:
         """Launch as many workers as the job began with, if the last launch got on."""
         self._relaunches += 1
         got_on = is_renewal or self._view.checkpoints > 0
-        count = self._terms.workers if got_on else min(len(self._view.world), self._fits)
-        return self._launch(count, reason, is_renewal=is_renewal)
+        wanted = self._terms.workers if got_on else min(len(self._view.world), self._fits)
+        return self._launch(wanted, reason, is_renewal=is_renewal)
 
     def _kill(self, reason: str, *, is_urgent: bool = False) -> Commands:
         self._state = JobState.ENDING
         return (KillLaunch(reason, is_urgent),)
 
-    def _launch(self, count: int, reason: str, *, is_renewal: bool = False) -> Commands:
+    def _launch(self, wanted: int, reason: str, *, is_renewal: bool = False) -> Commands:
+        """Launch as many workers as are wanted and have a place; without any the job is over."""
+        count = self._terms.fitting(wanted)
+        if not count:
+            way = way_back(has_checkpoint=self._has_checkpoint)
+            words = f"no host is left that takes a worker ({reason})"
+            return self._finish(
+                End(
+                    ExitCode.RECOVERY_IMPOSSIBLE,
+                    f"{words}; see to the hosts, then run again: {way}",
+                )
+            )
         workers = tuple(WorkerId(self._next_id + index) for index in range(count))
         generation = max(self._next_generation, self._view.generation + 1)
         self._next_generation = generation + count
@@ -377,6 +402,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     {(state, seen): JobMachine._note for state in _ALIVE for seen in _TOLD}
     | {(state, seen): JobMachine._note for state in _NOT_RUNNING for seen in _PROGRESS}
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
+    | {(state, SlotsChanged): JobMachine._change_slots for state in _ALIVE}
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,

@@ -41,6 +41,7 @@ from holdfast.recovery.event import (
     LaunchEnded,
     LaunchOverdue,
     LaunchRenewing,
+    SlotsChanged,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -103,7 +104,7 @@ class LaunchView:
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
-            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort():
+            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | SlotsChanged():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)

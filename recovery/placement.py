@@ -6,8 +6,11 @@ order are neighbours in space, so a subtree of the reduction seldom crosses a li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+MOST_LOSSES = 2
+"""A host that was lost so often is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,15 @@ def place_workers(count: int, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
     for number in range(max(0, count - len(placed))):
         placed.append(takers[number % len(takers)].name)
     return tuple(sorted(placed[:count], key=order.__getitem__))
+
+
+def usable_hosts(hosts: Sequence[HostSlots], losses: Mapping[str, int]) -> tuple[HostSlots, ...]:
+    """Return the hosts that live or may come back; the first one is the head's own and stays.
+
+    ``losses`` tells how often each was lost: one that was lost ``MOST_LOSSES`` times is left out.
+    """
+    own = hosts[:1]
+    return tuple(h for h in hosts if h in own or losses.get(h.name, 0) < MOST_LOSSES)
 
 
 def total_slots(hosts: Iterable[HostSlots]) -> int:

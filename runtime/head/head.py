@@ -257,6 +257,9 @@ class Head:
             run.connect(self._writers)
             self._writers = None
         after = message.get("after")
+        for event in () if after is None else after["told"]:
+            if event["kind"] == "host_lost":
+                self._hosts.lose(event["host"])
         with self._job.errors_told():
             if after is None:
                 decider.begin()
@@ -325,7 +328,7 @@ class Head:
                 job.run.take(event)
             return
         if event["kind"] == "host_lost" and self._hosts is not None:
-            self._hosts.lose(event["host"])
+            event = {**event, **self._hosts.lose(event["host"])}
         log = job.decider.log
         is_kept = log.note(event)
         with job.errors_told():

@@ -24,6 +24,7 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchRenewing,
+    SlotsChanged,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -32,7 +33,7 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.job import JobTerms
-from holdfast.recovery.placement import HostSlots
+from holdfast.recovery.placement import HostSlots, total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
@@ -45,6 +46,8 @@ _DEATHS = frozenset({"InjectedFault", "WorldLost"})
 """Errors of a worker that are no mistake of its script: a relaunch may cure them."""
 
 _OF_A_WORKER = frozenset({"worker_started", "worker_exited"})
+_LOST_HOST = "host_lost"
+"""An event of the whole job: another head must know whom this one has lost."""
 _KEPT_REPORTS = frozenset({"joined", "world", "checkpoint", "error", "complete", "stopped"})
 
 
@@ -62,6 +65,7 @@ class Job:
         limits: its time.
         lost_lines: the lines that the journal has not taken before the job had a head.
         hosts: the hosts of the job, that of the head first; none if there is no other one.
+        losses: how often hosts were lost in earlier jobs of the run, of late.
         network: the network between them, as CIDR; that of the options if it is not settled.
     """
 
@@ -75,6 +79,7 @@ class Job:
     limits: TimeLimits
     lost_lines: int = 0
     hosts: tuple[HostSlots, ...] = ()
+    losses: Mapping[str, int] = dataclasses.field(default_factory=dict)
     network: str | None = None
 
     @property
@@ -82,8 +87,10 @@ class Job:
         """The terms of the job's machine."""
         options = self.config.options
         workers = options.workers + options.spares
+        usable = usable_hosts(self.hosts, self.losses)
         return JobTerms(
             workers=workers,
+            slots=total_slots(usable) if self.hosts else None,
             max_restarts=options.max_restarts,
             # The death of a single worker leaves no survivor that would wait for ever.
             can_shrink=options.shrink or workers == 1,
@@ -156,7 +163,7 @@ class LaunchLog:
     def begin(self, order: Message) -> None:
         """Forget the last launch; ``order`` is the agent's order for this one."""
         self.order = order
-        self._events.clear()
+        self._events = {key: found for key, found in self._events.items() if key[0] == _LOST_HOST}
 
     def note(self, event: Message) -> bool:
         """Keep ``event`` if a machine decides by it, in place of an older one of its kind."""
@@ -187,6 +194,8 @@ class LaunchLog:
 
 def _key_of(event: Message) -> tuple[object, ...] | None:
     kind = event["kind"]
+    if kind == _LOST_HOST:
+        return (kind, event["host"], event["losses"])
     if kind in _OF_A_WORKER:
         return (kind, event["worker"])
     if kind in ("launch_ended", "renewing"):
@@ -205,6 +214,8 @@ def event_of(message: Message) -> Event | None:
         return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
     if kind == "renewing":
         return LaunchRenewing(WorkerId(message["worker"]))
+    if kind == "host_lost":
+        return SlotsChanged(int(message["slots"]))
     if kind == "launch_ended":
         words = str(message["words"])
         return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")

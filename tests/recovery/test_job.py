@@ -18,12 +18,14 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
+    ExitCode,
     KillLaunch,
     Launch,
     LaunchEnded,
     LaunchOverdue,
     LaunchRenewing,
     Renew,
+    SlotsChanged,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -49,7 +51,7 @@ Transcript: TypeAlias = list[tuple[Event, str]]
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
     *(WorkerStopped, WorkerExited, LaunchRenewing, LaunchEnded, LaunchOverdue, StopAsked),
-    TimeIsShort,
+    *(TimeIsShort, SlotsChanged),
 )
 
 ENDED, STOP, LATE = LaunchEnded(), StopAsked(130), LaunchOverdue("too long")
@@ -409,6 +411,42 @@ def test_start_launches_the_first_generation() -> None:
     assert machine.state is JobState.LAUNCHING
 
 
+def test_launch_has_no_more_workers_than_the_hosts_take() -> None:
+    machine = machine_of()
+    feed(machine, [*UP, *quiet(saved(), SlotsChanged(2), died(0), died(1), died(2))])
+
+    assert told(machine.handle(ENDED)) == "launch 3+4 at g4"
+
+    machine.handle(SlotsChanged(3))
+    feed(machine, quiet(joined(3), joined(4), saved(3), died(3), died(4)))
+    assert told(machine.handle(ENDED)) == "launch 5+6+7 at g6"
+
+
+def test_job_without_a_host_is_over() -> None:
+    machine = machine_of()
+    feed(machine, [*UP, *quiet(saved(), SlotsChanged(0), died(0), died(1), died(2, "host lost"))])
+
+    (end,) = machine.handle(ENDED)
+
+    assert isinstance(end, End)
+    assert end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
+    assert "no host is left that takes a worker" in end.reason
+    assert "host lost" in end.reason
+
+
+def test_job_on_fewer_slots_than_workers_begins_with_those() -> None:
+    assert (
+        told(JobMachine(JobTerms(4, 3, can_shrink=True, slots=3)).start()) == "launch 0+1+2 at g1"
+    )
+
+
+def test_shrunk_world_of_the_hosts_that_are_left_is_not_worn() -> None:
+    terms = JobTerms(6, 3, can_shrink=True, slots=2)
+
+    assert not terms.is_degraded((WorkerId(0),))
+    assert terms.is_degraded(())
+
+
 def test_second_start_is_refused() -> None:
     machine = machine_of()
 
@@ -489,7 +527,7 @@ def in_state(state: JobState) -> JobMachine:
 
 def example_of(kind: type[Event]) -> Event:
     examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
-    examples += [LaunchRenewing(WorkerId(0)), TimeIsShort()]
+    examples += [LaunchRenewing(WorkerId(0)), TimeIsShort(), SlotsChanged(2)]
     return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.placement import HostSlots, place_workers, total_slots
+from holdfast.recovery.placement import HostSlots, place_workers, total_slots, usable_hosts
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ def test_workers_fill_hosts_in_order(count: int, slots: dict[str, int], placed: 
 def test_hosts_without_slots_take_no_worker() -> None:
     with pytest.raises(ValueError, match=r"no host takes a worker: \['a'\]"):
         place_workers(1, [HostSlots("a", 0)])
+
+
+def test_host_that_was_lost_twice_is_left_out_but_never_that_of_the_head() -> None:
+    hosts = [HostSlots(name, 2) for name in "abc"]
+
+    assert usable_hosts(hosts, {"a": 5, "b": 2, "c": 1}) == (hosts[0], hosts[2])
+    assert usable_hosts(hosts, {}) == tuple(hosts)
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 6), min_size=1, max_size=8))
