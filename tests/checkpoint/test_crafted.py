@@ -430,22 +430,6 @@ def test_a_thousand_tensors_come_back(
     assert same_bytes(restore(store, 1).state, state)
 
 
-@pytest.mark.long
-@pytest.mark.extended
-def test_one_tensor_of_a_gigabyte_comes_back(store: CheckpointStore) -> None:
-    """Larger than what one call writes in a page cache's good time, and cut into two shards.
-
-    The tests beside it cut small tensors.
-    """
-    tensor = np.arange(2**27, dtype=np.uint64)
-
-    save(store, {"large": tensor}, header=Header("run", 1, 1), writers=2)
-
-    restored = restore(store, 1).state["large"]
-    assert restored.nbytes == 2**30
-    assert np.array_equal(restored, tensor)
-
-
 def test_any_number_of_writers_reads_what_any_other_has_written(
     store: CheckpointStore,
     state_of: Callable[[int], dict[str, Tensor]],

@@ -53,16 +53,3 @@ def test_full_place_takes_nothing_until_it_is_released(tmp_path: Path) -> None:
 
     assert ended.stdout.split() == ["ENOSPC", str(1 << 20)], ended.stderr
     assert list((tmp_path / "place").iterdir()) == []
-
-
-@pytest.mark.mpi
-@pytest.mark.extended
-@needs_mounts
-def test_job_survives_a_full_disk_and_full_shared_memory() -> None:
-    """Jobs meet full disks in test_disks.py."""
-    command = [sys.executable, str(CI / "full_places.py")]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "takes nothing from step 20" in done.stdout

@@ -34,24 +34,3 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
     elsewhere = files["worker"] | files["agent"] | files["client"]
     assert not elsewhere & {f"checkpoint/{name}.py" for name in NOT_ELSEWHERE}
     assert "checkpoint/store.py" not in elsewhere
-
-
-@pytest.mark.extended
-def test_survivors_repair_their_world_without_the_writer() -> None:
-    """One walk is enough in `ci/test`."""
-    files = files_of("death")
-
-    assert "runtime/exchange/membership.py" in files["worker"]
-    assert "recovery/verdict.py" not in files["worker"]
-    assert "checkpoint/disk.py" not in files["writer"], "nothing is saved"
-
-
-@pytest.mark.extended
-def test_a_start_passes_the_options_and_ends_before_the_steps() -> None:
-    """One walk is enough in `ci/test`."""
-    files = files_of("start")
-
-    assert "runtime/options/job_options.py" in files["client"]
-    assert "runtime/host/launchers.py" in files["client"] | files["agent"]
-    assert "runtime/training/trainer.py" in files["worker"]
-    assert "recovery/step.py" not in files["worker"], "each step runs it"

@@ -16,7 +16,6 @@ from extended import extended
 from workload import (
     EVEN,
     SCRIPT,
-    SLICED,
     Undisturbed,
     Workload,
     assert_refused,
@@ -102,40 +101,6 @@ def test_wrong_options_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
-    job = _run(JobRequest(script=tmp_path / "train.py", run_dir=tmp_path / "run"))
-
-    assert_refused(job, 2, str(tmp_path / "train.py"), "does not exist")
-
-
-def test_a_script_that_is_a_directory(tmp_path: Path) -> None:
-    job = _run(JobRequest(script=tmp_path, run_dir=tmp_path / "run"))
-
-    assert_refused(job, 2, str(tmp_path), "not a readable file")
-
-
-def test_an_mpiexec_in_the_environment_that_does_not_exist(tmp_path: Path) -> None:
-    job = _run_with(tmp_path, environment={"HOLDFAST_MPIEXEC": "/nonexistent/mpiexec"})
-
-    assert_refused(job, 2, "/nonexistent/mpiexec", "HOLDFAST_MPIEXEC")
-
-
-def test_an_open_mpi_that_is_too_old(tmp_path: Path) -> None:
-    old = _fake_mpiexec(tmp_path / "mpiexec", "echo 'mpiexec (OpenRTE) 4.1.5'")
-
-    job = _run_with(tmp_path / "run", "--mpiexec", str(old))
-
-    assert_refused(job, 2, "4.1.5", str(old), "5.0 or newer", "pip install")
-
-
-def test_another_mpi(tmp_path: Path) -> None:
-    other = _fake_mpiexec(tmp_path / "mpiexec", "echo 'HYDRA build details:'")
-
-    job = _run_with(tmp_path / "run", "--mpiexec", str(other))
-
-    assert_refused(job, 2, "no MPI that holdfast knows", str(other), "pip install")
-
-
 def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:
     job = _run_with(
         tmp_path / "run",
@@ -144,22 +109,6 @@ def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ul
     )
 
     assert_refused(job, 2, "ULFM", str(mpiexec_without_ulfm), "--no-shrink")
-
-
-def test_a_file_in_place_of_the_run_directory(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.write_text("not a directory")
-
-    job = _run_with(run_dir)
-
-    assert_refused(job, 2, str(run_dir), "--run-dir")
-    assert run_dir.read_text() == "not a directory"
-
-
-def test_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    job = _run_with(Path("/proc/holdfast"))
-
-    assert_refused(job, 2, "/proc/holdfast", "--run-dir")
 
 
 @needs_root
@@ -179,31 +128,6 @@ def test_a_full_run_directory(small: Path) -> None:
     job = _run_with(small)
 
     assert_refused(job, 75, str(small), "No space left on device", "free space there")
-
-
-@pytest.mark.extended
-@needs_root
-def test_a_run_directory_that_fills_up_keeps_what_is_there(
-    small: Path, undisturbed: object
-) -> None:
-    """A checkpoint has 160 KB: the file system takes one of them, and there are at least two.
-
-    A disk fills up in test_disks.py, too.
-    """
-    request = request_of(SLICED, small / "run", workers=2)
-    subprocess.run(["mount", "-o", "remount,size=300k", small], check=True)
-
-    full = _run(request)
-    subprocess.run(["mount", "-o", "remount,size=16m", small], check=True)
-    resumed = _run(request)
-
-    assert full.exit_code == 75, full.stderr
-    assert "No space left on device" in full.stderr
-    assert "free space or make it writable" in full.stderr.splitlines()[-1]
-    assert full.leftovers == ()
-    assert resumed.events("restored")[-1]["step"] >= 5
-    assert resumed.exit_code == 0, resumed.stderr
-    assert resumed.sha256 == undisturbed(SLICED)
 
 
 def test_the_run_of_another_model(tmp_path: Path) -> None:

@@ -6,28 +6,17 @@ one of each is short), a pass over validation data after each epoch.
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from holdfast.testing import JobRequest, JobRun, run_job, start_job
+from holdfast.testing import JobRun, run_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
 MICROBATCHES = 6
 OPTIONS = ("--threads", "1", "--heartbeat-timeout", "20")
-LARGE = """
-import keras, numpy as np
-
-keras.utils.set_random_seed(1)
-layers = [keras.layers.Dense(1100, activation="tanh"), keras.layers.BatchNormalization()]
-model = keras.Sequential([keras.Input((1000,)), *layers, keras.layers.Dense(1)])
-model.compile("adam", "mse")
-x = np.random.default_rng(1).normal(size=(40, 1000)).astype("f")
-model.fit(x, x[:, :1], batch_size=12, epochs=2, verbose=0)
-"""
 """Its million weights make it worth while not to copy gradients."""
 
 
@@ -98,54 +87,3 @@ def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
     check_same(job, undisturbed)
     assert sorted(failure.worker for failure in job.report.failures) == [0, 1, 2, 3, 4]
     assert job.report.relaunches == ()
-
-
-@pytest.mark.extended
-def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
-    undisturbed: JobRun, tmp_path: Path
-) -> None:
-    """A replica without a framework resumes so in test_orders.py, a Keras run on as many
-    workers in test_halts.py."""
-    for workers, step in ((2, 4), (8, 9)):
-        request = JobRequest(
-            script=SCRIPT,
-            run_dir=tmp_path / "run",
-            workers=workers,
-            microbatches=MICROBATCHES,
-            options=OPTIONS,
-        )
-        with start_job(request, timeout_s=300) as running:
-            running.wait_for("step", step=step)
-            running.signal(signal.SIGTERM)
-            assert running.wait().exit_code in (0, 75)
-
-    job = train(tmp_path / "run", 1)
-
-    check_same(job, undisturbed)
-
-
-@pytest.mark.extended
-def test_a_lone_worker_ends_as_workers_that_add_up(
-    tmp_path: Path,
-) -> None:
-    """Without a job, such a worker is the subject of tests/runtime/model/test_lone_replica.py."""
-    script = tmp_path / "train.py"
-    script.write_text(LARGE)
-    death = ("kill worker=0 step=6",)
-    ways = {"alone": (1, ()), "alone, and died": (1, death), "one of two died": (2, death)}
-
-    ends = {
-        way: run_job(
-            script,
-            run_dir=tmp_path / way,
-            workers=workers,
-            microbatches=1,
-            faults=faults,
-            options=(*OPTIONS, "--save-every", "3"),
-            timeout_s=300,
-        ).sha256
-        for way, (workers, faults) in ways.items()
-    }
-
-    assert None not in ends.values()
-    assert len(set(ends.values())) == 1, ends

@@ -62,29 +62,6 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
 
 
-@pytest.mark.extended
-def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """4 -> 3 -> 8 -> 1 -> 4 workers, each stopped at a checkpoint of its own shards.
-
-    The test above goes from 4 to each of the sizes.
-    """
-    longer = replace(LONG, epochs=2 * LONG.epochs)
-    reached = 0
-    for workers in (4, 3, 8, 1):
-        with start_job(request_of(longer, tmp_path, workers=workers)) as job:
-            job.wait_for("step", step=reached + 1)
-            job.signal(signal.SIGTERM)
-            stopped = job.wait()
-        assert stopped.exit_code == 75, stopped.stderr
-        reached = stopped.events("stopped")[-1]["step"]
-        assert reached < longer.steps
-
-    with start_job(request_of(longer, tmp_path, workers=4)) as job:
-        assert_whole(job.wait(), longer, undisturbed(longer))
-
-
 @pytest.mark.parametrize("gap_s", [0.0, 0.05])
 def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -> None:
     """A scheduler signals a cgroup, and the head may hear of it before its client."""

@@ -136,20 +136,6 @@ def _remount(mount: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(mount)], check=True)
 
 
-@pytest.mark.extended
-def test_run_directory_whose_checkpoints_vanish_is_filled_again(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Below, everything vanishes."""
-    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
-        running.wait_for("checkpoint")
-        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
-
-
 @pytest.mark.parametrize("how", ["removed", extended("moved")])
 def test_run_directory_that_vanishes_whole_holds_a_run_again(
     tmp_path: Path, undisturbed: Undisturbed, how: str

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -105,24 +103,3 @@ def test_job_that_waits_stops_when_it_is_asked_to(run_dir: Path) -> None:
 
     assert job.exit_code == ExitCode.STOPPED_EARLY, job.stderr
     assert "nothing is known to be damaged" in job.stderr
-
-
-@pytest.mark.extended
-def test_script_alone_says_the_same(run_dir: Path) -> None:
-    """Above, the workers of a job say it."""
-    (run_dir.parent / "outage").write_text("0")
-    request = _request(run_dir, EVEN.epochs, 1.0, workers=1)
-    environment = {**os.environ, "HOLDFAST_RUN_DIR": str(run_dir), "HOLDFAST_THREADS": "1"}
-
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, request.argv)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-
-    assert done.returncode == os.EX_TEMPFAIL, done.stderr
-    assert f"holdfast: checkpoint step 8 {WAITS}" in done.stderr
-    assert "holdfast: error: none of the" in done.stderr
-    assert "nothing is known to be damaged" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -80,32 +79,6 @@ def test_run_that_is_made_with_a_key_is_signed_from_its_first_step(
     assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
 
 
-@pytest.mark.extended
-def test_script_that_nobody_launched_begins_with_the_same_weights(
-    archive: Path, tmp_path: Path
-) -> None:
-    """Neither has supervisor, agent or MPI; one makes the run, the other goes on with it.
-
-    Above, a job begins with them.
-    """
-    import_archive(archive, tmp_path / "imported")
-    said = []
-    for run_dir, initial in (("imported", "nowhere.npz"), ("begun", str(archive))):
-        variables = {
-            "HOLDFAST_RUN_DIR": str(tmp_path / run_dir),
-            "HOLDFAST_MICROBATCHES": str(EVEN.microbatches),
-            "HOLDFAST_INITIAL": initial,
-            "HOLDFAST_QUIET": "1",  # an epoch takes another time
-        }
-        line = [sys.executable, str(SCRIPT), *EVEN.argv]
-        environment = os.environ | variables
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
-        said.append(done.stdout)
-
-    assert "sha256" in said[0]
-    assert said[0] == said[1]
-
-
 def test_import_into_the_directory_of_a_running_job(archive: Path, tmp_path: Path) -> None:
     endless = Workload(2, samples=160, global_batch=40, epochs=100_000, save_every=10**9)
     with start_job(request_of(endless, tmp_path / "run", workers=1)) as first:
@@ -162,17 +135,3 @@ def test_what_follows_a_job_in_its_process_can_be_interrupted(tmp_path: Path) ->
     line = [sys.executable, "-c", program, str(script), str(tmp_path / "run")]
 
     assert subprocess.run(line, check=False, capture_output=True).returncode == 0
-
-
-@pytest.mark.extended
-def test_script_that_ends_without_training_is_named(archive: Path, tmp_path: Path) -> None:
-    """So is one under `holdfast run` in test_bad_scripts.py."""
-    script = tmp_path / "train.py"
-    script.write_text("import holdfast.runtime\n")
-    request = ImportRequest(script=script, run_dir=tmp_path / "run", weights=archive)
-
-    with start_job(request) as running:
-        job = running.wait()
-
-    assert_refused(job, 1, "without training: it has to call model.fit(...)")
-    assert not (tmp_path / "run" / "RUN.json").exists()

@@ -1,4 +1,4 @@
-"""A run that is made of Keras's or TensorFlow's files goes on as one that began with them.
+"""A run that is made of Keras's files goes on as one that began with them.
 
 On any number of workers, and to the same bytes.
 """
@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from imports import ImportRequest, export
+from imports import ImportRequest
 from workload import assert_refused
 
-from holdfast.checkpoint.comparison import Opened, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
@@ -62,10 +61,9 @@ def train(run_dir: Path, workers: int, *argv: str) -> JobRun:
 
 @dataclass(frozen=True)
 class Weights:
-    """The same weights in two forms, and what a run that begins with them comes to."""
+    """Weights of Keras, and what a run that begins with them comes to."""
 
     keras: Path
-    prefix: Path
     other: Path
     """Those of another model."""
     sha256: str
@@ -80,13 +78,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> Weights:
     keras = folder / "w.weights.h5"
-    write = [sys.executable, str(SCRIPTS / "tensorflow_checkpoint.py"), str(folder)]
+    write = [sys.executable, str(SCRIPTS / "keras_weights.py"), str(folder)]
     subprocess.run(write, check=True, capture_output=True)
     begun = train(folder / "begun", 1, "--initial", str(keras))
     assert begun.exit_code == 0, begun.stderr
     assert begun.sha256 is not None
-    prefix, other = folder / "saved" / "ckpt-1", folder / "other.weights.h5"
-    return Weights(keras, prefix, other, begun.sha256, begun.report.steps)
+    other = folder / "other.weights.h5"
+    return Weights(keras, other, begun.sha256, begun.report.steps)
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +98,6 @@ def imported(folder: Path, import_job: JobRun) -> Path:
     """The run directory of that import, in which nothing was trained yet."""
     assert import_job.exit_code == 0, import_job.stderr
     return folder / "imported"
-
-
-def differences(left: Path, right: Path) -> set[str]:
-    scans = [CheckpointStore(path).scan(0) for path in (left, right)]
-    found = compare_steps(*(Opened(scan, scan.manifest()) for scan in scans))
-    return {difference.name for difference in found.differences}
 
 
 @pytest.mark.parametrize("workers", shortened([1, 2, 3], here=[2]))
@@ -137,81 +129,6 @@ def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weight
     assert said[3].startswith(f"go on with: holdfast run --run-dir {imported} ")
     assert job.events("step") == []
     assert [record["source"] for record in job.events("initial_weights")] == [str(weights.keras)]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("kind", ["prefix", "directory"])
-def test_every_source_makes_the_same_run(
-    kind: str, imported: Path, weights: Weights, tmp_path: Path
-) -> None:
-    """Optimizer and cursor, which are no weights, are as in a fresh run.
-
-    TensorFlow's files begin a run without a job in tests/runtime/model/test_files.py.
-    """
-    prefix = weights.prefix
-    source = {"prefix": prefix, "directory": prefix.parent}[kind]
-
-    job = import_into(tmp_path / "run", source)
-    begun_with = differences(imported, tmp_path / "run")
-    done = train(tmp_path / "run", 2)
-
-    assert job.exit_code == 0, job.stderr
-    assert begun_with == set()
-    assert done.sha256 == weights.sha256
-
-
-@pytest.mark.extended
-def test_run_is_a_source_as_its_export_is(folder: Path, weights: Weights, tmp_path: Path) -> None:
-    """Whatever else it has trained; below, one of its steps is a source."""
-    exported = tmp_path / "begun.weights.h5"
-    export(folder / "begun", exported, "--model", str(SCRIPT))
-    sources = {tmp_path / "of_run": folder / "begun", tmp_path / "of_file": exported}
-
-    jobs = [import_into(run_dir, source) for run_dir, source in sources.items()]
-    begun_with = differences(*sources)
-    ends = {train(run_dir, 2).sha256 for run_dir in sources}
-
-    assert [job.exit_code for job in jobs] == [0, 0], jobs[0].stderr
-    assert begun_with == set()
-    assert len(ends - {None, weights.sha256}) == len(ends) == 1
-
-
-@pytest.mark.extended
-def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Path) -> None:
-    """Steps are chosen so in tests/runtime/training/test_initial_weights.py."""
-    steps = CheckpointStore(folder / "begun").steps()
-
-    older = import_into(tmp_path / "older", folder / "begun", "--step", str(steps[1]))
-    none = import_into(tmp_path / "none", folder / "begun", "--step", "9999")
-
-    assert older.exit_code == 0, older.stderr
-    assert "weights/sequential/dense/kernel" in differences(imported, tmp_path / "older")
-    assert_refused(none, 2, "no step 9999", "it has")
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.extended
-def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: Path) -> None:
-    """It comes before the script's, and a run that resumes looks at neither.
-
-    The flag begins a NumPy run in test_import.py; below, the run resumes.
-    """
-    options = ["--initial", str(weights.keras), *THREADS]
-    request = JobRequest(
-        script=SCRIPT,
-        run_dir=tmp_path / "run",
-        workers=2,
-        microbatches=MICROBATCHES,
-        argv=[*EPOCHS, "--initial", "nowhere.npz"],
-        options=options,
-    )
-
-    with start_job(request, timeout_s=300) as running:
-        job = running.wait()
-    again = train(tmp_path / "run", 1, "--initial", "nowhere.npz")
-
-    assert (job.exit_code, job.sha256) == (0, weights.sha256), job.stderr
-    assert (again.exit_code, again.sha256) == (0, weights.sha256), again.stderr
 
 
 def test_run_that_has_checkpoints_is_not_touched(

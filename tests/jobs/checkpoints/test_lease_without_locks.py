@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from workload import (
-    EVEN,
     LONG,
     PreparedJob,
     Undisturbed,
@@ -90,43 +89,4 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     assert_whole(job, LONG, undisturbed(LONG))
     assert "waiting for 60 s at most" in job.stderr
     assert job.events("restored")
-    assert RunDirectory(run_dir).lease_owner()["ended"] is True
-
-
-@pytest.mark.extended
-def test_job_that_has_ended_without_locks_keeps_nobody_waiting(
-    tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
-) -> None:
-    """Above, one is killed; leases that were ended are in tests/runtime/run/test_lease.py."""
-    run_dir = tmp_path / "run"
-    with start_job(request(EVEN, run_dir, without_locks)) as first:
-        assert first.wait().exit_code == 0
-    longer = replace(EVEN, epochs=6)
-
-    with start_job(request(longer, run_dir, without_locks)) as second:
-        job = second.wait()
-
-    assert_whole(job, longer, undisturbed(longer))
-
-
-@pytest.mark.extended
-def test_job_without_locks_is_shown_after_its_client_was_killed(
-    tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
-) -> None:
-    """Its head holds the lease meanwhile, and nobody waits.
-
-    Jobs with locks are attached to in test_attach.py.
-    """
-    run_dir = tmp_path / "run"
-    plain = request(LONG, run_dir, without_locks)
-    gated = replace(plain, argv=[*plain.argv, "--gates", str(tmp_path), "--gate-steps", "60"])
-    with start_job(gated) as orphan:
-        orphan.wait_for("checkpoint")
-        orphan.signal(signal.SIGKILL)
-        with start_job(gated) as successor:
-            successor.wait_for("taken_over")
-            (tmp_path / "60").touch()
-            job = successor.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
     assert RunDirectory(run_dir).lease_owner()["ended"] is True

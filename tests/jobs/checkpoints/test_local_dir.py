@@ -12,14 +12,11 @@ from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, wait_for
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.living_job import order_save
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi
 
 NEVER = "1000"
-BOUND_S = 60.0
 
 
 def options_of(base: Path, drain_every: str = NEVER) -> list[str]:
@@ -118,43 +115,3 @@ def test_local_directory_that_cannot_be_made_costs_no_save(
     told = job.stderr.count("and saves go to the run directory until it does")
     assert told == len(job.events("launch")) == 2
     assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
-
-
-@pytest.mark.extended
-def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> None:
-    """Saves drain above, also those that a signal asks for."""
-    endless = replace(LONG, epochs=10**6, save_every=1)
-    request = request_of(endless, tmp_path / "run", workers=2, options=options_of(tmp_path))
-    with start_job(request) as running:
-        running.wait_for("checkpoint")
-        for _ in range(6):
-            saved = order_save(RunDirectory(tmp_path / "run"), timeout_s=BOUND_S, is_waiting=True)
-            assert saved is not None
-            assert saved.step in CheckpointStore(tmp_path / "run").steps()
-        running.signal(signal.SIGTERM)
-        assert running.wait().exit_code == 75
-
-
-@pytest.mark.extended
-def test_copy_of_a_run_has_no_part_in_its_local_directory(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """It is an experiment of its own: the run would go on from its weights.
-
-    Copies are known in tests/runtime/run/test_find_run.py.
-    """
-    options = options_of(tmp_path)
-    with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
-        wait_for_checkpoints(running, 1)
-        running.signal(signal.SIGTERM)
-        assert running.wait().exit_code == 75
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-
-    with start_job(request_of(LONG, tmp_path / "copy", workers=2, options=options)) as running:
-        refused = running.wait()
-    with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
-        job = running.wait()
-
-    assert refused.exit_code == 2
-    assert "is a copy of that run; give another --local-dir" in refused.stderr
-    assert_whole(job, LONG, undisturbed(LONG))

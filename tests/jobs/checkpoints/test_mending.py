@@ -69,24 +69,6 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
     assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1
 
 
-@pytest.mark.extended
-def test_mirror_that_is_not_there_costs_a_line_and_the_newest_step(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Each kind of bad mirror is in tests/runtime/saving/test_mending.py."""
-    store = train_twice(tmp_path / "run")
-    newest, older = store.steps()[:2]
-    flip(store, newest)
-
-    options = ["--repair-from", str(tmp_path / "nowhere")]
-    with start_job(request_of(TRAINED, tmp_path / "run", workers=2, options=options)) as running:
-        job = running.wait()
-
-    assert_whole(job, TRAINED, undisturbed(TRAINED))
-    assert job.events("restored")[-1]["step"] == older
-    assert job.stderr.count("nowhere is not a directory") == 1
-
-
 @pytest.mark.parametrize(
     "is_mirrored", [extended(False, id="alone"), pytest.param(True, id="mirrored")]
 )

@@ -7,23 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workload import Workload, request_of
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.recovery.schedule import FIRST_SAVE_S
 from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = pytest.mark.mpi
 
-KEEPING = Path(__file__).parents[1] / "scripts" / "keeping.py"
-EVERY_FIFTH = Workload(
-    microbatches=4, samples=80, global_batch=20, epochs=5, features=100_000, pause_ms=50
-)
-"""The digests of a state of 4 MB take longer than a worker needs to die."""
 ENDLESS = Workload(microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9)
 MAIN = "from holdfast.runtime.cli.main import main; main()"
 
@@ -67,41 +59,6 @@ def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) 
     for begins in (before, after[1:]):  # a save that the death has cut off is begun again
         # The copy of the state stands between the clock and the record.
         assert all(late - early > 1.0 for early, late in itertools.pairwise(begins)), begins
-
-
-@pytest.mark.extended
-def test_death_in_a_save_that_is_kept_for_ever_does_not_move_it_to_the_next_step(
-    tmp_path: Path,
-) -> None:
-    """What the victim had not copied yet is still the state of the survivors.
-
-    Workers die in a save in test_deaths.py; the schedule is in tests/recovery.
-    """
-    faults = ["kill worker=1 step=5 site=save", "kill worker=0 step=10 site=save"]
-    request = request_of(EVERY_FIFTH, tmp_path, workers=4, faults=faults)
-    with start_job(replace(request, script=KEEPING)) as running:
-        job = running.wait()
-
-    assert job.exit_code == 0, job.stderr
-    assert len(job.events("recovery")) == 2
-    skipped = {record["step"] for record in job.events("checkpoint_skipped")}
-    assert skipped.isdisjoint({5, 10}), "nothing else was in flight"
-    assert [record["step"] for record in job.events("checkpoint")][:2] == [5, 10]
-    kept = set(CheckpointStore(tmp_path).steps())
-    assert kept == set(range(5, EVERY_FIFTH.steps + 1, 5)) - skipped
-
-
-@pytest.mark.extended
-def test_auto_saves_early_and_then_seldom(tmp_path: Path) -> None:
-    """Above, times pass between saves; what `auto` takes is in tests/recovery/test_schedule.py."""
-    options = ["--save-every", "auto"]
-    with start_job(request_of(ENDLESS, tmp_path, workers=2, options=options)) as job:
-        saved = job.wait_for("checkpoint")
-        ended = stop(job)
-
-    (world,) = ended.events("world")  # is recorded before the clock starts
-    assert saved["now"] - saved["seconds"] - world["now"] > FIRST_SAVE_S - 0.01
-    assert len(ended.report.checkpoints) == 2  # the other one is that of the end
 
 
 def test_order_is_carried_out_and_the_run_goes_on_from_it(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ The first training has 10 steps (2 epochs), the second stops itself after 3 epoc
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_fits.py"
 LAST_STEP = 10 + 9
-CAUGHT = """
-import keras, numpy as np
-
-x = np.ones((8, 2), "float32")
-for rate in (1e30, 0.01):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(rate), "mse")
-    try:
-        model.fit(x, x[:, :1], epochs=5)
-    except Exception:
-        pass
-"""
 
 
 def train(run_dir: Path, workers: int, *faults: str) -> JobRun:
@@ -71,36 +58,6 @@ def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) 
     assert [len(first["loss"]), len(second["loss"]), len(second["val_loss"])] == [2, 3, 3]
     assert undisturbed.report.completed_step == LAST_STEP
     assert {record["step"] for record in undisturbed.events("completed")} == {10, LAST_STEP}
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("undisturbed")
-def test_first_training_may_not_grow_once_the_second_has_begun(
-    folder: Path, tmp_path: Path
-) -> None:
-    """A run refuses so in one process in tests/runtime/training/test_restoring.py."""
-    longer = tmp_path / "longer.py"
-    longer.write_text(SCRIPT.read_text().replace("epochs=2", "epochs=3"))
-    shutil.copytree(folder, tmp_path / "run")
-
-    job = run_job(longer, run_dir=tmp_path / "run", workers=1, microbatches=4, timeout_s=300)
-
-    assert job.exit_code == 2, job.stderr
-    assert "training 1 of the script has ended at step 10" in job.stderr
-    assert "asks for 15 steps now" in job.stderr
-
-
-@pytest.mark.extended
-def test_training_that_holdfast_refuses_is_followed_by_no_other(tmp_path: Path) -> None:
-    """A loss that is not finite ends a job in test_bad_scripts.py."""
-    script = tmp_path / "caught.py"
-    script.write_text(CAUGHT)
-
-    job = run_job(script, run_dir=tmp_path / "run", workers=1, microbatches=2, timeout_s=300)
-
-    assert job.exit_code == 1, job.stderr
-    assert "are not finite" in job.stderr
-    assert job.events("completed") == []
 
 
 def test_first_worker_and_then_all_die_in_the_second_training(

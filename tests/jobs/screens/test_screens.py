@@ -6,18 +6,15 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from extended import shortened
-from terminals import TERMINALS, PtyTerminal, exit_code_in, wait_until
+from terminals import TERMINALS, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
-from holdfast.runtime.run.journal import JournalReader, Record
-from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.tools.striker import JobTraces
 from holdfast.testing import JobRequest, start_job
@@ -49,16 +46,6 @@ def status_json(run_dir: Path) -> dict[str, Any]:
     content = json.loads(status(run_dir, "--json"))
     assert isinstance(content, dict)
     return content
-
-
-def wait_for_end(run_dir: Path) -> Record:
-    """Return the record of the job's end; the time of the test is the bound."""
-    reader = JournalReader(RunDirectory(run_dir).journal_path)
-    while True:
-        for record in reader.read():
-            if record["event"] == "job_ended":
-                return record
-        time.sleep(0.05)
 
 
 AFTER_TRAINING = "running: script after training"
@@ -111,43 +98,6 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
     assert epochs_in(lines) == [str(epoch) for epoch in range(1, LONG.epochs + 1)]
     assert any(line.startswith("written by the first worker") for line in lines)
     assert_over(status_json(run_dir))
-
-
-@pytest.mark.extended
-def test_terminal_that_is_held_delays_no_job(tmp_path: Path, traces: JobTraces) -> None:
-    """Nobody presses Ctrl-Q before the job has ended; then what was kept is shown.
-
-    A death is survived behind a held terminal in test_supervisor_errors.py.
-    """
-    request = request_of(LONG, tmp_path, workers=2)
-    environment = traces.environment(os.environ)
-    terminal = PtyTerminal(request.command(), environment, traces.scratch, COLUMNS)
-    try:
-        wait_until(terminal, shows("  2 workers  "))
-        terminal.hold()
-        ended = wait_for_end(tmp_path)
-        terminal.release()
-        lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
-    finally:
-        terminal.close()
-
-    assert ended["exit_code"] == 0
-    assert exit_code_in(lines) == 0
-
-
-@pytest.mark.extended
-def test_log_of_a_relaunch_has_each_epoch_once_and_no_codes(tmp_path: Path) -> None:
-    """Above, a terminal has the lines; how logs are written is in tests/runtime/supervisor."""
-    faults = ["kill worker=0 step=11", "kill worker=1 step=11"]
-    with start_job(request_of(EVEN, tmp_path, workers=2, faults=faults)) as running:
-        job = running.wait()
-
-    assert job.exit_code == 0, job.stderr
-    assert len(job.report.relaunches) == 1
-    assert epochs_in(job.stdout.splitlines()) == ["1", "2", "3", "4"]
-    assert "\x1b" not in job.stdout + job.stderr
-    told = [line for line in status(tmp_path).splitlines() if "relaunched 2 workers" in line]
-    assert len(told) == 1
 
 
 def test_watch_ends_with_its_job_and_shows_how(tmp_path: Path, traces: JobTraces) -> None:

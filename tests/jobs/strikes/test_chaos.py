@@ -76,19 +76,6 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_client(
     assert strikes == ["term agent at step 8", "kill client at step 20"]
 
 
-@pytest.mark.extended
-def test_run_that_spends_its_budget_is_bad_and_its_replay_is_told(tmp_path: Path) -> None:
-    """The next test has another complaint, and its replay."""
-    plan = _plan(tmp_path, "kill agent at step 8")
-
-    done = _chaos(tmp_path, plan, _job("--max-restarts", "0"))
-
-    assert done.exit_code == 1
-    assert done.report["complaints"] == ["not survived: the job ended with exit code 70"]
-    assert "the end of the journal" in done.stdout
-    assert f"replay  holdfast chaos {' '.join(plan)} -- run -n 3" in done.stdout
-
-
 def test_script_without_the_same_bytes_twice_is_bad(tmp_path: Path) -> None:
     done = _chaos(tmp_path, ["--count", "0"], [str(_SCRIPTS / "clock_seeded.py")])
 

@@ -560,16 +560,6 @@ def test_loss_that_is_not_finite_is_not_an_overflow(tf: SimpleNamespace) -> None
     assert not replica.takes_overflow(bad)
 
 
-@pytest.mark.extended
-def test_scale_that_has_fallen_to_nothing_is_not_the_cause(tf: SimpleNamespace) -> None:
-    """Above, the scale is not at its end."""
-    replica = build(tf, scaled(tf, 2.0**-30))
-    total = contribution(replica, Microbatch(IMAGES[:5], TARGETS[:5], 0))
-    total[0] = np.inf
-
-    assert not replica.takes_overflow(total)
-
-
 def test_without_a_dynamic_scale_an_overflow_ends_the_job(replicas: list[Any]) -> None:
     total = contribution(replicas[0], Microbatch(IMAGES[:5], LABELS[:5], 0))
     total[0] = np.inf

@@ -1,7 +1,7 @@
-"""Write weights into a folder as Keras and as TensorFlow save them, and those of another model.
+"""Write weights into a folder as Keras saves them, and those of another model.
 
-``w.weights.h5`` and ``saved/ckpt-1`` have the same ones, of which none is what a model is built
-with; ``other.weights.h5`` belongs to no model of these tests.
+None in ``w.weights.h5`` is what a model is built with; ``other.weights.h5`` belongs to no model
+of these tests.
 """
 
 import sys
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 from everything_keras import model
 
 
@@ -20,7 +19,6 @@ def main() -> None:
     built = network.get_weights()
     network.set_weights([array + random.uniform(0.01, 0.1, array.shape) for array in built])
     network.save_weights(folder / "w.weights.h5")
-    tf.train.Checkpoint(model=network).save(str(folder / "saved" / "ckpt"))
     other = keras.Sequential([keras.layers.Dense(3)])
     other.build((None, 5))
     other.save_weights(folder / "other.weights.h5")
