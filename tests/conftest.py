@@ -8,12 +8,15 @@ examples are the same ones every time, so a failure needs no seed to come back.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 
 from holdfast.runtime.run import files
@@ -52,6 +55,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rank = min(found, default=len(_LONGEST_FIRST))
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
     items.sort(key=lambda item: ranks[item.path])
+
+
+_ALL_WITH_TENSORFLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.tensorflow", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file out whose tests are all deselected, since its import loads TensorFlow."""
+    if collection_path.suffix != ".py" or _takes_tensorflow(config.option.markexpr):
+        return None
+    return bool(_ALL_WITH_TENSORFLOW.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@functools.cache
+def _takes_tensorflow(markers: str) -> bool:
+    """Return whether ``-m`` may select a test with the marker, whatever others it has."""
+    if not markers:
+        return True
+    wanted = Expression.compile(markers)
+    beside = sorted(set(re.findall(r"\w+", markers)) - {"and", "or", "not", "tensorflow"})
+    return any(
+        wanted.evaluate({"tensorflow", *itertools.compress(beside, chosen)}.__contains__)
+        for chosen in itertools.product((True, False), repeat=len(beside))
+    )
 
 
 @pytest.fixture(autouse=True)

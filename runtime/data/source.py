@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from types import GeneratorType
 from typing import Any, Protocol
 
 import numpy as np
@@ -365,6 +367,17 @@ def py_dataset_source(dataset: Any, seed: int, passes: Passes, steps: int | None
     """
     source = PyDatasetSource(dataset, seed, passes, steps)
     return source if source.is_repeatable else forward(source)
+
+
+def is_pipeline(x: object) -> bool:
+    """Return whether ``x`` gives batches, and not samples."""
+    kinds: list[type] = [GeneratorType]
+    # A library that nobody has loaded has made no dataset.
+    if tensorflow := sys.modules.get("tensorflow"):
+        kinds.append(tensorflow.data.Dataset)
+    if keras := sys.modules.get("keras"):
+        kinds.append(keras.utils.PyDataset)
+    return isinstance(x, tuple(kinds))
 
 
 def changes_by_epochs(dataset: Any) -> bool:

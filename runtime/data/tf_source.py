@@ -57,11 +57,6 @@ _AHEAD = 2
 _NAME = "the tf.data.Dataset"
 
 
-def is_pipeline(x: object) -> bool:
-    """Return whether ``x`` gives batches, and not samples."""
-    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset, types.GeneratorType))
-
-
 def source_of(
     x: Any,
     seed: int,

@@ -18,9 +18,14 @@ from holdfast.recovery.order import chain
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import NO_END, Work
 from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
-from holdfast.runtime.data.source import ListSource, Passes, Source, changes_by_epochs
+from holdfast.runtime.data.source import (
+    ListSource,
+    Passes,
+    Source,
+    changes_by_epochs,
+    is_pipeline,
+)
 from holdfast.runtime.data.stream import Mark, Position
-from holdfast.runtime.data.tf_source import is_pipeline, source_of
 from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
@@ -325,6 +330,8 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
             "fit(validation_split=...) cannot cut a pipeline: give validation_data, such as "
             "dataset.take(n), and train on dataset.skip(n)"
         )
+    from holdfast.runtime.data.tf_source import source_of  # it loads TensorFlow
+
     passes = Passes.SHUFFLED if call.shuffle else Passes.IN_ORDER
     source = source_of(
         call.x,
@@ -356,6 +363,8 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
     Raises:
         ProgramError: the arguments do not go with a pipeline.
     """
+    from holdfast.runtime.data.tf_source import source_of  # it loads TensorFlow
+
     source = source_of(
         call.validation_data,
         chain(seed, _FOR_VALIDATION),

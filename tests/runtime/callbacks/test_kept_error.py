@@ -9,6 +9,8 @@ import pytest
 
 from holdfast.runtime.callbacks.callback_run import kind_of, made_again, note_of
 
+pytestmark = pytest.mark.tensorflow
+
 
 class Pruned(Exception):
     """An error with an argument that its class needs, and a field."""

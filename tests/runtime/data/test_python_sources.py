@@ -139,7 +139,8 @@ def test_each_kind_of_pipeline_finds_its_source() -> None:
     import keras
     import tensorflow as tf
 
-    from holdfast.runtime.data.tf_source import is_pipeline, source_of
+    from holdfast.runtime.data.source import is_pipeline
+    from holdfast.runtime.data.tf_source import source_of
 
     class Real(keras.utils.PyDataset):
         def __len__(self) -> int:
@@ -168,7 +169,8 @@ def test_each_kind_of_pipeline_finds_its_source() -> None:
 
 @pytest.mark.tensorflow
 def test_what_is_no_pipeline_is_named() -> None:
-    from holdfast.runtime.data.tf_source import is_pipeline, source_of
+    from holdfast.runtime.data.source import is_pipeline
+    from holdfast.runtime.data.tf_source import source_of
 
     assert not is_pipeline(np.zeros(3))
     for wrong, words in [(iter(()), "list_iterator|tuple_iterator"), (pairs(0), "no batch")]:

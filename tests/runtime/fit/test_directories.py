@@ -375,15 +375,14 @@ def test_own_directory_is_removed_at_once_and_that_of_the_run_at_the_end(
     assert not first.directories.take_back(shutil.__file__)
 
 
-tf = pytest.importorskip("tensorflow")
-
-
 def caches(worker: int, *living: int) -> Caches:
+    tf = pytest.importorskip("tensorflow")
     return Caches(tf.io.gfile, "a1", worker, lambda: living or (worker,))
 
 
 def fill(place: str, batches: int | None = None) -> Any:
     """Read the cache at a place through, or only some batches, and return the pass."""
+    tf = pytest.importorskip("tensorflow")
     elements = iter(tf.data.Dataset.range(4).cache(place))
     for _ in range(5 if batches is None else batches):
         next(elements, None)
@@ -411,6 +410,7 @@ def test_two_workers_fill_caches_at_once_and_one_gets_the_name(tmp_path: Path) -
 
     assert names(tmp_path) == WHOLE
     assert caches(2).place_of(f"{tmp_path}/c") == f"{tmp_path}/c"
+    tf = pytest.importorskip("tensorflow")
     assert list(tf.data.Dataset.range(0).cache(f"{tmp_path}/c").as_numpy_iterator()) == [0, 1, 2, 3]
 
 

@@ -20,6 +20,8 @@ from holdfast.runtime.model.graphs import (
     VectorLayout,
 )
 
+pytestmark = pytest.mark.tensorflow
+
 SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=3).map(tuple), min_size=1, max_size=8)
 
 

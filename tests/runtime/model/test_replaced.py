@@ -9,6 +9,8 @@ import pytest
 
 from holdfast.runtime.model.random_ops import replaced
 
+pytestmark = pytest.mark.tensorflow
+
 
 def _one() -> int:
     return 1

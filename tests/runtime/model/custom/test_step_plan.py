@@ -11,6 +11,8 @@ import tensorflow
 
 from holdfast.runtime.model.step_plan import GraphReads, Update, is_consistent, turn_of, turns_of
 
+pytestmark = pytest.mark.tensorflow
+
 CRITIC, MAKER, OPTIMIZER = 0, 1, 2
 
 
@@ -70,9 +72,6 @@ def test_gradient_that_needs_a_variable_of_before_is_not_of_the_turn() -> None:
     assert not is_consistent(updates[1].reads, updates, (0, 1), 1)
 
 
-pytest.importorskip("keras")
-
-
 A, B = 0, 1
 
 Body = Callable[[Any, Any, Any], Any]
@@ -110,7 +109,6 @@ VALUES: dict[str, tuple[Body, bool, set[int]]] = {
 }
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("name", VALUES)
 def test_value_depends_on_what_it_was_computed_from(name: str) -> None:
     body, is_of_data, variables = VALUES[name]
@@ -121,7 +119,6 @@ def test_value_depends_on_what_it_was_computed_from(name: str) -> None:
     assert {variable for variable, _ in found[1]} == variables
 
 
-@pytest.mark.tensorflow
 def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> None:
     def step(data: Any, a: Any, b: Any) -> Any:
         before = a.value * data
@@ -138,7 +135,6 @@ def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> No
     assert first < update <= second
 
 
-@pytest.mark.tensorflow
 def test_reads_of_several_values_are_those_of_each_once() -> None:
     def step(data: Any, a: Any, b: Any) -> Any:
         read = a.value + 0.0
@@ -150,7 +146,6 @@ def test_reads_of_several_values_are_those_of_each_once() -> None:
     assert found[1] == found[0][:1]
 
 
-@pytest.mark.tensorflow
 def test_variable_that_nobody_numbered_is_no_read_and_no_data() -> None:
     stranger = keras.Variable(3.0)
 

@@ -10,6 +10,8 @@ import pytest
 
 from holdfast.runtime.model.kinds import MetricKinds, Values, leaf_metrics, metric_kinds
 
+pytestmark = pytest.mark.tensorflow
+
 
 def metric(name: str, *paths: str, inner: tuple[Any, ...] = ()) -> Any:
     own = [SimpleNamespace(path=path) for path in paths]
