@@ -27,21 +27,6 @@ FAULTS = st.builds(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("kill worker=2 step=30", Fault(FaultKind.KILL, WorkerId(2), 30, Site.COMPUTE, 1)),
-        ("stop,worker=0,step=1,site=vote", Fault(FaultKind.STOP, WorkerId(0), 1, Site.VOTE, 1)),
-        (
-            "  gil  attempt=3, site=save , step=7 worker=11 ",
-            Fault(FaultKind.GIL, WorkerId(11), 7, Site.SAVE, 3),
-        ),
-    ],
-)
-def test_fault_is_read_from_words_in_any_order(text: str, expected: Fault) -> None:
-    assert parse_fault(text) == expected
-
-
 def test_text_of_a_fault_spells_its_whole_address() -> None:
     fault = Fault(FaultKind.KILL, WorkerId(2), 30)
 
@@ -98,10 +83,6 @@ def test_two_faults_of_one_address_are_refused() -> None:
         FaultPlan(pair)
 
 
-def test_empty_plan_never_strikes() -> None:
-    assert FaultPlan().due(Visit(WorkerId(0), 1, Site.COMPUTE, 1)) is None
-
-
 @given(FAULTS, st.permutations(range(4)), st.sampled_from([" ", ", ", "\t", ",", "  "]))
 def test_words_of_a_fault_may_come_in_any_order_and_spacing(
     fault: Fault, order: list[int], gap: str
@@ -116,14 +97,6 @@ def test_what_has_a_default_may_be_left_out(fault: Fault) -> None:
     text = f"{fault.kind.value} worker={fault.worker} step={fault.step}"
 
     assert parse_fault(text) == Fault(fault.kind, fault.worker, fault.step, Site.COMPUTE, 1)
-
-
-@given(FAULTS, st.integers(1, 4))
-def test_word_given_twice_is_refused_by_name(fault: Fault, place: int) -> None:
-    word = str(fault).split()[place]
-
-    with pytest.raises(FaultSyntaxError, match=f"{word.partition('=')[0]} is given twice"):
-        parse_fault(f"{fault} {word}")
 
 
 @given(st.text(max_size=30))

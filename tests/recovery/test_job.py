@@ -745,31 +745,6 @@ def test_ids_and_generations_of_a_launch_that_was_taken_over_are_never_used_agai
     assert (launch.relaunch, launch.spent) == (2, 3)
 
 
-@given(st.integers(0, 20), st.lists(st.integers(0, 2), max_size=40))
-def test_budget_is_spent_by_what_was_charged_in_any_order(limit: int, progress: list[int]) -> None:
-    """Too few checkpoints for a refund."""
-    straight, backwards = RestartBudget(limit), RestartBudget(limit)
-    for made, reversed_ in zip(progress, reversed(progress), strict=True):
-        straight = straight.charge(made)
-        backwards = backwards.charge(reversed_)
-
-    assert straight == backwards
-    assert straight.spent == len(progress) + progress.count(0)
-    assert straight.is_spent is (straight.spent > limit)
-
-
-@given(st.integers(1, 20), st.lists(st.integers(0, 12), max_size=40))
-def test_charge_never_exceeds_what_it_would_be_without_refunds(
-    limit: int, progress: list[int]
-) -> None:
-    budget, spent = RestartBudget(limit), 0
-    for checkpoints in progress:
-        budget = budget.charge(checkpoints)
-        spent += 1 if checkpoints else 2
-
-        assert 1 <= budget.spent <= spent
-
-
 @given(st.integers(1, 20))
 def test_job_whose_every_launch_goes_on_for_long_is_relaunched_for_ever(limit: int) -> None:
     budget = RestartBudget(limit)
@@ -821,39 +796,3 @@ def test_relaunch_is_whole_after_a_checkpoint_and_else_as_large_as_the_newest_wo
     assert len(second.workers) == (workers if got_on else len(survivors))
     assert min(second.workers) > max(first.workers)
     assert second.generation >= first.generation + workers
-
-
-@pytest.mark.parametrize("can_shrink", [True, False])
-def test_death_in_a_running_job_is_its_workers_business_if_worlds_shrink(
-    *, can_shrink: bool
-) -> None:
-    machine = JobMachine(JobTerms(2, 1, can_shrink=can_shrink))
-    (launch,) = machine.start()
-    assert isinstance(launch, Launch)
-    for worker in launch.workers:
-        machine.handle(WorkerJoined(worker))
-
-    commands = machine.handle(WorkerExited(launch.workers[0], is_clean=False, cause="signal 9"))
-
-    assert [type(command) for command in commands] == ([] if can_shrink else [KillLaunch])
-    assert machine.state is (JobState.RUNNING if can_shrink else JobState.ENDING)
-
-
-@given(st.integers(1, 4), st.lists(st.sampled_from([130, 143]), min_size=1, max_size=5))
-def test_first_wish_asks_and_every_later_one_does_not_ask_again(
-    workers: int, codes: list[int]
-) -> None:
-    machine = JobMachine(JobTerms(workers, 3, can_shrink=True))
-    (launch,) = machine.start()
-    assert isinstance(launch, Launch)
-    for worker in launch.workers:
-        machine.handle(WorkerJoined(worker))
-
-    answers = [machine.handle(StopAsked(code)) for code in codes]
-    (end,) = machine.handle(LaunchEnded())
-
-    assert answers[0] == (AskToStop(),)
-    kinds = [type(command) for answer in answers[1:] for command in answer]
-    assert kinds == [KillLaunch][: len(codes) - 1]
-    assert isinstance(end, End)
-    assert end.exit_code == codes[min(1, len(codes) - 1)]  # of the one that killed the launch

@@ -76,12 +76,6 @@ def failed(worker: WorkerId, kind: str = "ValueError", *, is_death: bool = False
     return WorkerFailed(worker, kind, "first line\nsecond line", "Traceback", 1, is_death)
 
 
-def test_seeing_leaves_the_old_view_alone() -> None:
-    FRESH.seeing(died(A)).seeing(WorldFormed(8, (B, C), 3))
-
-    assert LaunchView.of((A, B, C), 7) == FRESH
-
-
 def test_only_events_of_its_own_workers_concern_a_launch() -> None:
     stranger = WorkerId(2)
 
@@ -402,16 +396,6 @@ def test_head_that_was_away_accuses_nobody() -> None:
 
     assert clock.spent_s == 5.0
     assert clock.overdue is None
-
-
-@given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=30))
-def test_time_spent_never_exceeds_the_time_that_passed(pauses_s: list[float]) -> None:
-    clock, now = CLOCK, 0.0
-    for pause_s in pauses_s:
-        now += pause_s
-        clock = clock.observe(ONE, Situation.JOINING, now)
-
-    assert 0.0 <= clock.spent_s <= now
 
 
 def halted(

@@ -24,8 +24,6 @@ counts = st.integers(1, 80)
 
 words = st.integers(0, WORD - 1)
 
-SMALL = st.integers(1, 30)
-
 
 def test_order_never_changes() -> None:
     """A job that is resumed with a newer holdfast must visit the same samples."""
@@ -213,10 +211,6 @@ def test_outputs_are_those_of_the_published_generator() -> None:
     ]
 
 
-def test_hash_of_zero_never_changes() -> None:
-    assert splitmix64(0) == 0xE220A8397B1DCDAF
-
-
 @given(st.lists(words, max_size=50))
 def test_array_hash_equals_hash_of_each_integer(values: list[int]) -> None:
     array = np.array(values, dtype=np.uint64)
@@ -234,26 +228,6 @@ def test_integers_outside_64_bits_count_modulo_their_range() -> None:
 
 def test_chain_never_changes() -> None:
     assert chain(1, 2, 3) == 15020427595393229491
-
-
-def test_chain_depends_on_the_order_of_its_parts() -> None:
-    assert chain(1, 2, 3) != chain(3, 2, 1)
-
-
-@given(SMALL, SMALL, st.integers(0, WORD - 1), st.integers(0, 60))
-def test_batch_is_that_of_its_microbatches_however_many_there_are(
-    samples: int, global_batch: int, seed: int, index: int
-) -> None:
-    whole = SampleOrder(seed, samples, global_batch, 1).batch(index).tolist()
-    for microbatches in (1, 2, 5):
-        order = SampleOrder(seed, samples, global_batch, microbatches)
-        parts = [order.microbatch(index, m).tolist() for m in range(microbatches)]
-        assert [sample for part in parts for sample in part] == whole
-
-
-@given(st.integers(0, WORD - 1), st.integers(0, WORD - 1))
-def test_different_integers_have_different_hashes(left: int, right: int) -> None:
-    assert (splitmix64(left) == splitmix64(right)) is (left == right)
 
 
 @given(st.lists(st.integers(0, WORD - 1), min_size=1, max_size=5), st.integers(0, WORD - 1))

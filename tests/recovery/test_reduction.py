@@ -67,21 +67,6 @@ def ownerships(draw: st.DrawFn) -> tuple[Assignment, World]:
     return Assignment(tuple(map(WorkerId, owners))), world_of(workers)
 
 
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        (Node(0, 2), (Node(0, 1), Node(1, 2))),
-        (Node(0, 3), (Node(0, 2), Node(2, 3))),
-        (Node(0, 4), (Node(0, 2), Node(2, 4))),
-        (Node(0, 6), (Node(0, 4), Node(4, 6))),
-        (Node(4, 6), (Node(4, 5), Node(5, 6))),
-        (Node(8, 15), (Node(8, 12), Node(12, 15))),
-    ],
-)
-def test_node_splits_at_largest_power_of_two(node: Node, expected: tuple[Node, Node]) -> None:
-    assert children(node) == expected
-
-
 def test_leaf_has_no_children() -> None:
     with pytest.raises(ValueError, match="microbatch 3 is a leaf"):
         children(Node(3, 4))
@@ -110,23 +95,6 @@ def test_path_leads_from_root_through_children_to_leaf(
 def test_path_to_a_leaf_outside_the_tree_is_refused(leaf: int) -> None:
     with pytest.raises(ValueError, match="is not one of 4"):
         path_to(leaf, 4)
-
-
-@pytest.mark.parametrize(
-    ("owned", "microbatches", "expected"),
-    [
-        ((), 6, ()),
-        ((0, 1, 2, 3, 4, 5), 6, (Node(0, 6),)),
-        ((0, 1, 2), 6, (Node(0, 2), Node(2, 3))),
-        ((1, 2, 3, 4), 6, (Node(1, 2), Node(2, 4), Node(4, 5))),
-        ((5, 4), 6, (Node(4, 6),)),
-        ((4,), 5, (Node(4, 5),)),
-    ],
-)
-def test_maximal_nodes_are_the_largest_owned_subtrees(
-    owned: tuple[int, ...], microbatches: int, expected: tuple[Node, ...]
-) -> None:
-    assert maximal_nodes(owned, microbatches) == expected
 
 
 def test_maximal_nodes_refuse_leaves_outside_the_tree() -> None:
@@ -184,18 +152,6 @@ def test_total_has_the_same_bits_whoever_owns_what(
     leaves = wide_leaves(assignment.microbatches, seed)
 
     plan = plan_reduction(assignment, world, assignment.microbatches)
-
-    assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
-
-
-@given(st.integers(1, 33), st.integers(1, 9), st.integers(0, 2**32))
-def test_total_has_the_same_bits_for_every_world_size(
-    microbatches: int, workers: int, seed: int
-) -> None:
-    world = world_of(workers)
-    leaves = wide_leaves(microbatches, seed)
-
-    plan = plan_reduction(assign(microbatches, world), world, microbatches)
 
     assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
 
@@ -527,14 +483,6 @@ def nodes_of(microbatches: int) -> list[Node]:
 
 
 @given(COUNTS)
-def test_tree_has_one_node_fewer_above_its_leaves_than_leaves(microbatches: int) -> None:
-    nodes = nodes_of(microbatches)
-
-    assert len(nodes) == 2 * microbatches - 1
-    assert sorted(node.start for node in nodes if node.is_leaf) == list(range(microbatches))
-
-
-@given(COUNTS)
 def test_left_child_is_complete_and_no_smaller_than_the_right(microbatches: int) -> None:
     for node in nodes_of(microbatches):
         if not node.is_leaf:
@@ -542,13 +490,6 @@ def test_left_child_is_complete_and_no_smaller_than_the_right(microbatches: int)
             assert (left.start, left.stop, right.stop) == (node.start, right.start, node.stop)
             assert len(left.leaves) & (len(left.leaves) - 1) == 0
             assert len(left.leaves) >= len(right.leaves)
-
-
-@given(COUNTS)
-def test_no_leaf_is_deeper_than_the_logarithm(microbatches: int) -> None:
-    deepest = max(len(path_to(leaf, microbatches)) for leaf in range(microbatches))
-
-    assert deepest == (microbatches - 1).bit_length() + 1
 
 
 @given(OWNED)
@@ -564,17 +505,6 @@ def test_maximal_nodes_are_of_the_tree_disjoint_and_without_siblings(
     assert list(itertools.chain(*(node.leaves for node in found))) == sorted(owned)
     parents = [node for node in tree if not node.is_leaf]
     assert not any(set(children(parent)) <= set(found) for parent in parents)
-
-
-@given(OWNED)
-def test_run_of_neighbours_folds_into_few_subtrees(ownership: tuple[int, set[int]]) -> None:
-    """At most two on each level, which is why an assignment gives runs."""
-    microbatches, owned = ownership
-    first, last = min(owned, default=0), max(owned, default=0)
-
-    found = maximal_nodes(range(first, last + 1), microbatches)
-
-    assert len(found) <= 2 * max(1, (microbatches - 1).bit_length())
 
 
 @pytest.mark.parametrize(

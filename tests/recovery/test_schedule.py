@@ -38,8 +38,6 @@ _MEANS = st.floats(1, 1e8)
 _WRITINGS = st.builds(Writing, st.floats(0, 1e5), st.integers(0, 10**14))
 _HISTORIES = st.builds(FailureHistory, st.floats(0, 1e8), st.integers(0, 10_000))
 
-UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
 
 @pytest.mark.parametrize(
     ("value", "schedule"),
@@ -229,61 +227,3 @@ def test_interval_of_each_schedule() -> None:
     assert interval_s(EverySeconds(7.5), (1e9,), never) == 7.5
     assert interval_s(Auto(), (), never) == FIRST_SAVE_S
     assert interval_s(Auto(), (9.0, 0.5, 0.1), never) == pytest.approx(math.sqrt(PRIOR_S))
-
-
-@given(st.integers(1, 10**9))
-def test_number_and_its_text_are_the_same_schedule(steps: int) -> None:
-    assert parse_schedule(steps) == parse_schedule(str(steps)) == EverySteps(steps)
-
-
-@given(st.integers(1, 9999), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " ", "  "]))
-def test_time_is_read_in_each_unit(count: int, unit: str, gap: str) -> None:
-    found = parse_schedule(f" {count}{gap}{unit.upper()} ")
-
-    assert found == EverySeconds(float(count) * UNITS[unit])
-
-
-@given(st.floats(0.0, 1e5), st.integers(0, 1000))
-def test_mean_time_is_between_the_prior_and_what_was_seen(seconds: float, failures: int) -> None:
-    mean_s = FailureHistory(seconds, failures).mean_time_between_failures_s
-
-    assert 0 < mean_s <= seconds + PRIOR_S
-    assert FailureHistory(seconds, failures + 1).mean_time_between_failures_s < mean_s
-    assert FailureHistory(seconds + 1, failures).mean_time_between_failures_s > mean_s
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=9), st.integers(0, 50))
-def test_auto_goes_by_the_middle_cost(costs_s: list[float], failures: int) -> None:
-    history = FailureHistory(3600.0, failures)
-    middle = sorted(costs_s)[len(costs_s) // 2]
-
-    odd = [*costs_s, middle] if len(costs_s) % 2 == 0 else costs_s
-    found = interval_s(Auto(), odd, history)
-
-    middle = sorted(odd)[len(odd) // 2]
-    assert found == best_interval_s(middle, history.mean_time_between_failures_s)
-    assert found is not None
-    assert middle / found <= LARGEST_SHARE * (1 + 1e-9)
-
-
-@given(st.lists(st.floats(0.01, 100), max_size=5))
-def test_clock_decides_for_times_and_the_cursor_for_the_rest(costs_s: list[float]) -> None:
-    history = FailureHistory()
-
-    assert interval_s(EverySeconds(12.5), costs_s, history) == 12.5
-    assert interval_s(EverySteps(3), costs_s, history) is None
-    assert interval_s(EachEpoch(), costs_s, history) is None
-    assert interval_s(Auto(), (), history) == FIRST_SAVE_S
-
-
-@given(st.floats(0.02, 10), st.floats(3600, 1e7))
-def test_interval_grows_with_the_root_of_both(cost_s: float, mean_s: float) -> None:
-    short = best_interval_s(cost_s, mean_s)
-
-    long = best_interval_s(cost_s, 4 * mean_s)
-
-    assert short <= long <= 2 * short * (1 + 1e-9)
-
-
-def test_interval_of_no_failures_is_finite() -> None:
-    assert math.isfinite(best_interval_s(1.0, FailureHistory().mean_time_between_failures_s))

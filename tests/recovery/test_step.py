@@ -87,12 +87,6 @@ _VOTES = st.tuples(st.booleans(), _WISHES, _SAVE)
 WELL = Bit.INTACT | Bit.SETTLED
 PENDING = Bit.INTACT
 
-FLAGS = st.integers(0, 63)
-
-PHASES = st.sampled_from(SavePhase)
-
-BITS = st.integers(0, 63).map(Bit)
-
 QUIET = Effects(wants_stop=False, notes=b"n", state=b"s")
 STOP = Effects(wants_stop=True, notes=b"n", state=b"s")
 OTHER_NOTES = Effects(wants_stop=False, notes=b"m", state=b"s")
@@ -217,19 +211,6 @@ def test_phase_after_a_vote(phase: SavePhase, agreed: Bit, following: SavePhase)
     assert after_vote(phase, agreed) is following
 
 
-@given(st.lists(st.lists(_SAVE, min_size=3, max_size=3), max_size=12))
-def test_all_survivors_are_in_the_same_phase_after_every_vote(votes: list[list[Bit]]) -> None:
-    """Each hears only what was agreed on, so each goes the same way, and is done at most once."""
-    phases = [SavePhase.WRITING] * 3
-
-    for bits in votes:
-        agreed = functools.reduce(operator.and_, bits)
-        was_committed = phases[0] is SavePhase.COMMITTED
-        phases = [after_vote(phase, agreed) for phase in phases]
-        assert len(set(phases)) == 1
-        assert not was_committed or phases[0] is SavePhase.COMMITTED
-
-
 @given(st.lists(st.lists(_SAVE, min_size=3, max_size=3), min_size=1, max_size=12))
 def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) -> None:
     """Only then is its memory free on all of them, and all begin the next one together."""
@@ -243,32 +224,9 @@ def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) 
         assert before is not SavePhase.WRITING or (phase is not before) is have_heard
 
 
-@given(FLAGS)
-def test_bits_of_a_save_are_told_apart_from_those_of_the_step(flags: int) -> None:
-    assert outcome(flags).save == Bit(flags) & SAVE_BITS
-    assert not outcome(flags).save & (Bit.STEP_OK | Bit.FINITE)
-
-
 def test_bits_are_powers_of_two_without_a_gap_that_fit_the_int_of_agree() -> None:
     assert 0 <= sum(Bit) < 2**31
     assert sorted(bit.value for bit in Bit) == [2**place for place in range(len(Bit))]
-
-
-@given(PHASES, BITS)
-def test_vote_moves_a_save_only_where_it_waits_for_one(phase: SavePhase, agreed: Bit) -> None:
-    following = after_vote(phase, agreed)
-
-    is_moved = phase is SavePhase.WRITING and Bit.SETTLED in agreed
-    assert (following is not phase) is is_moved
-    if is_moved:
-        assert (following is SavePhase.FAILED) is (Bit.INTACT not in agreed)
-
-
-@given(BITS, BITS)
-def test_what_does_not_concern_a_save_does_not_move_it(agreed: Bit, others: Bit) -> None:
-    for phase in SavePhase:
-        mixed = agreed & SAVE_BITS | others & ~SAVE_BITS
-        assert after_vote(phase, mixed) is after_vote(phase, agreed)
 
 
 def test_only_death_leads_to_repair() -> None:
@@ -366,19 +324,3 @@ def test_who_is_wrong_does_not_depend_on_the_order_of_ranks(
 
     assert shuffled.has_majority is straight.has_majority
     assert {order[rank] for rank in shuffled.minority} == set(straight.minority)
-
-
-@given(st.binary(min_size=1), st.integers(1, 20))
-def test_equal_digests_are_unanimous(digest: bytes, count: int) -> None:
-    found = compare_digests([digest] * count)
-
-    assert found.is_unanimous
-    assert found.has_majority
-
-
-@given(st.integers(1, 10))
-def test_half_is_no_majority(half: int) -> None:
-    found = compare_digests([b"left"] * half + [b"right"] * half)
-
-    assert not found.has_majority
-    assert found.minority == tuple(range(2 * half))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.ledger import MOST_TURNS, Cursor
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 
 _CURRICULA = st.builds(
@@ -27,17 +27,6 @@ _CUT = st.builds(
     begin=st.integers(0, 9),
     first_epoch=st.integers(0, 3),
     pass_steps=st.integers(1, 9),
-)
-
-CURRICULA = st.builds(
-    WorkPlan,
-    steps_per_epoch=st.integers(1, 6),
-    epochs=st.integers(0, 4),
-    has_validation=st.booleans(),
-    save_every=st.none() | st.integers(1, 7),
-    verify_every=st.integers(0, 4),
-    saves_epochs=st.booleans(),
-    keep_every=st.none() | st.integers(1, 7),
 )
 
 
@@ -301,44 +290,11 @@ def test_epochs_that_were_measured_with_keras(steps: int, lengths: list[int]) ->
     assert plan.cuts_passes is (steps < 5)
 
 
-def history_of(curriculum: WorkPlan) -> list[Cursor]:
-    """Return every cursor of a job, from its start to its end."""
-    cursors = [Cursor.start(metrics=1)]
-    while (work := curriculum.next_work(cursors[-1])) is not None:
-        cursor = cursors[-1]
-        if work is Work.EVALUATE:
-            cursors.append(cursor.after_evaluation())
-        else:
-            cursors.append(cursor.after_step(1, 0, np.ones(1)))
-    return cursors
+@given(_CURRICULA, st.integers(0, 4))
+def test_memory_is_compared_at_multiples_or_never(work_plan: WorkPlan, every: int) -> None:
+    plan = dataclasses.replace(work_plan, verify_every=every)
+    cursors = [Cursor.start(1), *(cursor for _, cursor in whole_job(plan))]
 
+    checked = {cursor.step for cursor in cursors if plan.is_check_due(cursor)}
 
-@given(CURRICULA)
-def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: WorkPlan) -> None:
-    last = history_of(curriculum)[-1]
-
-    assert last.step == curriculum.steps
-    assert last.evaluations == (curriculum.epochs if curriculum.has_validation else 0)
-    assert last.version == (last.step + last.evaluations) * MOST_TURNS
-
-
-@given(CURRICULA)
-def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: WorkPlan) -> None:
-    steps = [c.step for c in history_of(curriculum) if curriculum.is_save_point(c)]
-
-    assert len(steps) == len(set(steps))
-    assert set(steps) == set(range(1, curriculum.steps + 1))
-
-
-@given(CURRICULA)
-def test_save_is_due_at_save_points_only(curriculum: WorkPlan) -> None:
-    for cursor in history_of(curriculum):
-        assert curriculum.is_save_point(cursor) or not curriculum.is_save_due(cursor)
-
-
-@given(CURRICULA)
-def test_memory_is_compared_at_multiples_or_never(curriculum: WorkPlan) -> None:
-    checked = {c.step for c in history_of(curriculum) if curriculum.is_check_due(c)}
-    every = curriculum.verify_every
-
-    assert checked == (set(range(0, curriculum.steps + 1, every)) if every else set())
+    assert checked == (set(range(0, plan.steps + 1, every)) if every else set())
