@@ -22,8 +22,6 @@ from holdfast.runtime.callbacks.callback_files import (
     length_of,
 )
 
-Hook = Callable[[Any, int], None]
-
 
 class Log:
     """A callback that keeps a file open."""
@@ -258,18 +256,6 @@ def test_launch_that_resumes_cuts_growing_files_and_goes_on(
 
     second.callbacks[0].file.close()
     assert content(folder) == undisturbed
-
-
-def test_file_that_another_program_wrote_meanwhile_is_not_cut(folder: Path, tmp_path: Path) -> None:
-    path = folder / "log.csv"
-    path.write_text("something quite different, and longer than before")
-    worker = Worker(folder, tmp_path / "scratch", is_first=True)
-
-    worker.files.restore({str(path): [10, "0123456789abcdef"]})
-
-    assert path.read_text() == "something quite different, and longer than before"
-    assert len(worker.said) == 1
-    assert "is not the file that the callbacks of this run wrote" in worker.said[0]
 
 
 def test_other_threads_see_the_disk_as_it_is(folder: Path, tmp_path: Path) -> None:
@@ -681,17 +667,6 @@ def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> 
 
     assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
     assert FirstFiles(False, folder, print).new_folder().is_dir()
-
-
-def test_worker_that_leaves_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    folders = [PrivateFolder(tmp_path, worker) for worker in range(2)]
-    for folder in folders:
-        (folder() / "file").write_text("staged")
-
-    folders[0].remove()
-
-    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
-    assert (folders[1]() / "file").read_text() == "staged"
 
 
 def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) -> None:

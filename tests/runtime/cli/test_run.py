@@ -42,12 +42,6 @@ def test_paths_are_absolute_and_the_run_is_named_after_the_script(
     assert asked[0].run_dir == tmp_path / "holdfast-train"
 
 
-def test_without_options_the_defaults_hold(asked: list[JobOptions], tmp_path: Path) -> None:
-    holdfast_code("run", "train.py")
-
-    assert asked[0] == JobOptions(script=tmp_path / "train.py", run_dir=tmp_path / "holdfast-train")
-
-
 def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
@@ -81,49 +75,6 @@ def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("never", 0.0), ("0", 0.0), ("1.5", 1.5), ("3600", 3600.0)]
-)
-def test_scrubs_come_after_seconds_or_never(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
-) -> None:
-    holdfast_code("run", "--scrub-every", text, "train.py")
-    monkeypatch.setenv("HOLDFAST_SCRUB_EVERY", text)
-    holdfast_code("run", "train.py")
-
-    assert [config.scrub_every_s for config in asked] == [seconds, seconds]
-
-
-def test_second_holder_may_stand_in_the_environment_or_the_file(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "holdfast.toml").write_text('[run]\nrepair-from = "one"\nscrub-every = "never"\n')
-    holdfast_code("run", "train.py")
-    monkeypatch.setenv("HOLDFAST_REPAIR_FROM", "/two")
-    holdfast_code("run", "train.py")
-
-    assert [config.repair_from for config in asked] == [tmp_path / "one", Path("/two")]
-    assert [config.scrub_every_s for config in asked] == [0.0, 0.0]
-
-
-def test_key_file_comes_from_flag_environment_or_file(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("by-file", "by-variable", "by-flag"):
-        (tmp_path / name).write_bytes(bytes(32))
-        (tmp_path / name).chmod(0o600)
-
-    (tmp_path / "holdfast.toml").write_text('[run]\nkey-file = "by-file"\n')
-    holdfast_code("run", "train.py")
-    monkeypatch.setenv("HOLDFAST_KEY_FILE", "by-variable")
-    holdfast_code("run", "train.py")
-    holdfast_code("run", "--key-file", "by-flag", "train.py")
-
-    assert [config.key_file for config in asked] == [
-        tmp_path / name for name in ("by-file", "by-variable", "by-flag")
-    ]
-
-
 @pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
 def test_workers_are_counted_as_with_mpiexec(asked: list[JobOptions], option: str) -> None:
     holdfast_code("run", *option.split(), "train.py")
@@ -143,41 +94,6 @@ def test_empty_preload_imports_nothing(asked: list[JobOptions]) -> None:
     holdfast_code("run", "--preload", "", "train.py")
 
     assert asked[0].preload == ()
-
-
-def test_flag_beats_environment_beats_file_beats_default(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "holdfast.toml").write_text(
-        "[run]\nworkers = 2\nspares = 2\nmax-restarts = 2\nshrink = false\n"
-        'preload = ["numpy"]\ninject = ["kill worker=0 step=1"]\n'
-    )
-    monkeypatch.setenv("HOLDFAST_WORKERS", "5")
-    monkeypatch.setenv("HOLDFAST_SPARES", "5")
-
-    holdfast_code("run", "--workers", "7", "train.py")
-
-    assert (asked[0].workers, asked[0].spares, asked[0].max_restarts) == (7, 5, 2)
-    assert asked[0].heartbeat_timeout_s == 10.0
-    assert not asked[0].shrink
-    assert asked[0].preload == ("numpy",)
-    assert asked[0].faults == ("kill worker=0 step=1",)
-
-
-def test_weights_to_begin_with_come_from_flag_environment_or_file(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "holdfast.toml").write_text('[run]\ninitial = "c.npz"\n')
-    holdfast_code("run", "train.py")
-    monkeypatch.setenv("HOLDFAST_INITIAL", "b.npz")
-    holdfast_code("run", "train.py")
-    holdfast_code("run", "--initial", "/a.npz", "train.py")
-
-    assert [config.initial for config in asked] == [
-        tmp_path / "c.npz",
-        tmp_path / "b.npz",
-        Path("/a.npz"),
-    ]
 
 
 def test_faults_in_the_environment_stand_between_semicolons(

@@ -389,33 +389,6 @@ def test_script_alone_gives_the_model_of_its_trainer(
     assert json.loads(target.read_text())["dense/bias"] == 42.0
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "complaint"),
-    [
-        ("def model(): pass", 2, "does not come to model.fit() or to a Trainer's run()"),
-        ("import sys; sys.exit(len(sys.argv) + 2)", 1, "ended the program with exit code 3"),
-        ("def model(:", 1, "raised SyntaxError"),
-        (
-            "from holdfast import *\n"
-            "Trainer(5, ArrayData([1], [1]), global_batch=1, epochs=1).run()",
-            2,
-            "makes a int",
-        ),
-    ],
-)
-def test_script_without_a_model_is_one_sentence(
-    script: str, code: int, complaint: str, *, holdfast: Holdfast, run_dir: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(script)
-
-    found = holdfast(
-        "export", run_dir, "--to", tmp_path / "w.keras", "--model", tmp_path / "train.py"
-    )
-
-    assert found[0] == code
-    assert complaint in found[2]
-
-
 def test_function_that_trains_is_refused(
     holdfast: Holdfast, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,20 +256,6 @@ def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> Non
     assert not {"script", "argv", "trains"} & {*run, *its_import}
 
 
-@pytest.mark.parametrize(
-    ("variable", "is_told"),
-    [
-        ("HOLDFAST_SAVE_EVRY", True),
-        ("HOLDFAST_SEEDS", True),
-        ("HOLDFAST_SEED", False),
-        ("HOLDFAST_LIBRARY_OF_MINE", False),
-        ("SEEDS", False),
-    ],
-)
-def test_only_a_name_of_ours_with_a_slip_is_told(variable: str, *, is_told: bool) -> None:
-    assert bool(list(mistyped_variables({variable: "1"}))) == is_told
-
-
 def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "holdfast.toml"
     path.write_bytes(b'[run]\nsave-every = "\xff"\n')

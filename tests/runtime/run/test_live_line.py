@@ -72,12 +72,6 @@ def test_narrow_terminal_keeps_what_matters_most(columns: int, words: str) -> No
     assert len(words) <= columns
 
 
-def test_fitting_keeps_the_order_and_loses_the_highest_ranks() -> None:
-    parts = [Part("aaaa", 2), Part("bbbb", 0), Part("cccc", 1)]
-
-    assert [part.text for part in fitting(parts, 10)] == ["bbbb", "cccc"]
-
-
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
@@ -88,13 +82,6 @@ def test_fitting_keeps_the_order_and_loses_the_highest_ranks() -> None:
 )
 def test_line_before_the_first_step(shown: Picture, words: str) -> None:
     assert words_of(shown) == words
-
-
-def test_lost_worker_and_another_phase_are_told() -> None:
-    words = words_of(picture(workers=3, phase="repairing"))
-
-    assert "31/60  repairing" in words
-    assert "3 of 4 workers" in words
 
 
 def test_relaunch_goes_on_with_the_picture() -> None:
@@ -112,18 +99,6 @@ def test_second_training_of_a_script_has_its_number() -> None:
     report = dataclasses.replace(REPORT, stage=2)
 
     assert words_of(picture(progress=to_plain(report))).startswith("fit 2  epoch 3/10")
-
-
-def test_next_save_is_a_moment_if_a_clock_decides() -> None:
-    report = dataclasses.replace(REPORT, next_save_at=140.0)
-
-    assert "save in 40 s" in words_of(picture(progress=to_plain(report)))
-
-
-def test_last_step_has_no_time_left() -> None:
-    report = dataclasses.replace(REPORT, step=600)
-
-    assert "left" not in words_of(picture(progress=to_plain(report)))
 
 
 def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:

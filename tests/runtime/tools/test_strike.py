@@ -27,7 +27,6 @@ from holdfast.runtime.tools.strike import (
     parse_blows,
     parse_plan,
     parse_strike,
-    pick,
     strikes_by_count,
     strikes_by_mtbf,
 )
@@ -152,12 +151,6 @@ def test_list_of_kinds_names_kinds_targets_or_both(text: str, count: int) -> Non
     assert len(blows) == len(set(blows)) == count
 
 
-@pytest.mark.parametrize("text", ["maim", "kill stderr", "kill agent pool"])
-def test_unknown_kind_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot read the kind"):
-        parse_blows(text)
-
-
 BY_COUNT = [
     "stop+cont pool at step 10 for 3s",
     "stop mpiexec at step 82",
@@ -170,10 +163,6 @@ BY_MTBF = [
     "stop mpiexec at 18.03s",
     "stop+cont worker #35 at 29.06s for 3s",
 ]
-
-
-def _times(strikes: list[Strike]) -> list[float]:
-    return [strike.moment.seconds for strike in strikes if isinstance(strike.moment, AtTime)]
 
 
 def test_seed_has_these_strikes_for_ever() -> None:
@@ -191,30 +180,6 @@ def test_strikes_of_a_count_lie_in_the_run(seed: int, count: int, steps: int) ->
     moments = [strike.moment for strike in strikes]
     assert all(moment.step <= steps for moment in moments if isinstance(moment, AtStep))
     assert tuple(map(parse_strike, map(str, strikes))) == strikes
-
-
-@pytest.mark.parametrize("mtbf_s", [0.5, 60.0])
-def test_gaps_are_exponential(mtbf_s: float) -> None:
-    """Mean and standard deviation of an exponential distribution are equal."""
-    times = _times(list(islice(strikes_by_mtbf(11, mtbf_s, BLOWS), 4000)))
-    gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
-    mean = sum(gaps) / len(gaps)
-    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-
-    assert min(gaps) >= 0
-    assert mean == pytest.approx(mtbf_s, rel=0.05)
-    assert deviation == pytest.approx(mtbf_s, rel=0.1)
-
-
-def test_many_seeds_strike_every_target_in_every_way_and_at_every_sort_of_moment() -> None:
-    strikes = [s for seed in range(400) for s in strikes_by_count(seed, 3, 100, BLOWS)]
-
-    assert {strike.blow for strike in strikes} == set(BLOWS)
-    assert {type(strike.moment) for strike in strikes} == {AtStep, OnEvent}
-
-
-def test_pick_reaches_both_ends_and_nothing_else() -> None:
-    assert {pick(seed, 0, 2, 6) for seed in range(200)} == {2, 3, 4, 5, 6}
 
 
 def _progress(*events: str, step: int = 0) -> Progress:
@@ -249,10 +214,6 @@ def test_strike_waits_for_its_step_and_a_rollback_does_not_undo_it() -> None:
     assert _due(agenda, 0, progress) == ["kill agent at step 5"]
 
 
-def test_strike_at_step_0_is_due_at_once() -> None:
-    assert _due(Agenda(parse_plan("kill agent at step 0")), 0, _progress()) != []
-
-
 def test_strike_waits_for_the_second_event() -> None:
     agenda = Agenda(parse_plan("kill agent on launch 2"))
 
@@ -273,13 +234,6 @@ def test_plan_without_end_is_taken_strike_by_strike() -> None:
 
     assert 60 < sum(counts) < 140
     assert set(counts) == {0, 1}
-
-
-def test_plan_without_end_has_nothing_that_never_came() -> None:
-    agenda = Agenda(strikes_by_mtbf(3, 10.0, BLOWS), is_endless=True)
-    agenda.due(0.0, _progress())
-
-    assert agenda.unstruck() == []
 
 
 def test_strikes_at_the_same_moment_come_together_in_the_order_of_the_plan() -> None:

@@ -42,7 +42,6 @@ from holdfast.runtime.tools.verdict import (
     percentile,
     recovery_times,
     run_chaos,
-    shares,
     unexplained,
 )
 
@@ -321,13 +320,6 @@ def test_speed_is_the_time_of_the_twin_in_that_of_the_struck_run() -> None:
     assert verdict.twin_buckets["repair"] == 0
 
 
-def test_shares_of_the_buckets_add_up_to_the_whole() -> None:
-    found = shares({"training": 3_000_000_000, "repair": 1_000_000_000})
-
-    assert found == {"training": (3.0, 0.75), "repair": (1.0, 0.25)}
-    assert shares({"training": 0}) == {"training": (0.0, 0.0)}
-
-
 S = 1_000_000_000
 
 KILL_WORKER = Blow(Kind.KILL, Target.WORKER)
@@ -344,12 +336,6 @@ def _spans(*parts: tuple[Bucket, float, float]) -> list[Span]:
 
 
 TRAINING, REPAIR, RELAUNCH = Bucket.TRAINING, Bucket.REPAIR, Bucket.RELAUNCH
-
-
-def test_death_costs_the_time_to_the_end_of_the_repair() -> None:
-    spans = _spans((TRAINING, 0, 5), (REPAIR, 5, 6), (TRAINING, 6, 9))
-
-    assert list(recovery_times([Hit(4.5, KILL_WORKER)], spans)) == [1.5]
 
 
 def test_stopped_agent_is_charged_with_the_relaunch_not_the_harmless_strike_after_it() -> None:
@@ -390,20 +376,6 @@ def test_second_gap_of_a_strike_has_no_explanation() -> None:
 
     assert list(recovery_times(hits, spans)) == [1.5]
     assert list(unexplained(hits, spans)) == _spans((REPAIR, 0, 1), later)
-
-
-def test_strike_after_the_last_step_has_no_time() -> None:
-    spans = _spans((TRAINING, 0, 5), (Bucket.ENDING, 5, 9))
-
-    assert list(recovery_times([Hit(6, KILL_WORKER)], spans)) == [None]
-
-
-@pytest.mark.parametrize("blow", PROCESS_BLOWS, ids=str)
-def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
-    if blow.target in (Target.POOL, Target.WRITER) or blow.kind is Kind.STOP_CONT:
-        assert not can_interrupt(blow)
-    elif blow.target is Target.AGENT:
-        assert can_interrupt(blow)
 
 
 @pytest.mark.parametrize(
