@@ -14,14 +14,11 @@ pytest.importorskip("keras")
 
 import keras
 
-from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.kinds import (
     StateKind,
     StateTrial,
     arrived,
-    check_kind,
     is_whole,
-    notices_of,
     sums_tried_again,
     travelling,
 )
@@ -180,46 +177,6 @@ def test_integer_is_found_from_a_total_that_was_rounded() -> None:
 
 def of_type(dtype: str) -> Any:
     return SimpleNamespace(path="own/level", dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kind", "said"),
-    [
-        ("float32", StateKind.DECAYED_SUM, "adds 'own/level' up over the samples of a batch, and"),
-        ("int64", StateKind.DECAYED_SUM, "adds 'own/level' up over the samples of a batch, and"),
-        ("int64", StateKind.MEAN, "changes 'own/level' of type int64, and the parts"),
-        ("bool", StateKind.OTHER, "changes 'own/level' of type bool, and the parts"),
-    ],
-    ids=["decays", "whole and decays", "whole mean", "whole maximum"],
-)
-def test_state_that_cannot_be_put_together_is_refused(
-    dtype: str, kind: StateKind, said: str
-) -> None:
-    with pytest.raises(ProgramError, match=f"^the layer {said}"):
-        check_kind(of_type(dtype), kind, "the layer")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [
-        ("float32", StateKind.MEAN),
-        ("float32", StateKind.OTHER),
-        ("float32", StateKind.SUM),
-        ("int64", StateKind.SUM),
-        ("bool", StateKind.SAME),
-    ],
-)
-def test_state_that_can_be_put_together_passes(dtype: str, kind: StateKind) -> None:
-    check_kind(of_type(dtype), kind, "the layer")
-
-
-def test_only_what_is_no_mean_and_no_sum_is_told() -> None:
-    told = notices_of({f"own/{kind.name}": kind for kind in StateKind})
-
-    assert [line.split(" is neither")[0] for line in told] == [
-        "state 'own/DECAYED_SUM'",
-        "state 'own/OTHER'",
-    ]
 
 
 @pytest.mark.parametrize(
