@@ -28,13 +28,13 @@ from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.option import (
     IMPORT,
     RUN,
     Option,
     at_least,
     option,
-    read_hosts,
     read_path,
     read_seconds,
     read_switch,
@@ -167,6 +167,11 @@ class JobOptions:
         read=read_hosts,
         metavar="HOST:N,...",
         default_text="this host",
+    )
+    hostfile: Path | None = _path(
+        "--hostfile",
+        'A file of hosts in place of --hosts: a host a line, as in "node1 slots=4" or "node1:4".',
+        metavar="FILE",
     )
     rsh: str = option(
         "--rsh",

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.recovery.placement import HostSlots
-
 Reader: TypeAlias = Callable[[Any], Any]
 """Makes a value of a text or of a value of TOML; raises ``ValueError`` with what is wrong."""
 
@@ -174,21 +172,3 @@ def at_least(least: int, most: int | None = None) -> Callable[[int], None]:
             raise ValueError(f"must be at most {most}, got {value}")
 
     return check
-
-
-def read_hosts(value: Any) -> tuple[HostSlots, ...]:
-    """Return hosts and their slots of ``a:4,b:4``, or of a list of such words; alone it is one."""
-    words = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    hosts = tuple(_read_host(str(word).strip()) for word in words if str(word).strip())
-    names = [host.name for host in hosts]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{twice[0]} stands there {names.count(twice[0])} times; name it once")
-    return hosts
-
-
-def _read_host(word: str) -> HostSlots:
-    name, _, slots = word.partition(":")
-    if not name or name.startswith("-") or (slots and not slots.isdigit()):
-        raise ValueError(f"{word!r} is no host with its number of workers, such as node1:4")
-    return HostSlots(name, int(slots or 1))

@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.recovery.placement import total_slots
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.host_list import read_hostfile
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option, read_path
 
@@ -100,6 +101,7 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
             values[name] = _read(found, origins[name], value)
             if name not in sources.flags:
                 _refuse(found, origins[name], values[name])
+    _read_hostfile(values, origins, sources)
     if values.get("hosts") and origins.get("workers") in (None, _of_allocation(sources)):
         origins["workers"], values["workers"] = f"slots of {origins['hosts']}", _free_slots(values)
     values.setdefault("run_dir", default_run_dir(script, sources.directory))
@@ -192,6 +194,41 @@ def keys_of(command: str) -> list[str]:
     """Return the names that the table of a command which takes options of a job may hold."""
     options = (option for option in OPTIONS.values() if option.flags)
     return sorted(option.key for option in options if command in option.commands)
+
+
+def _read_hostfile(values: dict[str, Any], origins: dict[str, str], sources: Sources) -> None:
+    """Take the hosts of the hostfile, if it stands before other hosts.
+
+    Raises:
+        UsageError: it cannot be read, or the same place names hosts and a hostfile.
+    """
+    if values.get("hostfile") is None:
+        return
+    given = [_rank(name, sources) for name in ("hosts", "hostfile")]
+    if given[0] == given[1]:
+        raise UsageError(
+            f"{origins['hosts']} and {origins['hostfile']} both name hosts; leave out one of them"
+        )
+    if given[0] < given[1]:
+        del values["hostfile"], origins["hostfile"]
+        return
+    try:
+        values["hosts"] = read_hostfile(sources.directory / values["hostfile"])
+    except ValueError as error:
+        raise UsageError(f"{_place(OPTIONS['hostfile'], origins['hostfile'])}: {error}") from error
+    origins["hosts"] = origins["hostfile"]
+
+
+def _rank(name: str, sources: Sources) -> int:
+    """Return the number of the first source that has an option."""
+    found = OPTIONS[name]
+    places = (
+        name in sources.flags,
+        bool(sources.environ.get(found.variable)),
+        found.key in sources.table,
+        name in sources.allocation,
+    )
+    return next((number for number, is_there in enumerate(places) if is_there), len(places))
 
 
 def _of_allocation(sources: Sources) -> str | None:
