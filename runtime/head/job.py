@@ -66,7 +66,8 @@ class Job:
         lost_lines: the lines that the journal has not taken before the job had a head.
         hosts: the hosts of the job, that of the head first; none if there is no other one.
         losses: how often hosts were lost in earlier jobs of the run, of late.
-        network: the network between them, as CIDR; that of the options if it is not settled.
+        network: the network between them, as CIDR; None if there is no other host.
+        addresses: the address of each host on it, as ``hosts``.
     """
 
     config: WorkerConfig
@@ -81,6 +82,7 @@ class Job:
     hosts: tuple[HostSlots, ...] = ()
     losses: Mapping[str, int] = dataclasses.field(default_factory=dict)
     network: str | None = None
+    addresses: tuple[str, ...] = ()
 
     @property
     def terms(self) -> JobTerms:

@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.signature import KeyFile
-from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.head_process import HeadTerms
@@ -39,6 +39,9 @@ from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.witnessed_time import Stillness
+
+if TYPE_CHECKING:
+    from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 
 _ALWAYS = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
@@ -84,8 +87,8 @@ class JobSetup:
     """Where the run lies now that ``--fresh`` has moved out of the way."""
     copied_from: Path | None = None
     """The directory that this one was copied from, if that holds the run as well."""
-    hosts: tuple[HostSlots, ...] = ()
-    """The hosts of the job, that of the head first; none if there is no other one."""
+    checked_hosts: CheckedHosts | None = None
+    """The hosts of the job and their network, None if it has no other host."""
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ class JobSetup:
 
     def job(self, limits: TimeLimits) -> Job:
         """Return what the head is told, once the journal knows of the job's begin."""
-        options = self.options
+        options, checked = self.options, self.checked_hosts
         config = WorkerConfig(
             options=options,
             worker=WorkerId(0),
@@ -144,7 +147,9 @@ class JobSetup:
             struck=self._struck(),
             limits=limits,
             lost_lines=self.journal.lost,
-            hosts=self.hosts,
+            hosts=() if checked is None else checked.hosts,
+            network=None if checked is None else str(checked.network.network),
+            addresses=() if checked is None else checked.network.addresses,
         )
 
     def _struck(self) -> tuple[tuple[object, ...], ...]:
@@ -175,7 +180,6 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
-    hosts = _settled_hosts(options)
     library = identify(find_mpiexec(options.mpiexec))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     verdict = assess(library, os.environ, needed)
@@ -185,22 +189,32 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         directory.prepare()
         copied_from = moved_to(directory)  # asked before the lease is this job's
         lease = directory.acquire_lease(watch=watch)
-        try:
-            setup = _setup_in(options, library, verdict, key_file, lease)
-        except BaseException:
-            # --fresh has perhaps moved what another job has saved: that job must see so.
-            lease.end(is_refused=not options.fresh)
-            raise
-    return _with_local_steps(replace(setup, copied_from=copied_from, hosts=hosts))
+    try:
+        checked = _check_hosts(options, library, lease)
+        if checked is not None:
+            os.environ.update(checked.variables)  # it counts among the numerics of the record
+        with answering(options.run_dir, say):
+            setup = _setup_in(options, library, verdict, key_file, lease, checked)
+    except BaseException:
+        # --fresh has perhaps moved what another job has saved: that job must see so.
+        lease.end(is_refused=not options.fresh)
+        raise
+    return _with_local_steps(replace(setup, copied_from=copied_from))
 
 
-def _settled_hosts(options: JobOptions) -> tuple[HostSlots, ...]:
-    """Return the hosts of the job, that of the head first; a job on one host imports nothing."""
+def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> CheckedHosts | None:
+    """Return the hosts of a job over several, None for a job on one, which imports nothing for it.
+
+    Raises:
+        UsageError: a host cannot be reached, or differs in what must be the same.
+    """
     if not options.hosts:
-        return ()
+        return None
+    from holdfast.runtime.hosts.checked_hosts import check_hosts
     from holdfast.runtime.hosts.named_hosts import settle_hosts
 
-    return settle_hosts(options)
+    hosts = settle_hosts(options)
+    return check_hosts(options, hosts, library.mpiexec, lease.token) if hosts else None
 
 
 def _setup_in(
@@ -209,11 +223,13 @@ def _setup_in(
     verdict: Verdict,
     key_file: KeyFile | None,
     lease: Lease,
+    checked: CheckedHosts | None,
 ) -> JobSetup:
     """Return the setup of a job that has taken its run directory: record, journal and terms."""
     directory = RunDirectory(options.run_dir)
     set_aside = directory.set_aside() if options.fresh else None
-    record, is_resumed = open_or_create_record(directory, options, key_file)
+    threads = None if checked is None else checked.threads
+    record, is_resumed = open_or_create_record(directory, options, key_file, threads)
     history = HistoryReader(directory.journal_path)
     return JobSetup(
         options=options,
@@ -236,6 +252,7 @@ def _setup_in(
         saved_step=directory.newest_step if directory.has_checkpoints else None,
         is_without_locks=lease.is_renewed,
         set_aside=set_aside,
+        checked_hosts=checked,
     )
 
 

@@ -22,23 +22,27 @@ from holdfast.runtime.system.codec import to_plain
 
 
 def open_or_create_record(
-    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
+    directory: RunDirectory,
+    options: JobOptions,
+    key_file: KeyFile | None,
+    threads: int | None = None,
 ) -> tuple[RunRecord, bool]:
     """Return the record of the run in ``directory``, and whether there was one before.
 
-    The threads are those of this job: they may change from job to job.  A run without a step takes
+    ``threads`` are those that each worker of a new run can have on all of several hosts.  The
+    threads are those of this job: they may change from job to job.  A run without a step takes
     the script and the options as they are: a first start that failed has fixed nothing.
 
     Raises:
         UsageError: the options or the key are not those that the run was begun with, or
             there are checkpoints without the record of their run.
     """
-    resumed = _terms_in(directory, options, key_file)
+    resumed = _terms_in(directory, options, key_file, threads)
     if resumed is not None:
         if resumed != directory.load_record() and not _has_begun(directory, options):
             directory.replace_record(resumed)
         return resumed, True
-    record = _new_record(options, key_file)
+    record = _new_record(options, key_file, threads)
     directory.create_record(record)
     return record, False
 
@@ -60,7 +64,10 @@ def refuse_beforehand(
 
 
 def _terms_in(
-    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
+    directory: RunDirectory,
+    options: JobOptions,
+    key_file: KeyFile | None,
+    threads: int | None = None,
 ) -> RunRecord | None:
     """Return the terms of the run in ``directory`` under the wishes of this job, None without."""
     before = directory.load_record()
@@ -69,7 +76,7 @@ def _terms_in(
         if _has_begun(directory, options):
             return _resumed(options, before)
         return dataclasses.replace(
-            _new_record(options, key_file),
+            _new_record(options, key_file, threads),
             run_id=before.run_id,
             created=before.created,
             draw_seed=before.draw_seed,
@@ -92,8 +99,9 @@ def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
         return True
 
 
-def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
-    threads = options.new_threads
+def _new_record(options: JobOptions, key_file: KeyFile | None, threads: int | None) -> RunRecord:
+    if threads is None or options.threads is not None:
+        threads = options.new_threads
     return RunRecord(
         run_id=RunRecord.new_id(),
         format=FORMAT,

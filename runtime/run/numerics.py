@@ -148,6 +148,11 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(next(found, "").split())
 
 
+def isa_flags(flags: Collection[str]) -> frozenset[str]:
+    """Return those of a processor's flags that an instruction set is made of."""
+    return frozenset(flags) & {flag for _, needed in _INSTRUCTION_SETS for flag in needed}
+
+
 def _version(names: Sequence[str]) -> str:
     """Return the version of the first distribution that is installed, else nothing."""
     for name in names:

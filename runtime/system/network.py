@@ -1,8 +1,71 @@
-"""This host in its networks: its names and addresses, and what a name means here."""
+"""This host in its networks: its names, addresses and interfaces, and who reaches whom by TCP."""
 
 from __future__ import annotations
 
+import contextlib
+import selectors
 import socket
+import struct
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from itertools import starmap
+
+import psutil
+
+from holdfast.runtime.system.signals import blocked
+
+_WORD_WITHIN_S = 3.0
+"""For a connection and its first word; Linux sends a lost SYN again after one second."""
+
+_SILENT_S = 10.0
+_SIZE = struct.Struct("!Q")
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One IPv4 address of a network interface of this host."""
+
+    name: str
+    address: str
+    prefix: int
+    """Bits of the address that its network has in common."""
+    is_up: bool = True
+    speed: int = 0
+    """Megabits a second, 0 if the kernel does not know."""
+
+    @property
+    def network(self) -> IPv4Network:
+        """The network that the interface is on."""
+        return IPv4Interface(f"{self.address}/{self.prefix}").network
+
+    def is_on(self, network: IPv4Network) -> bool:
+        """Return whether its address belongs to a network, and it can be used."""
+        return self.is_up and IPv4Address(self.address) in network
+
+    def __str__(self) -> str:
+        """Name, address and prefix, as ``ip addr`` shows them."""
+        return f"{self.name} {self.address}/{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a host listens for others, to see who reaches it: an address on a network."""
+
+    network: str
+    """As CIDR."""
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A meeting that was reached, and the address of this host that it was reached from."""
+
+    network: str
+    source: str
 
 
 def own_name() -> str:
@@ -38,3 +101,153 @@ def is_own_address(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Return the IPv4 addresses of this host, without those of the loopback interface."""
+    states = psutil.net_if_stats()
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        state = states.get(name)
+        for given in addresses:
+            if given.family == socket.AF_INET and not IPv4Address(given.address).is_loopback:
+                prefix = IPv4Network(f"0.0.0.0/{given.netmask or '255.255.255.255'}").prefixlen
+                is_up, speed = (state.isup, state.speed) if state is not None else (False, 0)
+                found.append(Interface(name, given.address, prefix, is_up, speed))
+    return tuple(found)
+
+
+class MeetingPlace:
+    """Listens at addresses of this host while it is open, and says its word to all who come.
+
+    What follows from a caller is a size and so many bytes, any number of times, and each is
+    answered by one byte: so a caller measures the way.  It is a context manager.
+    """
+
+    def __init__(self, places: Iterable[tuple[IPv4Network, str]], word: str) -> None:
+        self._word = word.encode()
+        self._stack = contextlib.ExitStack()
+        self._selector = self._stack.enter_context(selectors.DefaultSelector())
+        self._wake, awake = socket.socketpair()
+        for end in (self._wake, awake):
+            self._stack.enter_context(end)
+        self._selector.register(awake, selectors.EVENT_READ)
+        self.meetings = tuple(filter(None, starmap(self._listen, places)))
+        """Where it listens; an address where nobody can is left out."""
+        self._thread = threading.Thread(target=self._serve, name="meetings", daemon=True)
+
+    def __enter__(self) -> MeetingPlace:
+        """Serve from now on."""
+        with blocked():  # signals are for the main thread
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Listen no more."""
+        self._wake.send(b".")
+        self._thread.join()
+        self._stack.close()
+
+    def _listen(self, network: IPv4Network, address: str) -> Meeting | None:
+        listener = self._stack.enter_context(socket.socket())
+        try:
+            listener.bind((address, 0))
+            listener.listen()
+        except OSError:
+            return None
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, listener)
+        return Meeting(str(network), address, listener.getsockname()[1])
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    return
+                with contextlib.suppress(OSError):
+                    caller, _ = key.data.accept()
+                    threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError):
+            caller.settimeout(_SILENT_S)
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller.sendall(self._word)
+            while size := _received(caller, _SIZE.size):
+                _drain(caller, _SIZE.unpack(size)[0])
+                caller.sendall(b".")
+
+
+class Way:
+    """A connection to a meeting of another host: a context manager."""
+
+    def __init__(self, meeting: Meeting, source: str, word: str) -> None:
+        """Connect, from an address of this host if one is given.
+
+        Raises ``OSError`` if nobody is there, or it is somebody else.
+        """
+        self._socket = socket.create_connection(
+            (meeting.address, meeting.port),
+            timeout=_WORD_WITHIN_S,
+            source_address=(source, 0) if source else None,
+        )
+        try:
+            if _received(self._socket, len(word)) != word.encode():
+                raise ConnectionError(f"another program listens at {meeting.address}")
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.settimeout(_SILENT_S)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Way:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    @property
+    def source(self) -> str:
+        """The address of this host that it begins at."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, size: int) -> None:
+        """Send so many bytes, and wait until all have arrived.
+
+        Raises ``OSError`` if the other host is gone.
+        """
+        self._socket.sendall(_SIZE.pack(size))
+        for begin in range(0, size, _PIECE_BYTES):
+            self._socket.sendall(bytes(min(_PIECE_BYTES, size - begin)))
+        if not _received(self._socket, 1):
+            raise ConnectionError("the other host has hung up")
+
+
+def reach(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached | None:
+    """Return how this host reaches a meeting of another one, None if it does not.
+
+    If it has an address on the network of the meeting, the connection begins there.  An address
+    that is its own as well, such as that of a bridge for containers, reaches nobody.
+    """
+    network = IPv4Network(meeting.network)
+    if is_own_address(meeting.address):
+        return None
+    source = next((found.address for found in own if found.is_on(network)), "")
+    with contextlib.suppress(OSError), Way(meeting, source, word) as way:
+        return Reached(meeting.network, way.source)
+    return None
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """Return so many bytes, fewer if the peer has hung up."""
+    found = b""
+    while len(found) < size and (piece := connection.recv(size - len(found))):
+        found += piece
+    return found
+
+
+def _drain(connection: socket.socket, size: int) -> None:
+    while size > 0:
+        size -= len(connection.recv(min(size, _PIECE_BYTES))) or size

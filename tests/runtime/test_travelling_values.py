@@ -23,6 +23,7 @@ from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.incarnations import Chain, Incarnation
+from holdfast.runtime.hosts.probe import HostFacts, Question
 from holdfast.runtime.mpi.trial import Death, RankReport, Trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -124,6 +125,8 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     WorkerReport: _WORKERS,
     Numerics: st.builds(Numerics),
     RunRecord: _RECORDS,
+    Question: st.builds(Question, _PATHS, _PATHS, _PATHS, mpiexec=_PATHS),
+    HostFacts: st.builds(HostFacts, clock=_SECONDS),
     Chain: st.builds(Chain, incarnations=st.lists(st.builds(Incarnation)).map(tuple)),
     StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
     Card: st.builds(Card),

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,9 @@ from holdfast.runtime.head.job_setup import (
     useful_preload,
 )
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.hosts import checked_hosts
+from holdfast.runtime.hosts.checked_hosts import CheckedHosts
+from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.find_run import claim
@@ -306,16 +310,57 @@ def directory(options: JobOptions, monkeypatch: pytest.MonkeyPatch) -> RunDirect
     return directory
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
+    """Return what a check of all hosts finds, without any other host."""
+    hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
+    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+    found = CheckedHosts(hosts, network, threads=3, instruction_set="AVX")
+    monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
+    return found
+
+
 @pytest.mark.usefixtures("directory")
-def test_head_is_told_its_hosts_its_own_first(options: JobOptions) -> None:
-    hosts = (HostSlots("192.0.2.1", 2), HostSlots("localhost", 0))
-    setup = job_setup.prepare_job(dataclasses.replace(options, hosts=hosts), Stillness())
+def test_head_is_told_its_hosts_its_own_first(options: JobOptions, checked: CheckedHosts) -> None:
+    wanted = dataclasses.replace(options, hosts=checked.hosts, workers=4)
+
+    setup = job_setup.prepare_job(wanted, Stillness())
 
     job = setup.job(TimeLimits())
-
-    assert job.hosts == (HostSlots(own_name(), 0), HostSlots("192.0.2.1", 2))
     setup.journal.close()
     setup.lease.release()
+    assert job.hosts == checked.hosts
+    assert (job.network, job.addresses) == ("10.1.0.0/16", ("10.1.0.1", "10.1.0.2"))
+
+
+@pytest.mark.usefixtures("directory")
+def test_terms_of_a_run_suit_all_hosts(options: JobOptions, checked: CheckedHosts) -> None:
+    wanted = dataclasses.replace(options, hosts=checked.hosts, workers=4)
+
+    setup = job_setup.prepare_job(wanted, Stillness())
+
+    setup.journal.close()
+    setup.lease.release()
+    assert setup.record.threads == 3
+    assert setup.record.numerics["instruction_set"] == "AVX"
+    assert setup.environment["ONEDNN_MAX_CPU_ISA"] == "AVX"
+
+
+def test_hosts_that_are_refused_leave_no_record(
+    options: JobOptions, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("numpy differs")
+
+    monkeypatch.setattr(checked_hosts, "check_hosts", refuse)
+    wanted = dataclasses.replace(options, hosts=(HostSlots("198.51.100.1", 1),))
+
+    with pytest.raises(UsageError, match="numpy differs"):
+        job_setup.prepare_job(wanted, Stillness())
+
+    assert not directory.record_path.exists()
+    assert directory.lease_owner()["ended"] is True
 
 
 def test_job_on_one_host_loads_nothing_for_others() -> None:

@@ -12,7 +12,7 @@ from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.network import is_own_address, is_own_name, own_name
 
-ELSEWHERE = "192.0.2.1"
+ELSEWHERE = "198.51.100.1"
 """An address for documentation (RFC 5737): no host has it."""
 
 

@@ -1,0 +1,245 @@
+"""The hosts of a job before its record is made: asked all at once, compared, and refused in words.
+
+A job over several hosts has the same bytes as on one, so what the bits depend on must be the same
+on all of them.  Each host is asked once, by one short command.  What differs is refused with the
+host, both values and what mends it, while nothing has begun.
+
+What may differ is settled so that it suits all: the threads of a worker, and the instruction set
+of oneDNN.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.recovery.placement import HostSlots, place_workers
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.hosts.network import JobNetwork, choose, places
+from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, PROBE, HostFacts, Question, facts
+from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.numerics import instruction_set
+from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.network import MeetingPlace, interfaces
+from holdfast.runtime.system.own_process import answer_of
+from holdfast.runtime.system.signals import blocked
+
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+
+_MOST_SENTENCES = 4
+_SAME = "install the same on all hosts, or share one installation"
+_NOT_FOUND = (126, 127)
+"""Exit codes of a shell that cannot start a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A host that was asked: what it has said, or why it has said nothing."""
+
+    name: str
+    facts: HostFacts | None = None
+    fault: str = ""
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+    """By the clock of the head, in seconds since 1970."""
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far the host's clock is ahead of the head's, as far as that can be known."""
+        clock = self.asked_at if self.facts is None else self.facts.clock
+        return clock - min(max(clock, self.asked_at), self.answered_at)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedHosts:
+    """The hosts of a job on which it may begin, that of the head first."""
+
+    hosts: tuple[HostSlots, ...]
+    network: JobNetwork
+    threads: int
+    """What each worker can have on every host."""
+    instruction_set: str = ""
+    """What all processors have, by its name in ONEDNN_MAX_CPU_ISA; "" if they are alike."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the environment of all processes of the job must say."""
+        return {ISA_LIMIT: self.instruction_set} if self.instruction_set else {}
+
+
+def check_hosts(
+    options: JobOptions, hosts: tuple[HostSlots, ...], mpiexec: Path, lease_token: str
+) -> CheckedHosts:
+    """Ask all hosts of a job, that of the head first, and settle what it needs of them.
+
+    Raises:
+        UsageError: a host does not answer, or differs in what must be the same.
+    """
+    names = [host.name for host in hosts]
+    tried = places(options.network, interfaces(), names[0])
+    word = secrets.token_hex(8)
+    with MeetingPlace(((place.network, place.address) for place in tried), word) as meeting:
+        question = Question(
+            cwd=Path.cwd(),
+            script=options.script,
+            run_dir=options.run_dir,
+            lease_token=lease_token,
+            mpiexec=mpiexec,
+            meetings=meeting.meetings,
+            word=word,
+        )
+        asked = ask_all(names, RemoteShell.of(options.rsh), question)
+    refuse([one.fault for one in asked if one.fault])
+    refuse(list(differences(asked, question)))
+    found = [one.facts for one in asked if one.facts is not None]
+    return CheckedHosts(
+        hosts,
+        choose(options.network, names, found, tried),
+        threads=threads_of_all(options.workers, hosts, found),
+        instruction_set=common_instruction_set(os.environ, found),
+    )
+
+
+def ask_all(names: Sequence[str], shell: RemoteShell, question: Question) -> list[Asked]:
+    """Ask all hosts at once; the first is this one."""
+    executor = DaemonExecutor(len(names), "probe")
+    with blocked():  # signals are for the main thread
+        others = [executor.submit(_ask, name, shell, question) for name in names[1:]]
+    executor.shutdown()
+    began = time.time()
+    own = Asked(names[0], facts(question), asked_at=began, answered_at=time.time())
+    return [own, *(other.result() for other in others)]
+
+
+def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
+    command = shell.command(name, python_there(PROBE))
+    began = time.time()
+    try:
+        text = encode(question).decode() + "\n"
+        ended = answer_of(command, ANSWERS_WITHIN_S, os.environ, text)
+    except OSError as error:
+        fault = f"--rsh {shell.program} cannot be started: {error.strerror}; name a remote shell"
+        return Asked(name, fault=fault)
+    except subprocess.TimeoutExpired:
+        fault = f"{name} has not answered within {ANSWERS_WITHIN_S:g} s; leave it out, or mend it"
+        return Asked(name, fault=fault)
+    if ended.returncode != 0:
+        return Asked(name, fault=_failure(name, shell, ended))
+    try:
+        # Files that a shell reads at its start may print something, too.
+        found = decode(HostFacts, ended.stdout.strip().rpartition("\n")[2])
+    except ValueError as error:
+        fault = f"the holdfast of {name} gives another answer ({error}): {_SAME}"
+        return Asked(name, fault=fault)
+    return Asked(name, found, asked_at=began, answered_at=time.time())
+
+
+def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[str]) -> str:
+    """Return why a remote shell, or what it has started, has failed, in its own words."""
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    said = lines[-1] if lines else f"exit code {ended.returncode}"
+    python = python_there(PROBE, {})[0]
+    if ended.returncode in _NOT_FOUND or "can't open file" in said or "No module named" in said:
+        return (
+            f"{name} has no holdfast at {python}: {said}; install it there as it is here, or share "
+            "one file system"
+        )
+    if shell.program == "ssh" and ended.returncode == 255:
+        return (
+            f"{name} cannot be reached by ssh: {said}; nobody is asked for a password, so "
+            f"`ssh -o BatchMode=yes {name} true` must work"
+        )
+    return f"{name} has not answered: {said}; `{shell.program}` must run a command there"
+
+
+def refuse(sentences: list[str]) -> None:
+    """Refuse a job for the faults of its hosts, if there are any.
+
+    Raises:
+        UsageError: the first of them.
+    """
+    if sentences:
+        more = len(sentences) - _MOST_SENTENCES
+        rest = [f"and {more} more: `holdfast doctor --hosts` lists them all"] if more > 0 else []
+        raise UsageError(". ".join([*sentences[:_MOST_SENTENCES], *rest]))
+
+
+def differences(asked: Sequence[Asked], question: Question) -> Iterator[str]:
+    """Yield a sentence for each thing that must be the same on all hosts, and is not."""
+    head, *others = [(one.name, one.facts) for one in asked if one.facts is not None]
+    yield from _same_host_twice([head, *others])
+    for what, value in head[1].versions.items():
+        found = {name: host.versions.get(what, "") for name, host in others}
+        yield from _unlike(what, value, found, head[0])
+    without = [name for name, host in others if not host.has_cwd]
+    if without:
+        yield f"the working directory {question.cwd} is not on {_names(without)}: share it"
+    yield from _other_scripts(question.script, head, others)
+    strangers = [name for name, host in others if host.lease_token != question.lease_token]
+    if strangers and question.lease_token:
+        yield (
+            f"the run directory {question.run_dir} is not the same on {_names(strangers)} and "
+            f"{head[0]}: choose one on a file system that all hosts share, by --run-dir"
+        )
+
+
+def _same_host_twice(hosts: Sequence[tuple[str, HostFacts]]) -> Iterator[str]:
+    first: dict[str, str] = {}
+    for name, host in hosts:
+        if host.identity in first:
+            yield f"{first[host.identity]} and {name} are one host: name it once, with all slots"
+        first.setdefault(host.identity, name)
+
+
+def _unlike(what: str, value: str, found: Mapping[str, str], head: str) -> Iterator[str]:
+    """Yield a sentence for each other value of something, with all hosts that have it."""
+    for other in sorted(set(found.values()) - {value}):
+        names = [name for name, theirs in found.items() if theirs == other]
+        yield (
+            f"{what} is {other or 'not installed'} on {_names(names)}, and "
+            f"{value or 'not installed'} on {head}: {_SAME}"
+        )
+
+
+def _other_scripts(
+    script: Path, head: tuple[str, HostFacts], others: Sequence[tuple[str, HostFacts]]
+) -> Iterator[str]:
+    missing = [name for name, host in others if host.script_sha256 is None]
+    if missing:
+        yield f"the script {script} is not on {_names(missing)}: copy it there, or share its folder"
+    texts = {name: host.script_sha256 for name, host in others if host.script_sha256 is not None}
+    differing = [name for name, digest in texts.items() if digest != head[1].script_sha256]
+    if differing:
+        digests = f"{str(texts[differing[0]])[:8]}, not {str(head[1].script_sha256)[:8]}"
+        yield (
+            f"the script {script} on {_names(differing)} is another one than on {head[0]} (SHA-256 "
+            f"{digests}): copy it there, or share its folder"
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    """Return hosts in words, the first few of many."""
+    shown, more = ", ".join(names[:_MOST_SENTENCES]), len(names) - _MOST_SENTENCES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def threads_of_all(workers: int, hosts: Sequence[HostSlots], found: Sequence[HostFacts]) -> int:
+    """Return the threads that each worker can have on all hosts: cores are not shared."""
+    placed = Counter(place_workers(workers, hosts))
+    cores = {host.name: facts.cores for host, facts in zip(hosts, found, strict=True)}
+    return max(1, min(cores[name] // count for name, count in placed.items()))
+
+
+def common_instruction_set(environment: Mapping[str, str], found: Sequence[HostFacts]) -> str:
+    """Return the instruction set that all processors have, "" if each has the same best one."""
+    best = {instruction_set(environment, host.flags) for host in found}
+    common = frozenset.intersection(*(host.flags for host in found))
+    return instruction_set(environment, common) if len(best) > 1 else ""

@@ -1,0 +1,191 @@
+"""What a host says of itself before a job begins: the program that a remote shell runs there.
+
+One `Question` comes by stdin as a line of JSON, and one line with the `HostFacts` goes to stdout.
+The head's own host is asked by a call.  No heavy library is imported: versions are those of the
+installed distributions, and processors and devices are read from the kernel.
+
+The program needs no care from others: it ends by itself when its time is over, even if a file
+system hangs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.runtime.errors import JobError
+from holdfast.runtime.mpi.mpi_library import identify
+from holdfast.runtime.options.run_terms import script_sha256
+from holdfast.runtime.run.numerics import Numerics, cpu_flags, isa_flags
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.system.network import (
+    Interface,
+    Meeting,
+    Reached,
+    interfaces,
+    own_name,
+    reach,
+)
+from holdfast.runtime.system.own_process import usable_cores
+from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound
+
+PROBE = "holdfast.runtime.hosts.probe"
+"""The module that is run on each host."""
+
+ANSWERS_WITHIN_S = 60.0
+"""For a host that is asked: a cold file system may take most of it."""
+
+_SHARED_WITHIN_S = 5.0
+"""For a lease that was just written to be seen on another host."""
+
+_MEMORY = "/dev/shm"
+_HOLDFAST = Path(__file__).parents[2]
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What all hosts of a job are asked."""
+
+    cwd: Path
+    script: Path
+    run_dir: Path
+    lease_token: str
+    """What the lease of the run directory says at the head: "" if nobody asks."""
+    mpiexec: Path
+    meetings: tuple[Meeting, ...] = ()
+    """Where the head listens, to see who reaches it."""
+    word: str = ""
+    """What the head says there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One host as it is just now.
+
+    Attributes:
+        identity: the same for two names of one host.
+        cores: those that its workers may use.
+        memory, shm_free: bytes of the host, and those that are free in ``/dev/shm``.
+        flags: those of the processor that instruction sets are made of.
+        versions: of each library by its name, "" if it is not installed.
+        script_sha256: of the script's text, None if it cannot be read.
+        has_cwd: whether the working directory of the job is there.
+        lease_token: of the lease of the run directory, "" if there is none.
+        clock: seconds since 1970.
+        interfaces: the addresses of the host.
+        reached: the meetings of the head that the host reaches.
+    """
+
+    identity: str
+    cores: int
+    memory: int
+    shm_free: int
+    flags: frozenset[str]
+    versions: Mapping[str, str]
+    script_sha256: str | None
+    has_cwd: bool
+    lease_token: str
+    clock: float
+    interfaces: tuple[Interface, ...]
+    reached: tuple[Reached, ...] = ()
+
+
+def facts(question: Question) -> HostFacts:
+    """Return what this host says."""
+    own = interfaces()
+    with ThreadPoolExecutor(max_workers=len(question.meetings) + 1) as pool:
+        with blocked():  # signals are for the main thread
+            trials = [
+                pool.submit(reach, meeting, own, question.word) for meeting in question.meetings
+            ]
+            token = pool.submit(_lease_token, question)
+        reached = tuple(found for trial in trials if (found := trial.result()) is not None)
+        return HostFacts(
+            identity=_identity(),
+            cores=usable_cores(),
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            shm_free=_or(0, lambda: shutil.disk_usage(_MEMORY).free),
+            flags=isa_flags(cpu_flags()),
+            versions=versions(question.mpiexec),
+            script_sha256=script_sha256(question.script),
+            has_cwd=question.cwd.is_dir(),
+            lease_token=token.result(),
+            clock=time.time(),
+            interfaces=own,
+            reached=reached,
+        )
+
+
+def versions(mpiexec: Path) -> dict[str, str]:
+    """Return the version of everything that must be the same on all hosts of a job."""
+    here = Numerics.here(threads=1)
+    try:
+        library = identify(mpiexec)
+        mpi = f"{library.name} {library.version}"
+    except JobError:
+        mpi = ""
+    return {
+        "Python": here.python,
+        "holdfast": f"{here.holdfast} ({_digest_of_holdfast()})",
+        "numpy": here.numpy,
+        "tensorflow": here.tensorflow,
+        "keras": here.keras,
+        "mpi4py": _or("", lambda: metadata.version("mpi4py")),
+        "MPI": mpi,
+    }
+
+
+def _digest_of_holdfast() -> str:
+    """Return a digest of all source files: a checkout has one version for all of its states."""
+    digest = hashlib.sha256()
+    for path in sorted(_HOLDFAST.rglob("*.py")):
+        digest.update(str(path.relative_to(_HOLDFAST)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _lease_token(question: Question) -> str:
+    """Return the token of the lease as this host sees it, a moment after it was written."""
+    bound = Bound(_SHARED_WITHIN_S)
+    while True:
+        token = _or("", RunDirectory(question.run_dir).lease_token)
+        if token == question.lease_token or bound.has_passed:
+            return token
+        time.sleep(0.05)
+
+
+def _identity() -> str:
+    """Return what two names of one host have in common: its boot and its network namespace."""
+    boot = _or("", lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    return f"{boot or own_name()} {_or(0, lambda: os.stat('/proc/self/ns/net').st_ino)}"
+
+
+def _or(otherwise: _Found, ask: Callable[[], _Found]) -> _Found:
+    """Return what was asked for, or ``otherwise`` where the host does not say."""
+    try:
+        return ask()
+    except (OSError, metadata.PackageNotFoundError):
+        return otherwise
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    signal.alarm(int(ANSWERS_WITHIN_S))
+    print(encode(facts(decode(Question, sys.stdin.readline()))).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Hosts before a job begins: what is refused, in which words, and what is settled for all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probed import QUESTION, asked, facts
+
+from holdfast.recovery.placement import HostSlots
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.hosts.checked_hosts import (
+    Asked,
+    ask_all,
+    common_instruction_set,
+    differences,
+    refuse,
+    threads_of_all,
+)
+from holdfast.runtime.hosts.remote_shell import RemoteShell
+
+UNOWNED = replace(QUESTION, lease_token="")
+"""No host waits for the lease of a directory that is not there."""
+SAME = "install the same on all hosts, or share one installation"
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        (
+            {"versions": {"Python": "3.11.2", "numpy": "2.1.0", "MPI": "Open MPI 5.0.9"}},
+            f"numpy is 2.1.0 on b, c, and 2.2.0 on a: {SAME}",
+        ),
+        (
+            {"versions": {"Python": "3.11.2", "numpy": "2.2.0", "MPI": ""}},
+            f"MPI is not installed on b, c, and Open MPI 5.0.9 on a: {SAME}",
+        ),
+        ({"has_cwd": False}, "the working directory /work is not on b, c: share it"),
+        (
+            {"script_sha256": None},
+            "the script /work/train.py is not on b, c: copy it there, or share its folder",
+        ),
+        (
+            {"script_sha256": "abcdefabcd"},
+            "the script /work/train.py on b, c is another one than on a (SHA-256 abcdefab, not "
+            "12345678): copy it there, or share its folder",
+        ),
+        (
+            {"lease_token": ""},
+            "the run directory /work/run is not the same on b, c and a: choose one on a file "
+            "system that all hosts share, by --run-dir",
+        ),
+    ],
+    ids=["version", "not installed", "directory", "no script", "other script", "run directory"],
+)
+def test_what_must_be_the_same_is_refused_with_both_values_and_the_remedy(
+    others: dict[str, Any], sentence: str
+) -> None:
+    hosts = [asked("a"), asked("b", **others), asked("c", **others)]
+
+    assert list(differences(hosts, QUESTION)) == [sentence]
+
+
+def test_hosts_that_are_alike_are_not_refused() -> None:
+    other = facts("b", cores=2, clock=99.5, flags=frozenset({"avx"}), memory=1)
+
+    assert list(differences([asked("a"), Asked("b", other)], QUESTION)) == []
+
+
+def test_two_names_of_one_host_are_refused() -> None:
+    hosts = [asked("a"), asked("b"), asked("b-ib", identity="b")]
+
+    assert list(differences(hosts, QUESTION)) == [
+        "b and b-ib are one host: name it once, with all slots"
+    ]
+
+
+def test_many_faults_are_told_by_the_first_of_them() -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse([f"fault {number}" for number in range(6)])
+
+    assert str(caught.value) == (
+        "fault 0. fault 1. fault 2. fault 3. and 2 more: `holdfast doctor --hosts` lists them all"
+    )
+    refuse([])
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
+    def made(name: str, text: str) -> RemoteShell:
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o700)
+        return RemoteShell((str(program),))
+
+    return made
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "ssh",
+            "echo 'banner' >&2; echo 'root@b: Permission denied (publickey).' >&2; exit 255",
+            "b cannot be reached by ssh: root@b: Permission denied (publickey).; nobody is asked "
+            "for a password, so `ssh -o BatchMode=yes b true` must work",
+        ),
+        (
+            "my-shell",
+            "echo 'sh: python: not found' >&2; exit 127",
+            "sh: python: not found; install it there as it is here, or share one file system",
+        ),
+        (
+            "my-shell",
+            'shift; shift; exec "$0.python" /nowhere/start.py "$@"',
+            "can't open file '/nowhere/start.py': [Errno 2] No such file or directory; install it",
+        ),
+        ("my-shell", "exit 3", "b has not answered: exit code 3; `my-shell` must run a command"),
+        ("my-shell", "echo '{\"cores\": 2}'", "the holdfast of b gives another answer (HostFacts"),
+    ],
+    ids=["ssh", "no interpreter", "no holdfast", "another failure", "another version"],
+)
+def test_host_that_does_not_answer_is_told_in_the_words_of_its_shell(
+    shell: Callable[[str, str], RemoteShell], tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    python = shutil.which("python3")
+    assert python is not None
+    (tmp_path / "my-shell.python").symlink_to(python)
+
+    _, other = ask_all(["a", "b"], shell(name, text), UNOWNED)
+
+    assert words in other.fault
+    assert other.facts is None
+
+
+def test_shell_that_is_not_there_is_named() -> None:
+    _, other = ask_all(["a", "b"], RemoteShell(("/nowhere/ssh",)), UNOWNED)
+
+    assert other.fault == (
+        "--rsh ssh cannot be started: No such file or directory; name a remote shell"
+    )
+
+
+@pytest.mark.process
+def test_answer_is_found_behind_what_a_shell_prints_at_its_start(
+    shell: Callable[[str, str], RemoteShell], tmp_path: Path
+) -> None:
+    """This shell goes nowhere: the other host is this one, and says so."""
+    own, other = ask_all(["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED)
+
+    assert other.fault == ""
+    assert own.facts is not None
+    assert other.facts is not None
+    assert other.facts.versions == own.facts.versions
+    assert next(iter(differences([own, other], QUESTION))).startswith("a and b are one host")
+    assert own.clock_ahead_s == other.clock_ahead_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("clock", "ahead_s"), [(100.0, 0.0), (161.0, 60.0), (39.0, -60.0)], ids=["same", "fast", "slow"]
+)
+def test_clock_is_compared_with_the_time_of_the_question(clock: float, ahead_s: float) -> None:
+    assert asked("b", clock=clock).clock_ahead_s == ahead_s
+
+
+@pytest.mark.parametrize(
+    ("workers", "slots", "cores", "threads"),
+    [
+        (4, (2, 2), (8, 8), 4),
+        (4, (2, 2), (8, 4), 2),
+        (4, (0, 4), (2, 16), 4),
+        (2, (2, 2), (8, 2), 4),
+        (4, (2, 2), (1, 1), 1),
+    ],
+    ids=["alike", "smaller host", "head alone", "unused host", "more workers than cores"],
+)
+def test_threads_are_those_that_workers_can_have_on_every_host(
+    workers: int, slots: tuple[int, ...], cores: tuple[int, ...], threads: int
+) -> None:
+    hosts = [HostSlots(name, count) for name, count in zip("ab", slots, strict=True)]
+    found = [facts(name, cores=count) for name, count in zip("ab", cores, strict=True)]
+
+    assert threads_of_all(workers, hosts, found) == threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "found"),
+    [
+        (({"avx", "avx2"}, {"avx", "avx2"}), {}, ""),
+        (({"avx", "avx2"}, {"avx"}), {}, "AVX"),
+        (({"avx", "avx2", "avx_vnni"}, {"avx", "avx2"}), {}, "AVX2"),
+        (({"avx", "avx2"}, {"avx"}), {"ONEDNN_MAX_CPU_ISA": "AVX"}, ""),
+    ],
+    ids=["alike", "older", "neither has all", "pinned by the user"],
+)
+def test_instruction_set_is_what_all_processors_have(
+    flags: tuple[set[str], ...], environment: dict[str, str], found: str
+) -> None:
+    hosts = [facts("h", flags=frozenset(each)) for each in flags]
+
+    assert common_instruction_set(environment, hosts) == found

@@ -1,0 +1,109 @@
+"""The network of a job: the one that all hosts reach, whatever else they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from probed import DOCKER, LAN, facts, on_lan
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.hosts.network import choose, places
+from holdfast.runtime.system.network import Interface, Reached
+
+NAMES = ("a", "b", "c")
+BRIDGE = Interface("docker0", "172.17.0.1", 16)
+TUNNEL = Interface("tun0", "10.8.0.1", 32)
+
+
+def chosen(wanted: str | None, *hosts: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    found = [facts(name, **each) for name, each in zip(NAMES, hosts, strict=False)]
+    names = NAMES[: len(found)]
+    network = choose(wanted, names, found, places(wanted, found[0].interfaces, "a"))
+    return str(network.network), network.addresses
+
+
+def refused(wanted: str | None, *hosts: dict[str, Any]) -> str:
+    with pytest.raises(UsageError) as caught:
+        chosen(wanted, *hosts)
+    return str(caught.value)
+
+
+def fast(number: int) -> Interface:
+    return Interface("ib0", f"10.2.0.{number}", 24, speed=100_000)
+
+
+@pytest.mark.parametrize("wanted", [None, "eth0", LAN, "10.1.0.9/16"])
+def test_network_that_all_hosts_reach_is_taken(wanted: str | None) -> None:
+    hosts = [on_lan(number, BRIDGE, TUNNEL) for number in (1, 2, 3)]
+
+    assert chosen(wanted, *hosts) == (LAN, ("10.1.0.1", "10.1.0.2", "10.1.0.3"))
+
+
+def test_bridges_and_tunnels_are_tried_as_any_other_but_lead_nowhere() -> None:
+    interfaces = (BRIDGE, TUNNEL, Interface("eth1", "10.3.0.1", 24, is_up=False))
+
+    assert [str(place.network) for place in places(None, interfaces, "a")] == [DOCKER]
+    assert "b, c came to a on none of its networks (172.17.0.0/16); let TCP" in refused(
+        None, *({"interfaces": interfaces} for _ in NAMES)
+    )
+
+
+def test_fastest_of_several_networks_is_taken() -> None:
+    hosts = [on_lan(number, fast(number), speed=1000) for number in (1, 2)]
+    hosts[1]["reached"] += (Reached("10.2.0.0/24", "10.2.0.2"),)
+
+    assert chosen(None, *hosts) == ("10.2.0.0/24", ("10.2.0.1", "10.2.0.2"))
+    assert chosen("eth0", *hosts)[0] == LAN
+
+
+def test_network_that_only_some_hosts_reach_is_passed_over() -> None:
+    hosts = [on_lan(number, fast(number), speed=1000) for number in (1, 2, 3)]
+    hosts[1]["reached"] += (Reached("10.2.0.0/24", "10.2.0.2"),)
+
+    assert chosen(None, *hosts)[0] == LAN
+
+
+@pytest.mark.parametrize("wanted", ["eth9", "10.9.0.0/16", "nonsense/3"])
+def test_network_that_the_head_does_not_have_is_refused(wanted: str) -> None:
+    assert refused(wanted, on_lan(1, BRIDGE), on_lan(2)) == (
+        f"--network {wanted}: a has no such interface or address; a has eth0 10.1.0.1/16, docker0 "
+        "172.17.0.1/16"
+    )
+
+
+def test_host_without_an_address_in_the_named_network_is_refused() -> None:
+    other = {"interfaces": (Interface("eth0", "192.168.0.2", 24),)}
+
+    assert refused("eth0", on_lan(1), other) == (
+        "--network eth0: b has no address in 10.1.0.0/16; b has eth0 192.168.0.2/24; name a "
+        "network that has an address of each host"
+    )
+
+
+def test_host_that_does_not_come_on_the_named_network_is_refused() -> None:
+    assert refused("eth0", on_lan(1), on_lan(2), {**on_lan(3), "reached": ()}) == (
+        "--network eth0: c does not reach a at 10.1.0.1; let TCP connections pass there, or name "
+        "another network that joins the hosts"
+    )
+
+
+def test_hosts_that_only_routers_join_are_told_which_network_has_them_all() -> None:
+    head = {"interfaces": (Interface("eth0", "10.1.0.5", 24),)}
+    other = {
+        "interfaces": (Interface("eth0", "10.1.1.7", 24),),
+        "reached": (Reached("10.1.0.0/24", "10.1.1.7"),),
+    }
+
+    assert refused(None, head, other).endswith("routers join them: add --network 10.1.0.0/23")
+    named = {**other, "reached": (Reached("10.1.0.0/23", "10.1.1.7"),)}
+    assert chosen("10.1.0.0/23", head, named) == ("10.1.0.0/23", ("10.1.0.5", "10.1.1.7"))
+
+
+def test_host_that_never_answers_is_named_beside_the_networks_that_were_tried() -> None:
+    hosts: list[dict[str, Any]] = [on_lan(1, BRIDGE), on_lan(2), {**on_lan(3), "reached": ()}]
+
+    assert refused(None, *hosts) == (
+        "c came to a on none of its networks (10.1.0.0/16, 172.17.0.0/16); let TCP connections "
+        "pass between the hosts, or name a network that has an address of each by --network"
+    )

@@ -1,0 +1,83 @@
+"""Who reaches whom by TCP: meetings, the ways to them, and what only looks like one."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from ipaddress import IPv4Network
+
+import pytest
+
+from holdfast.runtime.system.network import (
+    Interface,
+    Meeting,
+    MeetingPlace,
+    Way,
+    interfaces,
+    is_own_address,
+    reach,
+)
+
+LOOPBACK = IPv4Network("127.0.0.0/8")
+WORD = "0123abcd"
+
+
+def test_caller_hears_the_word_and_measures_the_way() -> None:
+    with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
+        (meeting,) = place.meetings
+        with Way(meeting, "127.0.0.2", WORD) as way:
+            way.send(0)
+            way.send(3 << 20)
+
+            assert way.source == "127.0.0.2"
+
+
+def test_stranger_who_listens_there_is_told_from_the_head() -> None:
+    with MeetingPlace([(LOOPBACK, "127.0.0.1")], "another!") as place:
+        (meeting,) = place.meetings
+
+        with pytest.raises(ConnectionError, match=r"another program listens at 127\.0\.0\.1"):
+            Way(meeting, "", WORD)
+
+
+def test_meeting_ends_with_its_place() -> None:
+    with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
+        (meeting,) = place.meetings
+
+    with pytest.raises(ConnectionRefusedError):
+        Way(meeting, "", WORD)
+
+
+def test_address_where_nobody_can_listen_is_left_out() -> None:
+    with MeetingPlace([(IPv4Network("198.51.100.0/24"), "198.51.100.1")], WORD) as place:
+        assert place.meetings == ()
+
+
+def test_address_that_two_hosts_have_reaches_nobody() -> None:
+    with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
+        (meeting,) = place.meetings
+
+        assert is_own_address("127.0.0.1")
+        assert reach(meeting, (), WORD) is None
+
+
+def test_nobody_is_reached_where_nobody_is() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        meeting = Meeting(str(LOOPBACK), "127.0.0.1", bound.getsockname()[1])
+
+        with pytest.raises(ConnectionRefusedError):
+            Way(meeting, "", WORD)
+
+
+def test_interface_is_on_its_network_while_it_is_up() -> None:
+    found = Interface("eth0", "10.1.2.3", 16)
+
+    assert str(found.network) == "10.1.0.0/16"
+    assert found.is_on(IPv4Network("10.1.2.0/24"))
+    assert not found.is_on(IPv4Network("10.2.0.0/16"))
+    assert not replace(found, is_up=False).is_on(found.network)
+
+
+def test_loopback_interface_is_no_network_of_this_host() -> None:
+    assert all(not found.address.startswith("127.") for found in interfaces())
