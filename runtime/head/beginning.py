@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -13,6 +14,7 @@ from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.devices import Devices, find_devices
 
 
 class Beginning:
@@ -70,6 +72,7 @@ def _advice(setup: JobSetup) -> Iterator[str]:
     options, parts = setup.options, setup.record.microbatches
     begun_with = setup.record.script_sha256
     yield from _of_the_directory(setup)
+    yield from _of_hosts(setup)
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
             f"{options.script.name} has changed since this run began. The run goes on with the new "
@@ -96,6 +99,31 @@ def _advice(setup: JobSetup) -> Iterator[str]:
             f"{who}, and the others wait; all compute in a run that begins with "
             f"--microbatches {options.workers}"
         )
+
+
+def _of_hosts(setup: JobSetup) -> Iterator[str]:
+    """Yield a line on the hosts of the job if there are several, and on the devices of each."""
+    checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
+    if checked is None:
+        yield from _devices_of("", workers, find_devices(os.environ))
+        return
+    named = ", ".join(map(str, checked.hosts))
+    yield f"{count(len(checked.hosts), 'host')} on the network {checked.network.network}: {named}"
+    if checked.instruction_set:
+        yield (
+            "the processors of the hosts differ: oneDNN uses what all have, "
+            f"{checked.instruction_set}"
+        )
+    for host, devices in zip(checked.hosts, checked.devices, strict=True):
+        yield from _devices_of(f" on {host.name}", host.slots, devices)
+
+
+def _devices_of(where: str, workers: int, devices: Devices) -> Iterator[str]:
+    number = len(devices.names)
+    if number and workers > number:
+        yield f"{workers} workers{where} share {count(number, 'device')}: {devices}"
+    elif number and workers:
+        yield f"each worker{where} has one of {count(number, 'device')}: {devices}"
 
 
 def _of_the_directory(setup: JobSetup) -> Iterator[str]:

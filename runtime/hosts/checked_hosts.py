@@ -28,6 +28,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 from holdfast.runtime.system.signals import blocked
@@ -66,6 +67,8 @@ class CheckedHosts:
     network: JobNetwork
     threads: int
     """What each worker can have on every host."""
+    devices: tuple[Devices, ...]
+    """Those of each host, as ``hosts``."""
     instruction_set: str = ""
     """What all processors have, by its name in ONEDNN_MAX_CPU_ISA; "" if they are alike."""
 
@@ -98,12 +101,13 @@ def check_hosts(
         )
         asked = ask_all(names, RemoteShell.of(options.rsh), question)
     refuse([one.fault for one in asked if one.fault])
-    refuse(list(differences(asked, question)))
+    refuse([*differences(asked, question), *unlike_devices(hosts, asked)])
     found = [one.facts for one in asked if one.facts is not None]
     return CheckedHosts(
         hosts,
         choose(options.network, names, found, tried),
         threads=threads_of_all(options.workers, hosts, found),
+        devices=tuple(host.devices for host in found),
         instruction_set=common_instruction_set(os.environ, found),
     )
 
@@ -188,6 +192,25 @@ def differences(asked: Sequence[Asked], question: Question) -> Iterator[str]:
         yield (
             f"the run directory {question.run_dir} is not the same on {_names(strangers)} and "
             f"{head[0]}: choose one on a file system that all hosts share, by --run-dir"
+        )
+
+
+def unlike_devices(hosts: Sequence[HostSlots], asked: Sequence[Asked]) -> Iterator[str]:
+    """Yield a sentence if hosts that take workers have devices of other kinds, or some have none.
+
+    A sum has other bits on a processor than on a device, and on each kind of device.
+    """
+    kinds: dict[str, list[str]] = {}
+    for host, one in zip(hosts, asked, strict=True):
+        if host.slots and one.facts is not None:
+            devices = one.facts.devices
+            kind = ", ".join(devices.kinds or ("devices of no known kind",) * bool(devices.names))
+            kinds.setdefault(kind or "no devices", []).append(host.name)
+    if len(kinds) > 1:
+        found = ", and ".join(f"{_names(names)} has {kind}" for kind, names in kinds.items())
+        yield (
+            f"{found}: their bits differ; take hosts with devices of one kind, or hide them all by "
+            "CUDA_VISIBLE_DEVICES= on each host"
         )
 
 

@@ -29,6 +29,7 @@ from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.run.numerics import Numerics, cpu_flags, isa_flags
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.network import (
     Interface,
     Meeting,
@@ -80,6 +81,7 @@ class HostFacts:
         identity: the same for two names of one host.
         cores: those that its workers may use.
         memory, shm_free: bytes of the host, and those that are free in ``/dev/shm``.
+        devices: the accelerators that its workers may use.
         flags: those of the processor that instruction sets are made of.
         versions: of each library by its name, "" if it is not installed.
         script_sha256: of the script's text, None if it cannot be read.
@@ -94,6 +96,7 @@ class HostFacts:
     cores: int
     memory: int
     shm_free: int
+    devices: Devices
     flags: frozenset[str]
     versions: Mapping[str, str]
     script_sha256: str | None
@@ -119,6 +122,7 @@ def facts(question: Question) -> HostFacts:
             cores=usable_cores(),
             memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             shm_free=_or(0, lambda: shutil.disk_usage(_MEMORY).free),
+            devices=find_devices(os.environ),
             flags=isa_flags(cpu_flags()),
             versions=versions(question.mpiexec),
             script_sha256=script_sha256(question.script),

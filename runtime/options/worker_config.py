@@ -54,6 +54,13 @@ class WorkerConfig:
         return dict(zip(self.workers, self.hosts or ("",) * len(self.workers), strict=True))
 
     @property
+    def place_on_host(self) -> int:
+        """How many workers come before this one on its host, in rank order."""
+        hosts = self.host_of
+        neighbours = [worker for worker in self.workers if hosts[worker] == hosts[self.worker]]
+        return neighbours.index(self.worker)
+
+    @property
     def run_dir(self) -> Path:
         """Where the run lives."""
         return self.options.run_dir

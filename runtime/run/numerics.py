@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.system.devices import find_devices
 
 _LIBRARIES = {
     "numpy": ("numpy",),
@@ -67,12 +68,13 @@ class Numerics:
     def here(*, threads: int) -> Numerics:
         """Return the numerics of a worker of this process's host and environment.
 
-        Op determinism costs time, and is on only if several threads share an operation.
+        Op determinism costs time, and is on only if several threads share an operation, or a
+        device has many of them.
         """
         versions = {library: _version(names) for library, names in _LIBRARIES.items()}
         return Numerics(
             threads=threads,
-            deterministic=threads > 1,
+            deterministic=threads > 1 or bool(find_devices(os.environ).names),
             onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
             instruction_set=instruction_set(os.environ, cpu_flags()),
             python=platform.python_version(),

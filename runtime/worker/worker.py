@@ -48,6 +48,7 @@ from holdfast.runtime.evidence.stacks import Frame, listen, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.devices import take_device
 from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import (
     WorkerContext,
@@ -96,6 +97,7 @@ def main(
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
     Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
+    take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)
     install(context)
     watch.begin(context.halt, context.journal.close)

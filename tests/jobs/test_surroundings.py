@@ -41,6 +41,18 @@ young = {id(found) for found in gc.get_objects()}  # warm processes freeze what 
 late = [name for name, module in sys.modules.items() if id(module) in young]
 print(json.dumps([name for name in late if name.partition(".")[0] == "holdfast"]))
 """
+SPLIT = """
+import json
+import keras, numpy as np, tensorflow as tf
+
+(processor,) = tf.config.list_physical_devices("CPU")
+parts = [tf.config.LogicalDeviceConfiguration(), tf.config.LogicalDeviceConfiguration()]
+tf.config.set_logical_device_configuration(processor, parts)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2), "f"), np.ones((8, 1), "f"), batch_size=4, epochs=2, verbose=0)
+print(json.dumps([device.name for device in tf.config.list_logical_devices("CPU")]))
+"""
 THEIR_OWN = {"holdfast.runtime.exchange.mpi_communicator"}
 """It loads the libraries of MPI, which belong to one job."""
 
@@ -209,3 +221,16 @@ def test_run_keeps_its_threads(tmp_path: Path) -> None:
 
     assert f"threads: {threads}" in told("--threads", threads)
     assert f"threads: {threads}" in told()
+
+
+@pytest.mark.tensorflow
+def test_script_still_chooses_its_devices_although_tensorflow_is_warm(tmp_path: Path) -> None:
+    """TensorFlow refuses that once it has looked for devices, and a fork would break theirs."""
+    script = tmp_path / "train.py"
+    script.write_text(SPLIT)
+
+    with start_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=2)) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert json.loads(job.stdout.splitlines()[-1]) == ["/device:CPU:0", "/device:CPU:1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,14 @@ from typing import Any
 import pytest
 from heads import Run
 
+from holdfast.recovery.placement import HostSlots
+from holdfast.runtime.head import beginning
 from holdfast.runtime.head.beginning import Beginning
 from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.hosts.checked_hosts import CheckedHosts
+from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.system.devices import Devices
 
 
 def setup_of(**fields: Any) -> JobSetup:
@@ -59,6 +65,39 @@ def test_job_begins_with_the_step_that_it_goes_on_from(
     (line,) = lines
     assert line.startswith(f"{beginning} (2 microbatches, seed 0")
     assert line.endswith("in /run")
+
+
+@pytest.mark.parametrize(
+    ("workers", "line"),
+    [
+        (2, "each worker has one of 2 devices: H100, CUDA_VISIBLE_DEVICES=4,5"),
+        (3, "3 workers share 2 devices: H100, CUDA_VISIBLE_DEVICES=4,5"),
+    ],
+)
+def test_devices_of_the_workers_are_told(
+    monkeypatch: pytest.MonkeyPatch, workers: int, line: str
+) -> None:
+    found = Devices("CUDA_VISIBLE_DEVICES", ("4", "5"), ("H100",))
+    monkeypatch.setattr(beginning, "find_devices", lambda _: found)
+    terms = {"microbatches": workers}
+
+    lines = told(is_resumed=False, options={"workers": workers}, record=terms)
+
+    assert lines[1:] == [line]
+
+
+def test_hosts_their_network_and_their_devices_are_told() -> None:
+    hosts = (HostSlots("a", 0), HostSlots("b", 2))
+    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+    devices = (Devices(), Devices("CUDA_VISIBLE_DEVICES", ("0", "1")))
+
+    lines = told(is_resumed=False, checked_hosts=CheckedHosts(hosts, network, 1, devices, "AVX2"))
+
+    assert lines[1:] == [
+        "2 hosts on the network 10.1.0.0/16: a:0, b:2",
+        "the processors of the hosts differ: oneDNN uses what all have, AVX2",
+        "each worker on b has one of 2 devices: CUDA_VISIBLE_DEVICES=0,1",
+    ]
 
 
 def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:

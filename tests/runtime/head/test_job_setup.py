@@ -34,6 +34,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.find_run import claim
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
+from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import own_name
 from holdfast.runtime.system.own_process import answer_of, program_command
 from holdfast.runtime.system.witnessed_time import Stillness
@@ -315,7 +316,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
     """Return what a check of all hosts finds, without any other host."""
     hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
-    found = CheckedHosts(hosts, network, threads=3, instruction_set="AVX")
+    found = CheckedHosts(hosts, network, 3, (Devices(), Devices()), instruction_set="AVX")
     monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
     return found

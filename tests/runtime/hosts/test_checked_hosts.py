@@ -20,8 +20,10 @@ from holdfast.runtime.hosts.checked_hosts import (
     differences,
     refuse,
     threads_of_all,
+    unlike_devices,
 )
 from holdfast.runtime.hosts.remote_shell import RemoteShell
+from holdfast.runtime.system.devices import Devices
 
 UNOWNED = replace(QUESTION, lease_token="")
 """No host waits for the lease of a directory that is not there."""
@@ -76,6 +78,35 @@ def test_two_names_of_one_host_are_refused() -> None:
 
     assert list(differences(hosts, QUESTION)) == [
         "b and b-ib are one host: name it once, with all slots"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "slots", "refused"),
+    [
+        (("H100", "H100"), (1, 1), False),
+        (("", "H100"), (0, 1), False),
+        (("", "H100"), (1, 1), True),
+        (("A100", "H100"), (1, 1), True),
+    ],
+    ids=["alike", "head without workers", "processors and devices", "other model"],
+)
+def test_hosts_with_devices_of_other_kinds_are_refused(
+    kinds: tuple[str, str], slots: tuple[int, int], *, refused: bool
+) -> None:
+    devices = [
+        Devices("CUDA_VISIBLE_DEVICES", ("0",), (kind,)) if kind else Devices() for kind in kinds
+    ]
+    hosts = [HostSlots(name, count) for name, count in zip("ab", slots, strict=True)]
+
+    found = list(
+        unlike_devices(hosts, [asked(n, devices=d) for n, d in zip("ab", devices, strict=True)])
+    )
+
+    first = kinds[0] or "no devices"
+    assert found == refused * [
+        f"a has {first}, and b has H100: their bits differ; take hosts with devices of one kind, "
+        "or hide them all by CUDA_VISIBLE_DEVICES= on each host"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,16 @@ def test_option_that_makes_no_sense_is_refused_in_the_words_that_a_user_knows() 
 @pytest.mark.parametrize("generation", [0, (1 << 63) - 1])
 def test_first_and_last_generation_are_taken(generation: int) -> None:
     assert worker_config(generation=generation).generation == generation
+
+
+@pytest.mark.parametrize(
+    ("hosts", "places"), [((), [0, 1, 2, 3]), (("a", "b", "b", "a"), [0, 0, 1, 1])]
+)
+def test_worker_has_a_place_among_those_of_its_host(
+    hosts: tuple[str, ...], places: list[int]
+) -> None:
+    config = replace(worker_config(workers=(4, 5, 6, 7), worker=4), hosts=hosts)
+
+    found = [replace(config, worker=worker).place_on_host for worker in config.workers]
+
+    assert found == places

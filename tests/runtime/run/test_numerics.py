@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime.run import numerics
 from holdfast.runtime.run.numerics import Numerics, cpu_flags, differences, instruction_set
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.devices import Devices
 
 BEGAN = Numerics(
     threads=1,
@@ -41,6 +43,17 @@ def test_every_field_is_compared() -> None:
         changed = dataclasses.replace(BEGAN, **{name: other})
         (sentence,) = differences(BEGAN, changed)
         assert sentence == f"{name.replace('_', ' ')} is {other}, but the run began with {value}"
+
+
+@pytest.mark.parametrize(
+    ("threads", "names", "deterministic"), [(1, (), False), (2, (), True), (1, ("0",), True)]
+)
+def test_several_threads_and_devices_need_deterministic_operations(
+    monkeypatch: pytest.MonkeyPatch, threads: int, names: tuple[str, ...], *, deterministic: bool
+) -> None:
+    monkeypatch.setattr(numerics, "find_devices", lambda _: Devices("V", names))
+
+    assert Numerics.here(threads=threads).deterministic is deterministic
 
 
 def test_a_missing_library_is_called_so() -> None:

@@ -204,6 +204,24 @@ def test_worker_that_was_asked_to_stop_leaves_with_the_others(worker: Worker) ->
     assert worker.events[-1] == "left while leaving"
 
 
+def test_worker_has_its_device_before_anything_looks_for_devices(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(place: int) -> None:
+        worker.events.append(f"takes device {place}")
+
+    def join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:
+        worker.events.append("joins")
+        return worker.join(config, agent, page)
+
+    monkeypatch.setattr(worker_module, "take_device", take)
+    monkeypatch.setattr(worker_module, "_join", join)
+
+    worker.run("")
+
+    assert worker.events[:2] == ["takes device 0", "joins"]
+
+
 def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
     text = (
         "from holdfast.runtime.worker import context\n"

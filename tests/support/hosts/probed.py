@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.runtime.hosts.checked_hosts import Asked
 from holdfast.runtime.hosts.probe import HostFacts, Question
+from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import Interface, Reached
 
 QUESTION = Question(Path("/work"), Path("/work/train.py"), Path("/work/run"), "t", Path("mpiexec"))
@@ -16,6 +17,7 @@ LIKE = HostFacts(
     cores=8,
     memory=1 << 36,
     shm_free=1 << 35,
+    devices=Devices(),
     flags=frozenset({"avx", "avx2"}),
     versions={"Python": "3.11.2", "numpy": "2.2.0", "tensorflow": "", "MPI": "Open MPI 5.0.9"},
     script_sha256="1234567890",
