@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import IMPORT, RUN, Option
+from holdfast.runtime.options.option import DOCTOR, IMPORT, RUN, Option
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
 
@@ -58,7 +58,9 @@ def _row(name: str, option: Option) -> str:
     cells = (
         ", ".join(f"`{flag}`" for flag in _flags(option)),
         _default(name, option),
-        ", ".join(f"`{command}`" for command in (RUN, IMPORT) if command in option.commands),
+        ", ".join(
+            f"`{command}`" for command in (RUN, IMPORT, DOCTOR) if command in option.commands
+        ),
         option.help,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

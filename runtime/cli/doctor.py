@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
 from holdfast.runtime.mpi.trial_run import run_trial
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import DOCTOR, RUN
+from holdfast.runtime.options.sources import Sources, build_options
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.system.devices import find_devices
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
+from holdfast.runtime.tools.hosts_doctor import Diagnosis, examine_hosts
 
 _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """One finding: a sentence, and whether a job could run with it."""
-
-    subject: str
-    sentence: str
-    is_good: bool = True
 
 
 @click.command(context_settings={"auto_envvar_prefix": "HOLDFAST"})
 @click.option("--run-dir", type=PATH, default=Path("."), show_default=True)
 @click.option("--mpiexec", type=PATH, help="The mpiexec to examine.")
 @click.option("--mpi", "only_mpi", is_flag=True, help="Examine MPI alone.")
-def doctor(run_dir: Path, mpiexec: Path | None, only_mpi: bool) -> None:  # noqa: FBT001
-    """Examine MPI, TensorFlow and the run directory; exit 2 if a job could not run."""
+@flags_of(DOCTOR)
+@click.pass_context
+def doctor(
+    context: click.Context, /, run_dir: Path, mpiexec: Path | None, *, only_mpi: bool, **_: Any
+) -> None:
+    """Examine MPI, TensorFlow, the run directory, and other hosts; exit 2 if a job could not run.
+
+    With --hosts or --hostfile, it asks each host, as a job does before it begins: what differs, the
+    network that the hosts would take, and the speed of their links.
+    """
+    tables = context.find_object(dict) or {}
+    sources = Sources(
+        given_flags(context) | {"run_dir": run_dir.absolute()},
+        *(os.environ, tables.get(RUN, {}) | tables.get(DOCTOR, {}), Path.cwd(), DOCTOR),
+    )
+    options = build_options(Path("train.py"), (), sources).options
     is_healthy = True
-    for finding in _examine_mpi(mpiexec) if only_mpi else _examine(run_dir, mpiexec):
+    for finding in _examine_mpi(mpiexec) if only_mpi else _examine(options, mpiexec):
         mark = "ok  " if finding.is_good else "FAIL"
         click.echo(f"{mark}  {finding.subject:<13} {finding.sentence}")
         is_healthy = is_healthy and finding.is_good
     sys.exit(ExitCode.DONE if is_healthy else ExitCode.USAGE)
 
 
-def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
+def _examine(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield findings as they come; checks that depend on a failed one are left out."""
     yield Diagnosis("Python", f"{sys.version.split()[0]} ({sys.executable})")
     yield Diagnosis("cores", f"{usable_cores()} usable")
+    devices = find_devices(os.environ)
+    if devices.names:
+        yield Diagnosis("devices", f"{len(devices.names)} visible: {devices}")
     yield from _examine_mpi(mpiexec)
     yield _find_tensorflow()
-    directory = RunDirectory(run_dir.absolute())
+    directory = RunDirectory(options.run_dir)
     try:
         directory.prepare()
     except JobError as error:
         yield Diagnosis("run directory", str(error), is_good=False)
     else:
         yield Diagnosis("run directory", f"{directory.path} is writable")
+        if options.hosts:
+            yield from _examine_hosts(options, mpiexec)
+
+
+def _examine_hosts(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
+    """Yield what is found of other hosts, if there is an MPI for them."""
+    with contextlib.suppress(JobError):  # it was told
+        yield from examine_hosts(options, identify(find_mpiexec(mpiexec)))
 
 
 def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:

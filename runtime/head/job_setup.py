@@ -214,7 +214,8 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
     from holdfast.runtime.hosts.named_hosts import settle_hosts
 
     hosts = settle_hosts(options)
-    return check_hosts(options, hosts, library.mpiexec, lease.token) if hosts else None
+    proof = RunDirectory(options.run_dir).lease_path, lease.token
+    return check_hosts(options, hosts, library.mpiexec, proof) if hosts else None
 
 
 def _setup_in(

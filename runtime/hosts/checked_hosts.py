@@ -16,12 +16,12 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.network import JobNetwork, choose, places
+from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
 from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, PROBE, HostFacts, Question, facts
 from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
 from holdfast.runtime.options.job_options import JobOptions
@@ -78,38 +78,57 @@ class CheckedHosts:
         return {ISA_LIMIT: self.instruction_set} if self.instruction_set else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """All hosts of a job, asked at the same time: the question, and what has come of it."""
+
+    question: Question
+    tried: tuple[Place, ...]
+    """Where the head has listened for the others."""
+    asked: tuple[Asked, ...]
+
+    @property
+    def found(self) -> list[HostFacts]:
+        """What the hosts have said that have said something."""
+        return [one.facts for one in self.asked if one.facts is not None]
+
+
 def check_hosts(
-    options: JobOptions, hosts: tuple[HostSlots, ...], mpiexec: Path, lease_token: str
+    options: JobOptions, hosts: tuple[HostSlots, ...], mpiexec: Path, lease: tuple[Path, str]
 ) -> CheckedHosts:
     """Ask all hosts of a job, that of the head first, and settle what it needs of them.
+
+    ``lease`` is the file of the job's lease, and its token.
 
     Raises:
         UsageError: a host does not answer, or differs in what must be the same.
     """
     names = [host.name for host in hosts]
-    tried = places(options.network, interfaces(), names[0])
-    word = secrets.token_hex(8)
-    with MeetingPlace(((place.network, place.address) for place in tried), word) as meeting:
-        question = Question(
-            cwd=Path.cwd(),
-            script=options.script,
-            run_dir=options.run_dir,
-            lease_token=lease_token,
-            mpiexec=mpiexec,
-            meetings=meeting.meetings,
-            word=word,
-        )
-        asked = ask_all(names, RemoteShell.of(options.rsh), question)
-    refuse([one.fault for one in asked if one.fault])
-    refuse([*differences(asked, question), *unlike_devices(hosts, asked)])
-    found = [one.facts for one in asked if one.facts is not None]
+    asking = ask_hosts(options, names, Question(Path.cwd(), options.script, *lease, mpiexec))
+    refuse([one.fault for one in asking.asked if one.fault])
+    refuse([*differences(asking.asked, asking.question), *unlike_devices(hosts, asking.asked)])
+    found = asking.found
     return CheckedHosts(
         hosts,
-        choose(options.network, names, found, tried),
+        choose(options.network, names, found, asking.tried),
         threads=threads_of_all(options.workers, hosts, found),
         devices=tuple(host.devices for host in found),
         instruction_set=common_instruction_set(os.environ, found),
     )
+
+
+def ask_hosts(options: JobOptions, names: Sequence[str], question: Question) -> Asking:
+    """Ask all hosts a question, and who reaches the head on which network.
+
+    Raises:
+        UsageError: the network that ``--network`` names is none of this host.
+    """
+    tried = places(options.network, interfaces(), names[0])
+    word = secrets.token_hex(8)
+    with MeetingPlace(((place.network, place.address) for place in tried), word) as meeting:
+        question = replace(question, meetings=meeting.meetings, word=word)
+        asked = ask_all(names, RemoteShell.of(options.rsh), question)
+    return Asking(question, tried, tuple(asked))
 
 
 def ask_all(names: Sequence[str], shell: RemoteShell, question: Question) -> list[Asked]:
@@ -186,11 +205,12 @@ def differences(asked: Sequence[Asked], question: Question) -> Iterator[str]:
     without = [name for name, host in others if not host.has_cwd]
     if without:
         yield f"the working directory {question.cwd} is not on {_names(without)}: share it"
-    yield from _other_scripts(question.script, head, others)
-    strangers = [name for name, host in others if host.lease_token != question.lease_token]
-    if strangers and question.lease_token:
+    if question.script is not None:
+        yield from _other_scripts(question.script, head, others)
+    strangers = [name for name, host in others if not host.has_token]
+    if strangers:
         yield (
-            f"the run directory {question.run_dir} is not the same on {_names(strangers)} and "
+            f"the run directory {question.proof.parent} is not the same on {_names(strangers)} and "
             f"{head[0]}: choose one on a file system that all hosts share, by --run-dir"
         )
 

@@ -27,7 +27,6 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.mpi.mpi_library import identify
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.run.numerics import Numerics, cpu_flags, isa_flags
-from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.network import (
@@ -49,7 +48,7 @@ ANSWERS_WITHIN_S = 60.0
 """For a host that is asked: a cold file system may take most of it."""
 
 _SHARED_WITHIN_S = 5.0
-"""For a lease that was just written to be seen on another host."""
+"""For a file that was just written to be seen on another host."""
 
 _MEMORY = "/dev/shm"
 _HOLDFAST = Path(__file__).parents[2]
@@ -62,10 +61,11 @@ class Question:
     """What all hosts of a job are asked."""
 
     cwd: Path
-    script: Path
-    run_dir: Path
-    lease_token: str
-    """What the lease of the run directory says at the head: "" if nobody asks."""
+    script: Path | None
+    """None if there is no job yet."""
+    proof: Path
+    """A file in the run directory with a token that no other directory has: the lease of a job."""
+    token: str
     mpiexec: Path
     meetings: tuple[Meeting, ...] = ()
     """Where the head listens, to see who reaches it."""
@@ -86,7 +86,7 @@ class HostFacts:
         versions: of each library by its name, "" if it is not installed.
         script_sha256: of the script's text, None if it cannot be read.
         has_cwd: whether the working directory of the job is there.
-        lease_token: of the lease of the run directory, "" if there is none.
+        has_token: whether the proof is there: the run directory is that of the head.
         clock: seconds since 1970.
         interfaces: the addresses of the host.
         reached: the meetings of the head that the host reaches.
@@ -101,7 +101,7 @@ class HostFacts:
     versions: Mapping[str, str]
     script_sha256: str | None
     has_cwd: bool
-    lease_token: str
+    has_token: bool
     clock: float
     interfaces: tuple[Interface, ...]
     reached: tuple[Reached, ...] = ()
@@ -115,7 +115,7 @@ def facts(question: Question) -> HostFacts:
             trials = [
                 pool.submit(reach, meeting, own, question.word) for meeting in question.meetings
             ]
-            token = pool.submit(_lease_token, question)
+            token = pool.submit(_has_token, question)
         reached = tuple(found for trial in trials if (found := trial.result()) is not None)
         return HostFacts(
             identity=_identity(),
@@ -125,9 +125,9 @@ def facts(question: Question) -> HostFacts:
             devices=find_devices(os.environ),
             flags=isa_flags(cpu_flags()),
             versions=versions(question.mpiexec),
-            script_sha256=script_sha256(question.script),
+            script_sha256=None if question.script is None else script_sha256(question.script),
             has_cwd=question.cwd.is_dir(),
-            lease_token=token.result(),
+            has_token=token.result(),
             clock=time.time(),
             interfaces=own,
             reached=reached,
@@ -161,13 +161,13 @@ def _digest_of_holdfast() -> str:
     return digest.hexdigest()[:8]
 
 
-def _lease_token(question: Question) -> str:
-    """Return the token of the lease as this host sees it, a moment after it was written."""
+def _has_token(question: Question) -> bool:
+    """Return whether this host sees the proof, a moment after it was written."""
     bound = Bound(_SHARED_WITHIN_S)
     while True:
-        token = _or("", RunDirectory(question.run_dir).lease_token)
-        if token == question.lease_token or bound.has_passed:
-            return token
+        content = _or(b"", question.proof.read_bytes)
+        if question.token.encode() in content or bound.has_passed:
+            return question.token.encode() in content
         time.sleep(0.05)
 
 

@@ -30,6 +30,7 @@ from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.option import (
+    DOCTOR,
     IMPORT,
     RUN,
     Option,
@@ -50,6 +51,7 @@ RULES = ("linear", "sqrt")
 
 _WARM_UP_EPOCHS = 5
 _BOTH = (RUN, IMPORT)
+_EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
 _DEFAULT_SEED = 0
 _PRELOADED = ("tensorflow", "keras")
@@ -167,24 +169,28 @@ class JobOptions:
         read=read_hosts,
         metavar="HOST:N,...",
         default_text="this host",
+        commands=_EXAMINED,
     )
     hostfile: Path | None = _path(
         "--hostfile",
         'A file of hosts in place of --hosts: a host a line, as in "node1 slots=4" or "node1:4".',
         metavar="FILE",
+        commands=_EXAMINED,
     )
     rsh: str = option(
         "--rsh",
         "What starts a command on another host: it is called as RSH HOST COMMAND...",
         "ssh",
         metavar="COMMAND",
+        commands=_EXAMINED,
     )
     network: str | None = option(
         "--network",
         "The network between the hosts, by interface or address: eth1 or 10.1.0.0/16.",
         None,
         metavar="NAME|CIDR",
-        default_text="the one that all hosts share",
+        default_text="the fastest one on which all hosts reach the first",
+        commands=_EXAMINED,
     )
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
     microbatches: int | None = _number(

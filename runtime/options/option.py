@@ -20,7 +20,7 @@ Reader: TypeAlias = Callable[[Any], Any]
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
-RUN, IMPORT = "run", "import"
+RUN, IMPORT, DOCTOR = "run", "import", "doctor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.preconditions import Surroundings
 from holdfast.runtime.mpi.trial import Outcome, Trial
 from holdfast.runtime.mpi.trial_run import Finding
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.tools.hosts_doctor import Diagnosis
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +148,33 @@ def test_run_directory_that_cannot_be_written_is_found(
 
     assert code == ExitCode.USAGE
     assert "/proc/self/run cannot be used" in _failures(lines)[0]
+
+
+def test_hosts_are_examined_with_the_options_of_a_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "holdfast.toml").write_text('[run]\nrsh = "my-shell"\n[doctor]\nnetwork = "eth1"\n')
+    monkeypatch.setenv("HOLDFAST_HOSTS", "a:1")
+    seen: list[JobOptions] = []
+
+    def examine(options: JobOptions, _library: object) -> list[Diagnosis]:
+        seen.append(options)
+        return [Diagnosis("host b", "is not there", is_good=False)]
+
+    monkeypatch.setattr(doctor_file, "examine_hosts", examine)
+
+    code, lines = _doctor(capsys, "--hosts", "a:2,b:2")
+
+    assert code == ExitCode.USAGE
+    assert "FAIL  host b        is not there" in lines
+    (options,) = seen
+    assert (options.rsh, options.network) == ("my-shell", "eth1")
+    assert [str(host) for host in options.hosts] == ["a:2", "b:2"]
+
+
+def test_machine_alone_asks_no_hosts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_file, "examine_hosts", pytest.fail)
+
+    assert _doctor(capsys)[0] == ExitCode.DONE

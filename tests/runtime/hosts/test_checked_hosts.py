@@ -25,8 +25,8 @@ from holdfast.runtime.hosts.checked_hosts import (
 from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.system.devices import Devices
 
-UNOWNED = replace(QUESTION, lease_token="")
-"""No host waits for the lease of a directory that is not there."""
+UNOWNED = replace(QUESTION, proof=Path("/proc/self/comm"), token="")
+"""No host waits for a file that is not there."""
 SAME = "install the same on all hosts, or share one installation"
 
 
@@ -52,7 +52,7 @@ SAME = "install the same on all hosts, or share one installation"
             "12345678): copy it there, or share its folder",
         ),
         (
-            {"lease_token": ""},
+            {"has_token": False},
             "the run directory /work/run is not the same on b, c and a: choose one on a file "
             "system that all hosts share, by --run-dir",
         ),

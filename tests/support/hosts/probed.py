@@ -11,7 +11,9 @@ from holdfast.runtime.hosts.probe import HostFacts, Question
 from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import Interface, Reached
 
-QUESTION = Question(Path("/work"), Path("/work/train.py"), Path("/work/run"), "t", Path("mpiexec"))
+QUESTION = Question(
+    Path("/work"), Path("/work/train.py"), Path("/work/run/lease"), "t", Path("mpiexec")
+)
 LIKE = HostFacts(
     identity="",
     cores=8,
@@ -22,7 +24,7 @@ LIKE = HostFacts(
     versions={"Python": "3.11.2", "numpy": "2.2.0", "tensorflow": "", "MPI": "Open MPI 5.0.9"},
     script_sha256="1234567890",
     has_cwd=True,
-    lease_token="t",
+    has_token=True,
     clock=100.0,
     interfaces=(),
 )

@@ -1,0 +1,127 @@
+"""Hosts of a job before its record is made, on hosts with a network of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import NETWORK, Cluster
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.cli.main import main; main()")
+CHECK = """
+import json, sys
+from pathlib import Path
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.hosts.checked_hosts import check_hosts
+from holdfast.runtime.hosts.named_hosts import settle_hosts
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import RunDirectory
+
+folder, rsh, network = Path(sys.argv[1]), *sys.argv[2:4]
+options = JobOptions(
+    folder / "train.py", folder / "run", hosts=read_hosts("a:1,b:2,c:1"), workers=4, rsh=rsh,
+    network=network or None,
+)
+directory = RunDirectory(options.run_dir)
+directory.prepare()
+proof = directory.lease_path, directory.acquire_lease().token
+try:
+    found = check_hosts(options, settle_hosts(options), find_mpiexec(), proof)
+    print(json.dumps([str(found.network.network), *found.network.addresses]))
+except UsageError as error:
+    print(json.dumps(str(error)))
+"""
+"""The check of a job, as its client makes it once it has the lease."""
+
+
+@pytest.fixture
+def script(cluster: Cluster) -> Path:
+    path = cluster.shared / "train.py"
+    path.touch()
+    return path
+
+
+def checked(cluster: Cluster, folder: Path, network: str = "") -> list[str] | str:
+    """Return the network and the addresses of the hosts, or why they are refused."""
+    line = [sys.executable, "-c", CHECK, str(folder), cluster.rsh, network]
+    found: list[str] | str = json.loads(cluster.run("a", line, cwd=cluster.shared).stdout)
+    return found
+
+
+def add_interface(cluster: Cluster, host: str, name: str, kind: str, address: str) -> None:
+    cluster.run(host, ["ip", "link", "add", name, "type", *kind.split()])
+    cluster.run(host, ["ip", "addr", "add", address, "dev", name])
+    cluster.run(host, ["ip", "link", "set", name, "up"])
+
+
+def test_network_that_leads_nowhere_is_passed_over_whatever_its_name(
+    cluster: Cluster, script: Path
+) -> None:
+    """A bridge has the same address on each host, and a cable may have nobody at its other end."""
+    for number, host in enumerate(cluster.names, start=1):
+        add_interface(cluster, host, "lan0", "bridge", "172.17.0.1/16")
+        add_interface(cluster, host, "lan1", "veth peer name end1", f"10.8.0.{number}/24")
+        cluster.run(host, ["ip", "link", "set", "end1", "up"])
+    addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+
+    assert checked(cluster, script.parent) == [NETWORK, *addresses]
+    assert checked(cluster, script.parent, "eth0") == [NETWORK, *addresses]
+    assert checked(cluster, script.parent, "10.77.0.0/16") == ["10.77.0.0/16", *addresses]
+    for name, address in (("lan0", "172.17.0.1"), ("lan1", "10.8.0.1")):
+        assert checked(cluster, script.parent, name) == (
+            f"--network {name}: b does not reach a at {address}; let TCP connections pass there, "
+            "or name another network that joins the hosts"
+        )
+
+
+def refused(cluster: Cluster, *argv: str) -> str:
+    """Return what `holdfast run` says on the first host, which must refuse the job."""
+    line = [*HOLDFAST, "run", "--hosts", "a:1,b:1", "--rsh", cluster.rsh, *argv]
+    ended = cluster.run("a", line, cwd=cluster.shared, check=False, stderr=subprocess.PIPE)
+    assert ended.returncode == 2, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.mpi
+def test_run_directory_of_one_host_alone_is_refused_and_has_no_record(
+    cluster: Cluster, script: Path
+) -> None:
+    said = refused(cluster, "--run-dir", "/tmp/run", str(script))
+
+    assert said == (
+        "holdfast: error: the run directory /tmp/run is not the same on b and a: choose one on a "
+        "file system that all hosts share, by --run-dir\n"
+    )
+    cluster.run("a", ["test", "!", "-e", "/tmp/run/RUN.json"])
+
+
+@pytest.mark.mpi
+def test_script_of_one_host_alone_is_refused(cluster: Cluster) -> None:
+    cluster.run("a", ["touch", "/tmp/train.py"])
+
+    said = refused(cluster, "/tmp/train.py")
+
+    assert "the script /tmp/train.py is not on b: copy it there, or share its folder" in said
+
+
+@pytest.mark.mpi
+def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) -> None:
+    line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]
+
+    ended = cluster.run("a", line, cwd=script.parent, check=False, timeout=200)
+
+    lines = [line.split(maxsplit=1) for line in ended.stdout.splitlines()]
+    told = {found[1] for found in lines if found[0] == "ok"}
+    assert any(found.startswith("host b") and "takes 2 workers" in found for found in told)
+    assert f"network       {NETWORK}: a 10.77.0.1, b 10.77.0.2" in told
+    assert any(found.startswith("a - b") and found.endswith("MB/s") for found in told)
+    assert cluster.wait_empty("b") == []
+    assert not list(script.parent.glob(".holdfast-doctor-*"))
