@@ -184,7 +184,7 @@ class Way:
     def __init__(self, meeting: Meeting, source: str, word: str) -> None:
         """Connect, from an address of this host if one is given.
 
-        Raises ``OSError`` if nobody is there, or it is somebody else.
+        Raises ``OSError`` if nobody listens there, or another program does.
         """
         self._socket = socket.create_connection(
             (meeting.address, meeting.port),
