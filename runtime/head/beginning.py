@@ -109,11 +109,9 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
         return
     named = ", ".join(map(str, checked.hosts))
     yield f"{count(len(checked.hosts), 'host')} on the network {checked.network.network}: {named}"
-    if checked.instruction_set:
-        yield (
-            "the processors of the hosts differ: oneDNN uses what all have, "
-            f"{checked.instruction_set}"
-        )
+    if checked.variables:
+        words = " ".join(f"{name}={value}" for name, value in checked.variables.items())
+        yield f"the processors of the hosts differ: all workers have {words}"
     for host, devices in zip(checked.hosts, checked.devices, strict=True):
         yield from _devices_of(f" on {host.name}", host.slots, devices)
 

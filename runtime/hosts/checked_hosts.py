@@ -4,8 +4,8 @@ A job over several hosts has the same bytes as on one, so what the bits depend o
 on all of them.  Each host is asked once, by one short command.  What differs is refused with the
 host, both values and what mends it, while nothing has begun.
 
-What may differ is settled so that it suits all: the threads of a worker, and the instruction set
-of oneDNN.
+What may differ is settled so that it suits all: the threads of a worker, and what oneDNN and
+OpenBLAS make of the processor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.recovery.placement import HostSlots, place_workers
@@ -33,7 +33,13 @@ from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 from holdfast.runtime.system.signals import blocked
 
-ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+_ONEDNN, _OPENBLAS = "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE"
+_KERNELS = (
+    *(("AVX512", "SKYLAKEX"), ("AVX2", "HASWELL")),
+    *(("AVX", "SANDYBRIDGE"), ("SSE41", "NEHALEM")),
+)
+"""OpenBLAS's kernels for an instruction set, by how oneDNN's name of that begins.  OpenBLAS looks
+at the model of the processor, too, so models with one instruction set may differ in their bits."""
 
 _MOST_SENTENCES = 4
 _SAME = "install the same on all hosts, or share one installation"
@@ -69,13 +75,8 @@ class CheckedHosts:
     """What each worker can have on every host."""
     devices: tuple[Devices, ...]
     """Those of each host, as ``hosts``."""
-    instruction_set: str = ""
-    """What all processors have, by its name in ONEDNN_MAX_CPU_ISA; "" if they are alike."""
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What the environment of all processes of the job must say."""
-        return {ISA_LIMIT: self.instruction_set} if self.instruction_set else {}
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of all processes must say, so that their processors compute alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def check_hosts(
         choose(options.network, names, found, asking.tried),
         threads=threads_of_all(options.workers, hosts, found),
         devices=tuple(host.devices for host in found),
-        instruction_set=common_instruction_set(os.environ, found),
+        variables=common_numerics(os.environ, found),
     )
 
 
@@ -281,8 +282,18 @@ def threads_of_all(workers: int, hosts: Sequence[HostSlots], found: Sequence[Hos
     return max(1, min(cores[name] // count for name, count in placed.items()))
 
 
-def common_instruction_set(environment: Mapping[str, str], found: Sequence[HostFacts]) -> str:
-    """Return the instruction set that all processors have, "" if each has the same best one."""
-    best = {instruction_set(environment, host.flags) for host in found}
+def common_numerics(environment: Mapping[str, str], found: Sequence[HostFacts]) -> dict[str, str]:
+    """Return the variables by which libraries do on all hosts what all processors can.
+
+    They are none if the processors are alike.  What the user has set stays.
+    """
+    if len({host.processor for host in found}) == 1:
+        return {}
     common = frozenset.intersection(*(host.flags for host in found))
-    return instruction_set(environment, common) if len(best) > 1 else ""
+    name = instruction_set(environment, common)
+    kernels = next((known for prefix, known in _KERNELS if name.startswith(prefix)), None)
+    if kernels is None:
+        return {}
+    are_unlike = len({instruction_set(environment, host.flags) for host in found}) > 1
+    limit = {_ONEDNN: name} if are_unlike else {}
+    return limit | ({} if environment.get(_OPENBLAS) else {_OPENBLAS: kernels})

@@ -29,6 +29,7 @@ _MOST_BYTES = 1 << 28
 _LONG_ENOUGH_S = 0.1
 """What is sent takes twice as long each time, until it takes so long."""
 _MEASURED_WITHIN_S = 60.0
+_ENDS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +131,34 @@ def _listening(
     if here:
         place = MeetingPlace([(IPv4Network(question.network), question.address)], question.word)
         return next(iter(stack.enter_context(place).meetings), None)
-    process = stack.enter_context(
-        subprocess.Popen(
-            shell.command(name, python_there(LINK_TRIAL)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    process = subprocess.Popen(
+        shell.command(name, python_there(LINK_TRIAL)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
+    stack.callback(_hang_up, process)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(encode(question).decode() + "\n")
-    process.stdin.flush()
+    with contextlib.suppress(OSError):
+        process.stdin.write(encode(question) + b"\n")
+        process.stdin.flush()
     for line in process.stdout:
         with contextlib.suppress(ValueError):  # what a shell prints at its start
             return decode(Meeting, line)
     return None
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """End a program that listens until its stdin ends."""
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            assert pipe is not None
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDS_WITHIN_S)
+    process.kill()
+    process.wait()
 
 
 def _measured(name: str, question: LinkQuestion, shell: RemoteShell) -> tuple[LinkSpeed, ...]:

@@ -82,6 +82,7 @@ class HostFacts:
         cores: those that its workers may use.
         memory, shm_free: bytes of the host, and those that are free in ``/dev/shm``.
         devices: the accelerators that its workers may use.
+        processor: its model, "" if the kernel does not tell.
         flags: those of the processor that instruction sets are made of.
         versions: of each library by its name, "" if it is not installed.
         script_sha256: of the script's text, None if it cannot be read.
@@ -97,6 +98,7 @@ class HostFacts:
     memory: int
     shm_free: int
     devices: Devices
+    processor: str
     flags: frozenset[str]
     versions: Mapping[str, str]
     script_sha256: str | None
@@ -123,6 +125,7 @@ def facts(question: Question) -> HostFacts:
             memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             shm_free=_or(0, lambda: shutil.disk_usage(_MEMORY).free),
             devices=find_devices(os.environ),
+            processor=_processor(),
             flags=isa_flags(cpu_flags()),
             versions=versions(question.mpiexec),
             script_sha256=None if question.script is None else script_sha256(question.script),
@@ -169,6 +172,12 @@ def _has_token(question: Question) -> bool:
         if question.token.encode() in content or bound.has_passed:
             return question.token.encode() in content
         time.sleep(0.05)
+
+
+def _processor() -> str:
+    lines = _or("", Path("/proc/cpuinfo").read_text).splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "")
 
 
 def _identity() -> str:

@@ -19,7 +19,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     Asked,
     Asking,
     ask_hosts,
-    common_instruction_set,
+    common_numerics,
     differences,
     unlike_devices,
 )
@@ -65,9 +65,10 @@ def examine_hosts(options: JobOptions, library: MpiLibrary) -> Iterator[Diagnosi
         *unlike_devices(hosts, asking.asked),
     ):
         yield Diagnosis("hosts", sentence, is_good=False)
-    common = common_instruction_set(os.environ, asking.found)
-    if common:
-        yield Diagnosis("processors", f"they differ: oneDNN would use what all have, {common}")
+    variables = common_numerics(os.environ, asking.found)
+    if variables:
+        words = " ".join(f"{name}={value}" for name, value in variables.items())
+        yield Diagnosis("processors", f"they differ: all workers would have {words}")
     if len(asking.found) == len(names):
         yield from _network(options, names, asking)
 
@@ -91,7 +92,8 @@ def _host(host: HostSlots, one: Asked) -> Diagnosis:
         return Diagnosis(subject, one.fault, is_good=False)
     parts = [
         f"takes {count(host.slots, 'worker')}",
-        f"{count(facts.cores, 'core')} ({instruction_set(os.environ, facts.flags)})",
+        f"{count(facts.cores, 'core')} ({facts.processor or 'unknown'}, "
+        f"{instruction_set(os.environ, facts.flags)})",
         f"{facts.memory / (1 << 30):.0f} GiB of memory",
         f"{facts.shm_free / (1 << 30):.1f} GiB free in /dev/shm",
     ]

@@ -91,11 +91,14 @@ def test_hosts_their_network_and_their_devices_are_told() -> None:
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
     devices = (Devices(), Devices("CUDA_VISIBLE_DEVICES", ("0", "1")))
 
-    lines = told(is_resumed=False, checked_hosts=CheckedHosts(hosts, network, 1, devices, "AVX2"))
+    lines = told(
+        is_resumed=False,
+        checked_hosts=CheckedHosts(hosts, network, 1, devices, {"A": "1", "B": "2"}),
+    )
 
     assert lines[1:] == [
         "2 hosts on the network 10.1.0.0/16: a:0, b:2",
-        "the processors of the hosts differ: oneDNN uses what all have, AVX2",
+        "the processors of the hosts differ: all workers have A=1 B=2",
         "each worker on b has one of 2 devices: CUDA_VISIBLE_DEVICES=0,1",
     ]
 

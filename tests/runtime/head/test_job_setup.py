@@ -316,7 +316,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
     """Return what a check of all hosts finds, without any other host."""
     hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
-    found = CheckedHosts(hosts, network, 3, (Devices(), Devices()), instruction_set="AVX")
+    found = CheckedHosts(hosts, network, 3, (Devices(), Devices()), {"ONEDNN_MAX_CPU_ISA": "AVX"})
     monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.checked_hosts import (
     Asked,
     ask_all,
-    common_instruction_set,
+    common_numerics,
     differences,
     refuse,
     threads_of_all,
@@ -24,9 +25,16 @@ from holdfast.runtime.hosts.checked_hosts import (
 )
 from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.system.devices import Devices
+from holdfast.runtime.system.own_process import answer_of, program_command
 
 UNOWNED = replace(QUESTION, proof=Path("/proc/self/comm"), token="")
 """No host waits for a file that is not there."""
+KERNELS = """
+import json
+import numpy
+from threadpoolctl import threadpool_info
+print(*{found["architecture"] for found in threadpool_info() if found["user_api"] == "blas"})
+"""
 SAME = "install the same on all hosts, or share one installation"
 
 
@@ -220,18 +228,48 @@ def test_threads_are_those_that_workers_can_have_on_every_host(
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "found"),
+    ("processors", "flags", "environment", "found"),
     [
-        (({"avx", "avx2"}, {"avx", "avx2"}), {}, ""),
-        (({"avx", "avx2"}, {"avx"}), {}, "AVX"),
-        (({"avx", "avx2", "avx_vnni"}, {"avx", "avx2"}), {}, "AVX2"),
-        (({"avx", "avx2"}, {"avx"}), {"ONEDNN_MAX_CPU_ISA": "AVX"}, ""),
+        ("A A", ("avx avx2", "avx avx2"), {}, ""),
+        ("A B", ("avx avx2", "avx"), {}, "ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE"),
+        (
+            *("A B", ("avx avx2 avx_vnni", "avx avx2"), {}),
+            "ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=HASWELL",
+        ),
+        ("A B", ("avx avx2", "avx avx2"), {}, "OPENBLAS_CORETYPE=HASWELL"),
+        (
+            *("A B", ("avx avx2", "avx"), {"ONEDNN_MAX_CPU_ISA": "AVX"}),
+            "OPENBLAS_CORETYPE=SANDYBRIDGE",
+        ),
+        (
+            *("A B", ("avx avx2", "avx"), {"OPENBLAS_CORETYPE": "Nehalem"}),
+            "ONEDNN_MAX_CPU_ISA=AVX",
+        ),
+        ("A B", ("asimd", "asimd"), {}, ""),
     ],
-    ids=["alike", "older", "neither has all", "pinned by the user"],
+    ids=["alike", "older", "neither has all", "one set", "pinned", "pinned kernels", "not x86"],
 )
-def test_instruction_set_is_what_all_processors_have(
-    flags: tuple[set[str], ...], environment: dict[str, str], found: str
+def test_libraries_do_what_all_processors_can(
+    processors: str, flags: tuple[str, ...], environment: dict[str, str], found: str
 ) -> None:
-    hosts = [facts("h", flags=frozenset(each)) for each in flags]
+    hosts = [
+        facts("h", processor=model, flags=frozenset(each.split()))
+        for model, each in zip(processors.split(), flags, strict=True)
+    ]
 
-    assert common_instruction_set(environment, hosts) == found
+    variables = common_numerics(environment, hosts)
+
+    assert " ".join(f"{name}={value}" for name, value in variables.items()) == found
+
+
+@pytest.mark.process
+def test_kernels_of_an_older_processor_have_its_bits() -> None:
+    """OpenBLAS takes the name, or a product has the bits of this very processor."""
+    (pin,) = set(
+        common_numerics({}, [facts("a", processor="A"), facts("b", processor="B")]).items()
+    )
+
+    answer = answer_of(program_command(KERNELS), 60.0, os.environ | dict([pin]))
+
+    assert pin == ("OPENBLAS_CORETYPE", "HASWELL")
+    assert answer.stdout.split() == ["Haswell"], answer.stderr

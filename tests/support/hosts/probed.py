@@ -20,6 +20,7 @@ LIKE = HostFacts(
     memory=1 << 36,
     shm_free=1 << 35,
     devices=Devices(),
+    processor="Xeon",
     flags=frozenset({"avx", "avx2"}),
     versions={"Python": "3.11.2", "numpy": "2.2.0", "tensorflow": "", "MPI": "Open MPI 5.0.9"},
     script_sha256="1234567890",
