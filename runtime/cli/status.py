@@ -218,12 +218,14 @@ def _goodput(found: JobStatus) -> str:
 
 
 def _workers(found: JobStatus) -> Table:
-    columns = ("worker", "pid", "phase", "step", "memory", "last heartbeat")
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    has_hosts = any(worker.host for worker in found.workers)
+    columns = ("worker", *(("host",) if has_hosts else ()), "pid", "phase", "step", "memory")
+    table = Table(*columns, "last heartbeat", box=box.SIMPLE_HEAD, pad_edge=False)
     for worker in sorted(found.workers, key=lambda worker: worker.worker):
         size, silent = worker.resident_bytes, worker.silent_s
         table.add_row(
             str(worker.worker),
+            *((worker.host,) if has_hosts else ()),
             "-" if worker.pid is None else str(worker.pid),
             progress.phase(worker.phase),
             str(worker.step),

@@ -116,8 +116,12 @@ class HostedWorker:
     Two things must come before it runs, in any order: its process and its guard.
     """
 
-    def __init__(self, worker: WorkerId, generation: int, host: HostLink) -> None:
+    def __init__(
+        self, worker: WorkerId, generation: int, host: HostLink, host_name: str = ""
+    ) -> None:
         self.worker = worker
+        self.host_name = host_name
+        """The name of its host, empty if the job has one."""
         self.generation = generation
         self.host = host
         self.page = host.status_of(generation, worker)

@@ -165,11 +165,12 @@ class LaunchPart:
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
         self._post_all(BeginLaunch(launch.generation, launch.workers[0]))
+        names = launch.config.host_of
         for worker in launch.workers:
             host = (placed or {}).get(worker, self._hosts[0])
             host.post(MakeWorker(launch.config_of(worker)))
             key = (launch.generation, worker)
-            self._workers[key] = HostedWorker(worker, launch.generation, host)
+            self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
 
     def add_host(self, host: OtherHost) -> None:
         """Let another host take workers of the next launch."""
@@ -376,8 +377,8 @@ class LaunchPart:
         """Let the guard follow its worker, then tell the end; the last one waits for its saves."""
         has_left = event["clean"] and event["limit"] is None
         self._has_lost |= not has_left
-        if hosted.host.name:
-            event = {**event, "host": hosted.host.name}
+        if hosted.host_name:
+            event = {**event, "host": hosted.host_name}
         guard = hosted.guard
         if guard is not None:
             if has_left:

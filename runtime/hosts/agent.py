@@ -196,7 +196,7 @@ class HostAgent:
         changed = [(*key, changes.look()) for key, (_, changes) in self._mirrored.items()]
         of = [list(found) for found in changed if found[2]]
         if of:
-            self._channel.post({"kind": "words", "of": of})
+            self._channel.post({"kind": "words", "of": of, "clock": time.monotonic()})
 
     def _send_output(self, wake_fd: int) -> None:
         os.read(wake_fd, 1 << 16)

@@ -14,6 +14,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from holdfast.recovery.host_lease import HostPings
@@ -22,6 +23,7 @@ from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWork
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import become_shell
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
+from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
@@ -59,6 +61,8 @@ class RemoteHost:
         self._timeout_s = greeting.heartbeat_timeout_s
         self._pings = HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
         self._mirrors: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
+        self._ahead_s = float("inf")
+        """How far our clock is ahead of the host's; the fastest message knows best."""
         self._shell = _start(command)
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
@@ -136,14 +140,23 @@ class RemoteHost:
             if self._pings.is_ping_due:
                 self._ping()
         elif kind == "words":
+            self._ahead_s = min(self._ahead_s, time.monotonic() - float(message["clock"]))
             for generation, worker, changes in message["of"]:
                 found = self._mirrors.get((generation, WorkerId(worker)))
                 if found is not None:
-                    found[0].take(changes, Writer.WORKER)
+                    found[0].take(self._by_our_clock(changes), Writer.WORKER)
         elif kind == "output":
             self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
         else:
             self._hear(message)
+
+    def _by_our_clock(self, changes: Message) -> Message:
+        """Return the words of a worker; its moments are those of another clock."""
+        told = changes.get("progress")
+        report = None if told is None else StepReport.decode(told.encode(TEXT))
+        if report is None:
+            return changes
+        return {**changes, "progress": report.by_clock(self._ahead_s).encode().decode(TEXT)}
 
     def _hear(self, message: Message) -> None:
         found = read_up(message)

@@ -90,6 +90,13 @@ class StepReport:
             return None
         return found if found._is_sound else None
 
+    def by_clock(self, ahead_s: float) -> StepReport:
+        """Return the report by a clock that is so many seconds ahead of that of its host."""
+        at = self.next_save_at
+        return dataclasses.replace(
+            self, now=self.now + ahead_s, next_save_at=None if at is None else at + ahead_s
+        )
+
     @property
     def _is_sound(self) -> bool:
         steps = (self.step, self.steps, self.step_of_epoch, self.steps_per_epoch)
@@ -167,13 +174,17 @@ class Watched(Protocol):
     def place(self) -> str:
         """Where it was when it had not come on for long."""
 
+    @property
+    def host_name(self) -> str:
+        """The name of its host, empty if the job has one."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched.
 
     ``standing_s`` is how long all have waited for it, at ``where`` in its code; None if they
-    have not.
+    have not.  ``host`` is the name of its host, empty if the job has one.
     """
 
     worker: int
@@ -185,6 +196,7 @@ class WorkerReport:
     silent_s: float | None
     standing_s: float | None = None
     where: str = ""
+    host: str = ""
 
     @staticmethod
     def of(fields: object) -> WorkerReport | None:
@@ -236,6 +248,7 @@ def describe(
         silent_s=None if silent_s is None else round(silent_s, 3),
         standing_s=None if standing_s is None else round(standing_s, 3),
         where="" if standing_s is None else watched.place,
+        host=watched.host_name,
     )
     fields: Message = to_plain(report)
     return fields

@@ -36,6 +36,7 @@ class FakeWorker:
         self.page.commit(7)
         self.stacks = Stacks()
         self.place = ""
+        self.host_name = ""
         self.limit: str | None = None
         self.is_buried = self.is_condemned = False
         self.served = 0

@@ -321,6 +321,7 @@ class Hosted:
     page: WorkerStatus
     pid: int | None = None
     place: str = ""
+    host_name: str = ""
 
 
 @pytest.fixture
@@ -337,7 +338,7 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
     one.page.commit(7)
     one.pid = os.getpid()
 
-    one.place = "stall (train.py:7)"
+    one.place, one.host_name = "stall (train.py:7)", "node2"
 
     fields = describe(one, 4096, 0.12345, 12.3456)
 
@@ -346,6 +347,7 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
     assert fields == {
         "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
         "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
+        "host": "node2",
     }  # fmt: skip
 
 
