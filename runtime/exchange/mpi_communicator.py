@@ -27,9 +27,11 @@ the TCP transport of several hosts can deadlock in revoke.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -38,12 +40,15 @@ import mpi4py
 import numpy as np
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
+from holdfast.runtime.system.bind_answers import bound_by, rank_rule
+from holdfast.runtime.system.network import Interface, interface_on
 from holdfast.runtime.system.own_process import home_for_mpi
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "serialized"
 
+_TRANSPORTS, _TCP_INTERFACES = "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include"
 LARGEST_BROADCAST = 1 << 30
 """Bytes of one message; Open MPI 5.0 counts in 32 bits and refuses 2 GiB."""
 
@@ -251,12 +256,41 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     inside it leaves the others waiting: the head ends such a launch.
     """
     if not MPI.Is_initialized():
+        interface = _interface_between_hosts()
         with _with_a_home():
-            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            if interface is None:
+                MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            else:
+                os.environ[_TCP_INTERFACES] = interface.name
+                bound_by(rank_rule(IPv4Address(interface.address)), _initialise)
     world = MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
     if not shrinkable:
         world.hide_segments()
     return world
+
+
+def _interface_between_hosts() -> Interface | None:
+    """Return the interface on the network between the job's hosts, None if it has but one.
+
+    mpiexec names the network to its ranks.  Peers come to each address that a rank tells.  So one
+    that listens on one address must tell no other, even if the host has two on the network.
+    """
+    if "tcp" not in os.environ.get(_TRANSPORTS, "").split(","):
+        return None
+    try:
+        return interface_on(IPv4Network(os.environ.get(_TCP_INTERFACES, "")))
+    except ValueError:
+        return None  # the user's own choice of interfaces by their names
+
+
+def _initialise() -> None:
+    """Initialise MPI as ``MPI.Init_thread`` does; that would keep the interpreter meanwhile."""
+    files = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    library = ctypes.CDLL(next(file for file in files if Path(file).name.startswith("libmpi.so")))
+    code = library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int()))
+    if code:
+        raise RuntimeError(f"MPI_Init_thread failed with code {code}")
+    MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does
 
 
 @contextlib.contextmanager

@@ -20,21 +20,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.host import become_mpiexec
 from holdfast.runtime.host import guard as guard_file
 from holdfast.runtime.host.launchers import LAUNCHERS, OPEN_MPI, Launcher, LaunchLine
-from holdfast.runtime.host.loopback import Pipes, serve_in_background
 from holdfast.runtime.host.output import without_rules
+from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system.bind_answers import (
+    Pipes,
+    Rule,
+    launcher_rule,
+    rank_rule,
+    serve_in_background,
+)
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.network import interface_on
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
 
-_SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))
+_SHIM = (sys.executable, "-I", "-S", str(bind_filter.__file__))
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096
 
@@ -66,7 +73,8 @@ class MpiLaunch:
         os.close(ask)
         os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
-        serve_in_background(self.end_fd, Pipes(offers, answers), line.network)
+        pipes, rule = Pipes(offers, answers), launcher_rule(line.network)
+        serve_in_background(self._process.pid, pipes, rule, _rule_of_ranks(line.network))
 
     @property
     def pid(self) -> int:
@@ -114,6 +122,12 @@ class MpiLaunch:
             self._process.wait(UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
+
+
+def _rule_of_ranks(network: IPv4Network | None) -> Rule | None:
+    """Return where ranks may listen that are started by mpiexec itself, as those of a trial are."""
+    found = None if network is None else interface_on(network)
+    return None if found is None else rank_rule(IPv4Address(found.address))
 
 
 @dataclass(frozen=True, slots=True)

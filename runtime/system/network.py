@@ -117,6 +117,11 @@ def interfaces() -> tuple[Interface, ...]:
     return tuple(found)
 
 
+def interface_on(network: IPv4Network) -> Interface | None:
+    """Return this host's first interface on a network, None if it has none."""
+    return next((one for one in interfaces() if one.is_on(network)), None)
+
+
 class MeetingPlace:
     """Listens at addresses of this host while it is open, and says its word to all who come.
 

@@ -1,15 +1,16 @@
-"""The process that becomes mpiexec: ``python -I -S become_mpiexec.py PARENT ASK HEAR MPIEXEC ...``.
+"""The kernel asks another process about each ``bind`` of this one (seccomp(2)).
 
-mpiexec must die with its parent, the agent: without an agent no rank can live, and a
-stopped mpiexec would stay for ever.  The kernel sees to that, but each process has to ask
-for itself (prctl(2)).  A wish made before execve(2) stays.
+`install_filter` does so for one thread, and for all threads and programs that it starts later.
+Such a filter cannot be removed, and a call that nobody answers fails.  `bind_answers` answers.
 
-mpiexec listens on all network interfaces for daemons of other hosts, which there are not, and
-no option changes that.  So the kernel asks the agent for each of its ``bind`` (seccomp(2)),
-and `loopback` answers.  ASK and HEAR are pipes to the agent: it is told a descriptor of this
-process, and says whether it could take it.  Only if it can is the filter installed, because a
-filter cannot be removed, and calls that nobody answers fail.  All programs that mpiexec
-starts have the filter as well.
+By path this is the program that becomes mpiexec: ``python -I -S bind_filter.py PARENT ASK HEAR
+MPIEXEC ...``.  mpiexec must die with its parent, the agent: without an agent no rank can live, and
+a stopped mpiexec would stay for ever.  The kernel sees to that, but each process has to ask for
+itself (prctl(2)).  A wish made before execve(2) stays.
+
+mpiexec listens on all network interfaces for daemons of other hosts, which there are not, and no
+option changes that.  ASK and HEAR are pipes to the agent: it is told a descriptor of this process,
+and says whether it could take it.  Only if it can is the filter installed.
 """
 
 from __future__ import annotations
@@ -46,16 +47,15 @@ class _Program(ctypes.Structure):
 
 
 def main() -> None:
-    """Die with the parent, keep to the loopback interface, and become mpiexec."""
+    """Die with the parent, let the agent answer for each bind, and become mpiexec."""
     kernel = ctypes.CDLL(None, use_errno=True)
     unused = ctypes.c_ulong(0)
     kernel.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), unused, unused, unused)
     if os.getppid() != int(sys.argv[1]):
         os.kill(os.getpid(), SIGKILL)  # the parent died before the kernel knew of the wish
     ask, hear = int(sys.argv[2]), int(sys.argv[3])
-    machine = _MACHINES.get(os.uname().machine)
-    if machine is not None and _can_be_taken(ask, ask, hear):
-        listener = _install(kernel, *machine)
+    if os.uname().machine in _MACHINES and _can_be_taken(ask, ask, hear):
+        listener = install_filter()
         if listener >= 0:
             _can_be_taken(listener, ask, hear)
     os.close(ask)
@@ -69,8 +69,16 @@ def _can_be_taken(descriptor: int, ask: int, hear: int) -> bool:
     return os.read(hear, 1) == b"y"
 
 
-def _install(kernel: ctypes.CDLL, architecture: int, seccomp: int, bind: int) -> int:
-    """Let the kernel ask for each bind; return the descriptor where it asks, or -1."""
+def install_filter() -> int:
+    """Let the kernel ask for each bind of this thread; return the descriptor where it asks, or -1.
+
+    It is -1 where the machine, a container, or an earlier such filter does not permit one.
+    """
+    machine = _MACHINES.get(os.uname().machine)
+    if machine is None:
+        return -1
+    architecture, seccomp, bind = machine
+    kernel = ctypes.CDLL(None, use_errno=True)
     unused = ctypes.c_ulong(0)
     if kernel.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), unused, unused, unused) != 0:
         return -1

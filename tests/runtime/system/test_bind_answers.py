@@ -16,10 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_files
 
-from holdfast.runtime.host import become_mpiexec
-from holdfast.runtime.host.loopback import Pipes, kept_to_loopback, serve_in_background
+from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system.bind_answers import (
+    Pipes,
+    Rule,
+    bound_by,
+    launcher_rule,
+    moved,
+    rank_rule,
+    serve_in_background,
+)
 
 BOUND_S = 60.0
+LAUNCHER = launcher_rule()
+HAS_FILTER = pytest.mark.skipif(
+    os.uname().machine not in ("x86_64", "aarch64"), reason="has no filter"
+)
 
 BINDS = """
 import errno, json, os, socket, sys
@@ -49,21 +61,21 @@ def _inet6(ip: str) -> bytes:
 
 @pytest.mark.parametrize("ip", ["0.0.0.0", "10.1.2.3", "255.255.255.255"])
 def test_address_on_the_network_becomes_that_of_the_loopback_interface(ip: str) -> None:
-    assert kept_to_loopback(_inet(ip)) == _inet("127.0.0.1")
+    assert moved(_inet(ip), LAUNCHER) == _inet("127.0.0.1")
 
 
 def test_address_on_the_network_between_the_hosts_stays() -> None:
-    network = ipaddress.IPv4Network("192.168.0.0/16")
+    rule = launcher_rule(ipaddress.IPv4Network("192.168.0.0/16"))
 
-    assert kept_to_loopback(_inet("192.168.1.2"), network) is None
+    assert moved(_inet("192.168.1.2"), rule) is None
     for other in ("0.0.0.0", "10.1.2.3"):
-        assert kept_to_loopback(_inet(other), network) == _inet("127.0.0.1")
-    assert kept_to_loopback(_inet6("::"), network) == _inet6("::1")
+        assert moved(_inet(other), rule) == _inet("127.0.0.1")
+    assert moved(_inet6("::"), rule) == _inet6("::1")
 
 
 @pytest.mark.parametrize("ip", ["::", "fe80::1", "2001:db8::1", "::ffff:10.1.2.3"])
 def test_long_address_on_the_network_becomes_that_of_the_loopback_interface(ip: str) -> None:
-    assert kept_to_loopback(_inet6(ip)) == _inet6("::1")
+    assert moved(_inet6(ip), LAUNCHER) == _inet6("::1")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +92,7 @@ def test_long_address_on_the_network_becomes_that_of_the_loopback_interface(ip: 
     ],
 )
 def test_other_addresses_stay(address: bytes) -> None:
-    assert kept_to_loopback(address) is None
+    assert moved(address, LAUNCHER) is None
 
 
 @given(
@@ -95,13 +107,27 @@ def test_port_and_rest_of_an_address_stay(
     head = struct.pack("=H", family) + struct.pack("!H", port)
     head += b"" if ip.version == 4 else b"flow"
 
-    kept = kept_to_loopback(head + ip.packed + rest)
+    kept = moved(head + ip.packed + rest, LAUNCHER)
 
     assert kept is not None
     address = kept[len(head) : len(head) + len(ip.packed)]
     assert kept == head + address + rest
     assert ipaddress.ip_address(address).is_loopback
-    assert kept_to_loopback(kept) is None
+    assert moved(kept, LAUNCHER) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (_inet("0.0.0.0"), _inet("10.1.2.3")),
+        (_inet6("::"), _inet6("::1")),
+        (_inet("127.0.0.1"), None),
+        (_inet("192.168.1.2"), None),
+        (_inet6("fe80::1"), None),
+    ],
+)
+def test_rank_that_wants_all_interfaces_comes_home(wanted: bytes, found: bytes | None) -> None:
+    assert moved(wanted, rank_rule(ipaddress.IPv4Address("10.1.2.3"))) == found
 
 
 @pytest.fixture
@@ -109,13 +135,11 @@ def helped() -> Iterator[tuple[int, int]]:
     """The pipes of a process that is helped, which is this one; the test closes the first."""
     (offers, ask), (hear, answers) = os.pipe(), os.pipe()
     pipes = {os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (ask, hear)}
-    pidfd = os.pidfd_open(os.getpid())
-    serve_in_background(pidfd, Pipes(offers, answers))
-    os.close(pidfd)
+    serve_in_background(os.getpid(), Pipes(offers, answers), LAUNCHER)
     yield ask, hear
     os.close(hear)
     for thread in threading.enumerate():
-        if thread.name == "holdfast-loopback":
+        if thread.name == "holdfast-binds":
             thread.join(BOUND_S)
     assert not pipes & open_files()
 
@@ -141,7 +165,7 @@ def test_agent_takes_a_descriptor_as_a_trial_and_waits_for_the_next(
 
 
 @pytest.mark.process
-@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="has no filter")
+@HAS_FILTER
 def test_binds_of_what_the_process_becomes_are_answered(tmp_path: Path) -> None:
     unix = str(tmp_path / "socket")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -159,20 +183,31 @@ def test_binds_of_what_the_process_becomes_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@HAS_FILTER
+def test_ranks_of_what_the_process_becomes_have_a_rule_of_their_own() -> None:
+    rank = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BINDS!r}, sys.argv[1]])"
+    binds = '[["AF_INET", ["0.0.0.0", 0]]]'
+    home = rank_rule(ipaddress.IPv4Address("127.0.0.2"))
+
+    assert _become(binds, ranks=home, code=rank) == '["127.0.0.2"]'
+    assert _become(binds, ranks=home) == '["127.0.0.1"]'
+
+
+@pytest.mark.process
 def test_process_goes_on_without_the_filter_if_its_agent_cannot_help() -> None:
     output = _become('[["AF_INET", ["0.0.0.0", 0]]]', helps=False)
 
     assert output == '["0.0.0.0"]'
 
 
-def _become(binds: str, *, helps: bool = True) -> str:
+def _become(binds: str, *, helps: bool = True, ranks: Rule | None = None, code: str = BINDS) -> str:
     """Run BINDS as if it was mpiexec; return its output."""
     (offers, ask), (hear, answers) = os.pipe(), os.pipe()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-I", "-S", str(become_mpiexec.__file__)),
+            *(sys.executable, "-I", "-S", str(bind_filter.__file__)),
             *(str(os.getpid()), str(ask), str(hear)),
-            *(sys.executable, "-c", BINDS, binds),
+            *(sys.executable, "-c", code, binds),
         ],
         pass_fds=(ask, hear),
         stdout=subprocess.PIPE,
@@ -181,9 +216,7 @@ def _become(binds: str, *, helps: bool = True) -> str:
     os.close(ask)
     os.close(hear)
     if helps:
-        pidfd = os.pidfd_open(process.pid)
-        serve_in_background(pidfd, Pipes(offers, answers))
-        os.close(pidfd)
+        serve_in_background(process.pid, Pipes(offers, answers), LAUNCHER, ranks)
     else:
         assert select.select([offers], [], [], BOUND_S)[0]
         os.write(answers, b"n")
@@ -192,3 +225,33 @@ def _become(binds: str, *, helps: bool = True) -> str:
         Pipes(offers, answers).close()
     assert process.returncode == 0
     return output.strip()
+
+
+def _name_of_listener() -> str:
+    with socket.create_server(("", 0)) as listener:
+        return str(listener.getsockname()[0])
+
+
+@HAS_FILTER
+def test_sockets_of_a_call_are_bound_by_a_rule_and_those_after_it_are_free() -> None:
+    home = rank_rule(ipaddress.IPv4Address("127.0.0.2"))
+
+    assert [bound_by(home, _name_of_listener) for _ in range(2)] == ["127.0.0.2", "127.0.0.2"]
+    assert _name_of_listener() == "0.0.0.0"
+
+
+@HAS_FILTER
+def test_call_below_a_filter_is_made_without_another_one() -> None:
+    """So the ranks of a trial start, which mpiexec has given its own filter."""
+    outer = rank_rule(ipaddress.IPv4Address("127.0.0.2"))
+    inner = rank_rule(ipaddress.IPv4Address("127.0.0.3"))
+
+    assert bound_by(outer, lambda: bound_by(inner, _name_of_listener)) == "127.0.0.2"
+
+
+def test_failure_of_a_bound_call_is_the_callers() -> None:
+    before = open_files()
+
+    with pytest.raises(KeyError, match="a mistake"):
+        bound_by(LAUNCHER, lambda: {}["a mistake"])
+    assert open_files() == before
