@@ -30,7 +30,10 @@ class Flight(Protocol):
         """
 
     def receive(self, array: Buffer, peer: int, tag: int) -> int:
-        """Post a receive into ``array`` and return its ticket."""
+        """Post a receive into ``array`` and return its ticket.
+
+        If the flight breaks, a peer may write there as long as this process lives.
+        """
 
     def wait(self, ticket: int) -> None:
         """Wait until the receive with ``ticket`` has filled its array, or the send has left it."""
@@ -72,7 +75,10 @@ class Communicator(Protocol):
         """Return the payloads of all ranks, in rank order."""
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
+        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank.
+
+        If the world breaks, a peer may write there as long as this process lives.
+        """
 
     def agree(self, flags: int) -> int:
         """Return the bitwise and of all ranks' flags; raise on all ranks alike."""

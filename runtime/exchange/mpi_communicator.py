@@ -8,14 +8,19 @@ go on after it (MPI 5.0 ULFM chapter; measured on Open MPI 5.0.9):
 1. The first error of an exchange revokes the communicator: otherwise some
    requests of some survivors never end.
 2. Every request is waited for by itself, to its own end, before the exchange is
-   left.  ``Waitall`` frees requests that are still active, and buffers may be used
-   again only when nothing is in flight.
+   left.  ``Waitall`` frees requests that are still active.
 3. Only ``agree`` decides: it returns the same answer on all survivors or raises
    on all of them.
 4. The success of a collective counts only if no failure is known after it.  If a member
    dies or revokes within a small ``Allgatherv``, Open MPI 5.0.9 (its algorithms "linear"
    and "sparbit") returns success with data missing.  The result of
    ``allgather_unchecked`` counts only after a vote.
+
+5. What a broken exchange was to fill is never used again, nor given back.  Over TCP a dead
+   peer still writes: its kernel delivers what it had sent as soon as the network is whole
+   again, and MPI puts that where the receive was, although the request has long ended.
+   So this file keeps such arrays for ever, a few for each death, and ends the connections
+   to lost peers.  A caller makes new arrays for the next try.
 
 If MPI refuses a collective because of its arguments, that is a mistake of holdfast, not a
 death.  The exception passes through unchanged, and the job is not relaunched for it.
@@ -41,6 +46,8 @@ import numpy as np
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 from holdfast.runtime.system.bind_answers import bound_by, rank_rule
+from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.system.connections import Endpoint, end_connections, own_endpoint
 from holdfast.runtime.system.network import Interface, interface_on
 from holdfast.runtime.system.own_process import home_for_mpi
 
@@ -48,6 +55,7 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "serialized"
 
+_INSIDE_A_HOST = frozenset({"", "self", "sm"})
 _TRANSPORTS, _TCP_INTERFACES = "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include"
 LARGEST_BROADCAST = 1 << 30
 """Bytes of one message; Open MPI 5.0 counts in 32 bits and refuses 2 GiB."""
@@ -55,6 +63,10 @@ LARGEST_BROADCAST = 1 << 30
 from mpi4py import MPI  # noqa: E402  (rc must be set first)
 
 _MISTAKES = frozenset({MPI.ERR_ARG, MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE})
+
+
+_QUARANTINE: list[Buffer] = []
+"""Arrays that a message of a broken exchange may still be written to."""
 
 
 class MpiCommunicator:
@@ -70,6 +82,17 @@ class MpiCommunicator:
         self._shrinkable = shrinkable
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self._unchecked: Buffer | None = None
+        self._endpoints: tuple[Endpoint, ...] = ()
+
+    def meet(self, address: str) -> None:
+        """Tell all members where this one listens, and learn where they do.
+
+        If a member dies meanwhile, some know nothing: then no connection is ended later.
+        """
+        card = encode(own_endpoint(address))
+        with contextlib.suppress(WorldBroken):
+            self._endpoints = tuple(decode(Endpoint, one) for one in self.allgather_bytes(card))
 
     def flight(self) -> _MpiFlight:
         """Return a new set of messages between the ranks."""
@@ -77,15 +100,17 @@ class MpiCommunicator:
 
     def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
-        self._call(self._comm.Allgather, mine, everyones)
+        self._unchecked = everyones
+        self._call(everyones, self._comm.Allgather, mine, everyones)
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""
         lengths = np.empty(self.size, np.int64)
-        self._collective(self._comm.Allgather, np.array([len(payload)], np.int64), lengths)
+        length = np.array([len(payload)], np.int64)
+        self._collective(lengths, self._comm.Allgather, length, lengths)
         joined = np.empty(int(lengths.sum()), np.uint8)
         mine = np.frombuffer(payload, np.uint8)
-        self._collective(self._comm.Allgatherv, mine, [joined, lengths.tolist()])
+        self._collective(joined, self._comm.Allgatherv, mine, [joined, lengths.tolist()])
         stops = np.cumsum(lengths)
         return [
             joined[stop - length : stop].tobytes()
@@ -97,7 +122,7 @@ class MpiCommunicator:
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, LARGEST_BROADCAST):
             piece = flat[start : start + LARGEST_BROADCAST]
-            self._collective(self._comm.Bcast, piece, source)
+            self._collective(piece, self._comm.Bcast, piece, source)
 
     def agree(self, flags: int) -> int:
         """Return the bitwise and of all ranks' flags, the same on every survivor.
@@ -121,10 +146,28 @@ class MpiCommunicator:
 
     def shrink(self) -> MpiCommunicator:
         """Return a communicator of the survivors, in the order of their old ranks."""
+        _keep(self._unchecked)  # its success was never proved
         try:
-            return MpiCommunicator(self._comm.Shrink())
+            survivors = MpiCommunicator(self._comm.Shrink())
         except MPI.Exception as error:
             raise WorldBroken(str(error)) from error
+        if self._endpoints:
+            self._part_from_the_lost(survivors)
+        return survivors
+
+    def _part_from_the_lost(self, survivors: MpiCommunicator) -> None:
+        """End the connections to those that are no survivors."""
+        group, before = survivors._comm.Get_group(), self._comm.Get_group()
+        left = group.Translate_ranks(range(survivors.size), before)
+        group.Free()
+        before.Free()
+        survivors._endpoints = tuple(self._endpoints[rank] for rank in left)
+        lost = set(range(self.size)) - set(left)
+        end_connections(
+            self._endpoints[self.rank],
+            [self._endpoints[rank] for rank in lost],
+            survivors._endpoints,
+        )
 
     def leave(self) -> None:
         """Return when every survivor has called this.
@@ -134,7 +177,7 @@ class MpiCommunicator:
         and launchers without ULFM want it: they kill a launch whose first rank is gone.
         """
         if not self._shrinkable:
-            self._collective(self._comm.Barrier)
+            self._collective(None, self._comm.Barrier)
             MPI.Finalize()
             return
         for _ in range(self.size + 1):  # each death can spoil one agreement
@@ -150,23 +193,28 @@ class MpiCommunicator:
 
         MPICH itself removes them at its end.  After a SIGKILL there is none.
         """
-        self._collective(self._comm.Barrier)
+        self._collective(None, self._comm.Barrier)
         for path in Path("/dev/shm").glob("mpich_shm_*"):
             if str(path) in Path("/proc/self/maps").read_text():
                 path.unlink(missing_ok=True)
 
-    def _call(self, call: Callable[..., object], *arguments: object) -> None:
+    def _call(self, filled: Buffer | None, call: Callable[..., object], *arguments: object) -> None:
+        """Make a call that fills an array; keep the array if the call fails."""
         try:
             call(*arguments)
         except MPI.Exception as error:
             if error.Get_error_class() in _MISTAKES:
                 raise
+            _keep(filled)
             self.revoke()
             raise WorldBroken(str(error)) from error
 
-    def _collective(self, call: Callable[..., object], *arguments: object) -> None:
-        self._call(call, *arguments)
+    def _collective(
+        self, filled: Buffer | None, call: Callable[..., object], *arguments: object
+    ) -> None:
+        self._call(filled, call, *arguments)
         if self._shrinkable and self._is_broken():
+            _keep(filled)
             self.revoke()
             raise WorldBroken("a member died, or revoked the world, during the exchange")
 
@@ -187,6 +235,7 @@ class _MpiFlight:
         self._isend, self._irecv = comm.Isend, comm.Irecv
         self._revoke = revoke
         self._requests: list[MPI.Request | None] = []
+        self._filled: list[Buffer] = []
         self._broken: MPI.Exception | None = None
 
     def __enter__(self) -> _MpiFlight:
@@ -204,6 +253,7 @@ class _MpiFlight:
     def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
         try:
+            self._filled.append(array)
             self._requests.append(self._irecv(array, peer, tag))
         except MPI.Exception as error:
             self._fail(error)
@@ -235,6 +285,9 @@ class _MpiFlight:
                     request.Wait()
             except MPI.Exception as failure:
                 self._note(failure)
+        if error is not None or self._broken is not None:
+            for array in self._filled:
+                _keep(array)
         if error is None and self._broken is not None:
             raise WorldBroken(str(self._broken)) from self._broken
 
@@ -249,12 +302,27 @@ class _MpiFlight:
             self._revoke()
 
 
+def _keep(array: Buffer | None) -> None:
+    """Keep the memory of an array until this process ends, unless all peers are on this host.
+
+    Inside a host it is the receiver that copies, so nothing comes late.
+    """
+    if array is not None and not _transports() <= _INSIDE_A_HOST:
+        _QUARANTINE.append(array)
+
+
+def _transports() -> set[str]:
+    """Return MPI's transports between two processes, as mpiexec tells them to its ranks."""
+    return set(os.environ.get(_TRANSPORTS, "").split(","))
+
+
 def join_world(*, shrinkable: bool) -> MpiCommunicator:
     """Initialise MPI and return the communicator of all workers of the launch.
 
     Blocks until every worker of the launch has called it.  A death before or
     inside it leaves the others waiting: the head ends such a launch.
     """
+    interface = None
     if not MPI.Is_initialized():
         interface = _interface_between_hosts()
         with _with_a_home():
@@ -266,6 +334,8 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     world = MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
     if not shrinkable:
         world.hide_segments()
+    elif interface is not None:
+        world.meet(interface.address)
     return world
 
 
@@ -275,7 +345,7 @@ def _interface_between_hosts() -> Interface | None:
     mpiexec names the network to its ranks.  Peers come to each address that a rank tells.  So one
     that listens on one address must tell no other, even if the host has two on the network.
     """
-    if "tcp" not in os.environ.get(_TRANSPORTS, "").split(","):
+    if "tcp" not in _transports():
         return None
     try:
         return interface_on(IPv4Network(os.environ.get(_TCP_INTERFACES, "")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,3 +82,62 @@ def test_nothing_of_mpi_listens_beyond_the_network_between_the_hosts(cluster: Cl
         beyond = {address for address in addresses if not address.is_loopback}
         assert beyond == {ipaddress.ip_address(cluster.address(host))}, (host, listeners)
         assert beyond <= set(network)
+
+
+LATE = Path(scenarios.__file__).with_name("late_rank.py")
+SLOW = 200_000_000
+"""Bits a second: then much of a vector is on its way at any moment."""
+
+
+def connections(cluster: Cluster, host: str) -> list[list[str]]:
+    """Return state, bytes to be read and bytes to be sent of each connection of a host."""
+    lines = cluster.run(host, ["ss", "-H", "-t", "-n", "-a"]).stdout.splitlines()
+    found = [line.split()[:3] for line in lines]
+    return [one for one in found if one[0] not in ("LISTEN", "TIME-WAIT")]
+
+
+def late_bytes(cluster: Cluster, *, ends_connections: bool) -> list[int]:
+    """Cut a host off, let its rank die, and heal the network; return what has arrived too late.
+
+    This is asked of each survivor: bytes that were written to arrays of the broken exchange.
+    """
+    here = cluster.shared / "late"
+    here.mkdir()
+    cluster.shape(SLOW)
+    program = [sys.executable, str(LATE), str(here), str(ends_connections)]
+
+    def steps() -> int:
+        return len([*here.glob("step-*")])
+
+    with RanksOnHosts(cluster, ("a", "a", "b"), program) as launch:
+        wait_until(lambda: steps() >= 10, "ten steps", BOUND_S)
+        cluster.cut("b")
+        sending = "bytes that cannot leave"
+        wait_until(lambda: any(int(one[2]) for one in connections(cluster, "b")), sending, BOUND_S)
+        launch.ranks[2].kill()
+        wait_until(lambda: len([*here.glob("repaired-*")]) == 2, "repair", BOUND_S)
+        cluster.heal("b")
+        healed = steps()
+        wait_until(lambda: not connections(cluster, "b"), "end of all connections", BOUND_S)
+        wait_until(lambda: steps() >= healed + 10, "steps of the survivors", BOUND_S)
+        (here / "end").touch()
+        assert launch.wait(BOUND_S) == [0, 0, -signal.SIGKILL]
+    told = [(here / f"late-{rank}").read_text().split() for rank in (0, 1)]
+    assert all(int(kept) for kept, _ in told)
+    return [int(late) for _, late in told]
+
+
+def test_what_a_lost_host_had_sent_arrives_nowhere_after_it_is_healed(cluster: Cluster) -> None:
+    assert late_bytes(cluster, ends_connections=True) == [0, 0]
+
+
+@pytest.mark.extended
+def test_what_a_lost_host_had_sent_is_written_where_it_was_received(tmp_path: Path) -> None:
+    """So what a broken exchange was to fill must stay: one of two runs shows it."""
+    for number in range(12):
+        shared = tmp_path / str(number)
+        shared.mkdir()
+        with Cluster(shared) as hosts:
+            if sum(late_bytes(hosts, ends_connections=False)):
+                return
+    pytest.fail("nothing has arrived late in 12 runs")

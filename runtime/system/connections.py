@@ -1,0 +1,63 @@
+"""The TCP sockets of this process, whoever has made them: where it listens, and its peers.
+
+MPI keeps its connections to itself.  When a host is lost, what its processes have sent may still
+arrive, as soon as the network is whole again.  So a process ends its connections to lost peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a process listens: an address of its host, and its ports there."""
+
+    address: str
+    ports: tuple[int, ...]
+
+
+def own_endpoint(address: str) -> Endpoint:
+    """Return the ports of this process at an address of its host."""
+    ports = [
+        one.getsockname()[1]
+        for one in _own_sockets()
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        and one.getsockname()[0] == address
+    ]
+    return Endpoint(address, tuple(sorted(ports)))
+
+
+def end_connections(own: Endpoint, lost: Collection[Endpoint], left: Collection[Endpoint]) -> int:
+    """End the connections between this process and lost ones; return their number.
+
+    Which side has begun a connection is nobody's business.  A lost process that has begun one is
+    known by its address alone, so such a connection is ended when nobody is left there.  Its own
+    kernel ends it otherwise.  Connections that the script has made for itself stay.
+    """
+    theirs = {(peer.address, port) for peer in lost for port in peer.ports}
+    lost_addresses = {peer.address for peer in lost} - {peer.address for peer in (own, *left)}
+    ended = 0
+    for one in _own_sockets():
+        with contextlib.suppress(OSError):
+            peer = one.getpeername()[:2]
+            is_from_there = peer[0] in lost_addresses and one.getsockname()[1] in own.ports
+            if peer in theirs or is_from_there:
+                one.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended
+
+
+def _own_sockets() -> Iterator[socket.socket]:
+    """Give each TCP socket of IPv4 of this process, as a copy that is closed after it."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family is socket.AF_INET and one.type == socket.SOCK_STREAM:
+                    yield one

@@ -1,0 +1,107 @@
+"""The connections of this process to peers that are lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from open_files import open_files
+
+from holdfast.runtime.system.connections import Endpoint, end_connections, own_endpoint
+
+HERE, THERE, BESIDE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+
+class Connection:
+    """A connection of this process, and the peer's end of it."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self.near, self.far = near, far
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing can be sent on it any more."""
+        try:
+            self.near.send(b"x")
+        except BrokenPipeError:
+            return True
+        return False
+
+
+class Net:
+    """A listener of this process at each address, which stand for those of two processes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.listeners = {
+            address: stack.enter_context(socket.create_server((address, 0)))
+            for address in (HERE, THERE, BESIDE)
+        }
+
+    def endpoint(self, address: str) -> Endpoint:
+        return Endpoint(address, (self.listeners[address].getsockname()[1],))
+
+    def connect(self, start: str, target: str) -> tuple[socket.socket, socket.socket]:
+        """Connect from one address to the listener at another; return both ends."""
+        name = self.listeners[target].getsockname()
+        begun = self._stack.enter_context(socket.create_connection(name, source_address=(start, 0)))
+        accepted = self._stack.enter_context(self.listeners[target].accept()[0])
+        return begun, accepted
+
+    def begun_here(self, target: str) -> Connection:
+        return Connection(*self.connect(HERE, target))
+
+    def begun_there(self, start: str) -> Connection:
+        far, near = self.connect(start, HERE)
+        return Connection(near, far)
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with ExitStack() as stack:
+        yield Net(stack)
+
+
+def test_own_ports_are_those_that_listen_at_the_address(net: Net) -> None:
+    net.begun_here(THERE)
+    net.begun_there(THERE)
+    before = open_files()
+
+    assert own_endpoint(HERE) == net.endpoint(HERE)
+    assert own_endpoint("127.0.0.9") == Endpoint("127.0.0.9", ())
+    assert open_files() == before
+
+
+def test_connections_to_a_lost_host_end_whoever_has_begun_them(net: Net) -> None:
+    lost = [net.begun_here(THERE), net.begun_there(THERE)]
+    others = [net.begun_here(BESIDE), net.begun_there(BESIDE)]
+
+    end_connections(net.endpoint(HERE), [net.endpoint(THERE)], [net.endpoint(BESIDE)])
+
+    assert [one.has_ended for one in lost] == [True, True]
+    assert [one.has_ended for one in others] == [False, False]
+
+
+def test_peer_of_a_lost_process_on_the_same_host_stays(net: Net) -> None:
+    """The kernel of that host ends what the dead one has begun."""
+    begun, accepted = net.begun_here(THERE), net.begun_there(THERE)
+    survivor = Endpoint(THERE, (1,))
+
+    end_connections(net.endpoint(HERE), [net.endpoint(THERE)], [survivor])
+
+    assert (begun.has_ended, accepted.has_ended) == (True, False)
+
+
+def test_connections_of_the_script_stay(net: Net) -> None:
+    """It may use a service on a host that is lost to the job alone."""
+    with socket.create_server((THERE, 0)) as service:
+        mine = socket.create_connection(service.getsockname(), source_address=(HERE, 0))
+        peers = service.accept()[0]
+
+        end_connections(net.endpoint(HERE), [net.endpoint(THERE)], [])
+
+        assert not Connection(mine, peers).has_ended
+        mine.close()
+        peers.close()
