@@ -49,7 +49,7 @@ def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> 
     Raises ``CheckpointInvalid`` if a single byte of it does not verify, or if it
     belongs to another run than ``run_id``.
     """
-    reader = StateReader(store, step, run_id)
+    reader = StateReader.of(store, step, run_id)
     reader.allocate()
     reader.read(range(reader.manifest.writers))
     return Restored(reader.state, reader.manifest)
@@ -75,20 +75,27 @@ def restore_newest(
 
 
 class StateReader:
-    """One reader of one committed step."""
+    """One reader of one committed step, or one that only receives what the others have read."""
 
-    def __init__(self, store: CheckpointStore, step: int, run_id: str | None = None) -> None:
-        """Read the manifest and verify it.
+    def __init__(self, manifest: Manifest, scan: Scan | None = None) -> None:
+        """Take a verified manifest, and the way to read its shards, if there is any."""
+        self._scan = scan
+        self.manifest = manifest
+        self.state: dict[str, Tensor] = {}
+        self._bytes: dict[str, memoryview] = {}
+        self._placed: list[list[Placed]] = []
+
+    @staticmethod
+    def of(store: CheckpointStore, step: int, run_id: str | None = None) -> StateReader:
+        """Return a reader of a step of a store, whose manifest it reads and verifies.
 
         Raises ``CheckpointInvalid`` if it does not verify, or if it belongs to
         another run than ``run_id``.
         """
-        self._scan: Scan = store.scan(step)
-        self.manifest: Manifest = self._scan.manifest()
-        self.manifest.refuse_other_run(run_id)
-        self.state: dict[str, Tensor] = {}
-        self._bytes: dict[str, memoryview] = {}
-        self._placed: list[list[Placed]] = []
+        scan = store.scan(step)
+        manifest = scan.manifest()
+        manifest.refuse_other_run(run_id)
+        return StateReader(manifest, scan)
 
     def allocate(self) -> None:
         """Make room for the state; it is never larger than the shards on the disk."""
@@ -98,10 +105,11 @@ class StateReader:
         }
 
     def read(self, shards: Iterable[int]) -> None:
-        """Read these shards into the state and verify them.
+        """Read these shards into the state and verify them; not for one that only receives.
 
         Raises ``CheckpointInvalid`` if a single byte of them does not verify.
         """
+        assert self._scan is not None
         self._scan.read_shards(self.manifest, shards, self._target)
 
     def contents(self, shard: int) -> list[memoryview]:

@@ -10,6 +10,9 @@ If there is a second holder, rank 0 has a rejected step mended from it, and all 
 once more.  A step that only a second holder has is a candidate like any other.  If it is
 newer than all steps here, the disk has lost it.
 
+Memory has the snapshots of one host, as its writer keeps them.  Workers of other hosts cannot map
+them.  So those on the host of rank 0 read that memory, and the others receive.
+
 A restore that has taken no step begins the run only if there is none: not if all are damaged, and
 not if one could not be read.
 """
@@ -114,6 +117,8 @@ class JobRestore:
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mends.has_holders
         self._tries = JointRetries(context, waits)
+        self._near_first: tuple[int, ...] = ()
+        """The ranks on the host of rank 0, whose memory is read."""
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
         self.saved_step = 0
@@ -134,6 +139,7 @@ class JobRestore:
             WorldBroken: a member died.
         """
         self._refuse_intruder()
+        self._near_first = self._ranks_near_first(communicator)
         is_first = communicator.rank == 0
         candidates = self._agreed_candidates(communicator)
         for candidate in candidates:
@@ -155,6 +161,13 @@ class JobRestore:
         if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._state.replica)
         return None
+
+    def _ranks_near_first(self, communicator: Communicator) -> tuple[int, ...]:
+        config = self._context.config
+        if not config.hosts:
+            return tuple(range(communicator.size))
+        hosts = communicator.allgather_bytes(config.host_of[config.worker].encode())
+        return tuple(rank for rank, host in enumerate(hosts) if host == hosts[0])
 
     def _refuse_intruder(self) -> None:
         """Refuse to restore from, or to say anything of, the checkpoints of another run."""
@@ -247,18 +260,26 @@ class JobRestore:
         step, run_id = candidate.step, self._context.config.run_id
         target = self._target(candidate, place)
         patience = IMPATIENT if candidate.has_after(place) else None
+        readers = tuple(range(communicator.size))
+        if place is _Place.MEMORY:
+            readers = self._near_first
         found: list[StateReader] = []
 
         def open_step() -> None:
-            found.append(StateReader(self._store_at(place, step), step, run_id))
+            if communicator.rank in readers:
+                found.append(StateReader.of(self._store_at(place, step), step, run_id))
 
         def read_part() -> None:
             found[0].allocate()
-            writers = found[0].manifest.writers
-            found[0].read(range(communicator.rank, writers, communicator.size))
+            if communicator.rank in readers:
+                part, writers = readers.index(communicator.rank), found[0].manifest.writers
+                found[0].read(range(part, writers, len(readers)))
 
         if not self._tries.succeed(communicator, target, open_step, patience):
             return None
+        if len(readers) < communicator.size:
+            manifest = self._manifest_of_first(communicator, found)
+            found[:] = found or [StateReader(manifest)]
         (reader,) = found
         cursor = reader.manifest.cursor
         is_mine = self._job.stage.is_of(cursor)
@@ -272,8 +293,16 @@ class JobRestore:
         for shard in range(reader.manifest.writers):
             for contents in reader.contents(shard):
                 view = np.frombuffer(contents, np.uint8)
-                communicator.broadcast(view, shard % communicator.size)
+                communicator.broadcast(view, readers[shard % len(readers)])
         return Restored(reader.state, reader.manifest)
+
+    def _manifest_of_first(
+        self, communicator: Communicator, found: Sequence[StateReader]
+    ) -> Manifest:
+        """Return the manifest that rank 0 has read, for workers that only receive the state."""
+        key = self._store.key
+        mine = found[0].manifest.encode(key).decode() if communicator.rank == 0 else ""
+        return Manifest.decode(_from_first(communicator, mine).encode(), key)
 
     def _target(self, candidate: _Candidate, place: _Place) -> Target:
         if place is not _Place.LOCAL:

@@ -160,7 +160,7 @@ def test_pieces_are_sorted_by_shard_once_however_many_shards(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(store, {f"t{n}": np.zeros(8) for n in range(20)}, header=Header("run", 1, 1), writers=8)
-    reader = StateReader(store, 1)
+    reader = StateReader.of(store, 1)
     reader.allocate()
     calls: list[int] = []
     plain = reader_module.pieces_by_shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 from collections import Counter
@@ -98,9 +99,13 @@ class Run:
         self.local_dir: Path | None = None
         self.places: list[tuple[int, int | None]] = []
         """Of each worker of the last restore: the saved step, and the same if only here locally."""
+        self.hosts: tuple[str, ...] = ()
+        """The host of each rank, if there are several."""
         self.job = self._job()
         self.bytes_read: Counter[int] = Counter()
         self.ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
+        self.ask_other_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
+        """That of each host but the first."""
         self.notices: list[str] = []
         self.on_nap: Callable[[], None] = lambda: None
         """Called in each wait, by the worker that waits."""
@@ -193,7 +198,7 @@ class Run:
         return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
 
     def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:
-        return worker_config(
+        config = worker_config(
             worker,
             range(ranks),
             run_dir=self.directory,
@@ -204,12 +209,14 @@ class Run:
             local_dir=self.local_dir,
             key_file=self.key_file,
         )
+        return dataclasses.replace(config, hosts=self.hosts[:ranks])
 
     def _context(self, communicator: Communicator) -> WorkerContext:
         config = self._config(WorkerId(communicator.rank), communicator.size)
         journal = journal_of(config)
         injector = without_faults(config)
         page = WorkerStatus.create()
+        is_near = not self.hosts or self.hosts[communicator.rank] == self.hosts[0]
         return WorkerContext(
             config,
             communicator,
@@ -217,5 +224,5 @@ class Run:
             page,
             injector,
             self._hear,
-            ask_agent=self.ask_agent,
+            ask_agent=self.ask_agent if is_near else self.ask_other_agent,
         )

@@ -27,6 +27,7 @@ from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.ledger import Cursor
+from holdfast.runtime.saving import ordered_mends
 from holdfast.runtime.saving import writer as writer_module
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.mending import Mender
@@ -248,6 +249,45 @@ def test_step_that_the_disk_cannot_take_is_read_from_memory(
     (failed,) = memory_run.journal("mend_failed")
     assert failed["holder"] == "the host's writer"
     assert "the disk is full" in failed["reason"]
+
+
+def other_agent(question: dict[str, object]) -> dict[str, Any]:
+    """Answer as the agent of a host that keeps an older save, in memory of its own."""
+    assert question["kind"] == "keeps", "its writer has not what is restored"
+    return {"kind": "kept", "step": 10}
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abb", "abab"])
+@pytest.mark.parametrize("has_room", [True, False], ids=["the disk takes it", "the disk is full"])
+def test_memory_of_the_first_host_is_read_there_alone_and_all_restore_the_same(
+    memory_run: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch, hosts: str, *, has_room: bool
+) -> None:
+    agent.has_room = has_room
+    memory_run.hosts, memory_run.ask_other_agent = tuple(hosts), other_agent
+    mapped_by: set[int | None] = set()
+    mapped = ordered_mends._map
+
+    def noting(step: int, path: Path) -> memoryview:
+        mapped_by.add(memory_run.rank_of(threading.get_ident()))
+        return mapped(step, path)
+
+    monkeypatch.setattr(ordered_mends, "_map", noting)
+
+    assert memory_run.restore(len(hosts)) == [(STEP, 3.0)] * len(hosts)
+
+    assert memory_run.places == [(STEP if has_room else 0, None)] * len(hosts)
+    near = {rank for rank, host in enumerate(hosts) if host == "a"}
+    assert mapped_by == (set() if has_room else near)
+
+
+def test_memory_of_the_first_host_that_has_changed_sends_those_of_all_hosts_to_the_older_step(
+    memory_run: Run, agent: Agent
+) -> None:
+    agent.has_room = False
+    agent.flip(3)
+    memory_run.hosts, memory_run.ask_other_agent = tuple("aabb"), other_agent
+
+    assert memory_run.restore(4) == [(10, 1.0)] * 4
 
 
 def test_damaged_step_is_mended_from_memory(memory_run: Run, agent: Agent) -> None:
