@@ -268,7 +268,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.options.script.resolve()
     run = RunDirectory(config.run_dir.resolve())
-    record = ScriptRecord(run.script_record_path)
+    record = ScriptRecord(run.script_record_path, is_of_hosts=bool(config.hosts))
     script = CallingScript(path)
     share_clock(ScriptClock(record, script))
     directories = SharedDirectories(record, script, config.run_dir, began, is_first)

@@ -6,7 +6,8 @@ others take what stands there.
 
 Invariant: the first line of a key counts, for all processes and all launches, and of a number that
 is *reached* the largest one.  A line is one write to a file that was opened with ``O_APPEND``, so
-no lock is needed.
+no lock is needed by the processes of one host.  Network file systems append where the host believes
+that the file ends.  So processes of several hosts write a line in their turn.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ class ScriptRecord:
 
     Args:
         path: its file; made at the first need.
+        is_of_hosts: whether processes of several hosts write it.
 
     A file system that refuses makes it forget: each process goes on by itself then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_of_hosts: bool = False) -> None:
         self._path = path
+        self._is_of_hosts = is_of_hosts
         self._known: dict[str, Any] = {}
         self._reached: dict[str, float] = {}
         self._read_bytes = 0
@@ -80,7 +83,8 @@ class ScriptRecord:
 
     def _add(self, entry: list[Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
-        with contextlib.suppress(OSError):
+        turn = self.turn() if self._is_of_hosts else contextlib.nullcontext()
+        with turn, contextlib.suppress(OSError):
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.write(file, line)

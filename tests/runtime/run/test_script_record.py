@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
+
+import pytest
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
@@ -42,6 +46,35 @@ def test_process_that_has_its_turn_may_take_it_again(tmp_path: Path) -> None:
 
     with record.turn(), record.turn():
         assert record.first("a", 1) == 1
+
+
+@pytest.mark.parametrize("is_of_hosts", [False, True])
+def test_processes_of_several_hosts_append_in_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_of_hosts: bool
+) -> None:
+    """A network file system would let the lines of two hosts overwrite each other."""
+    path = tmp_path / "script.jsonl"
+    record = ScriptRecord(path, is_of_hosts=is_of_hosts)
+    write, had_turn = os.write, list[bool]()
+
+    def noting_write(file: int, line: bytes) -> int:
+        with path.open("rb") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                had_turn.append(True)
+            else:
+                had_turn.append(False)
+        return write(file, line)
+
+    monkeypatch.setattr(os, "write", noting_write)
+    record.first("time", 1.5)
+    record.reach("pass", 2)
+    with record.turn():
+        record.first("pid", 7)
+
+    assert had_turn == [is_of_hosts, is_of_hosts, True]
+    assert ScriptRecord(path).find("pid") == 7
 
 
 def test_fresh_run_begins_with_an_empty_record(tmp_path: Path) -> None:
