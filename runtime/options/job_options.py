@@ -423,6 +423,11 @@ class JobOptions:
                 f"{','.join(map(str, self.hosts))} take {slots}; ask for fewer workers, or name "
                 "more slots or hosts"
             )
+        if self.local_dir is not None and len(self.hosts) > 1:
+            raise UsageError(
+                f"--local-dir is the disk of one host, and --hosts names {len(self.hosts)}: leave "
+                "one of them out"
+            )
 
     def local_run_dir(self, run_id: str) -> Path | None:
         """Return the directory of a run below ``--local-dir``, None without one."""

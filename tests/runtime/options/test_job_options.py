@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.weights import import_weights
 from holdfast.runtime.errors import UsageError
@@ -26,6 +27,13 @@ def options(tmp_path: Path) -> JobOptions:
     script = tmp_path / "train.py"
     script.write_text("")
     return JobOptions(script=script, run_dir=tmp_path / "run", workers=4)
+
+
+def test_local_directory_is_refused_for_several_hosts(options: JobOptions) -> None:
+    alone = dataclasses.replace(options, local_dir=Path("/local"), hosts=(HostSlots("a", 4),))
+
+    with pytest.raises(UsageError, match=r"^--local-dir is the disk of one host, and --hosts "):
+        dataclasses.replace(alone, hosts=(*alone.hosts, HostSlots("b", 2)))
 
 
 @pytest.mark.parametrize(
