@@ -20,7 +20,8 @@ Theory of a halt.  An order to stop is obeyed at the next step, by agreement.  I
 within seconds, because a script validates, sleeps or hangs, the workers are *halted*: none of them
 changes its state any more.  Each holds a whole state, and the newest of these is the result of the
 last applied step.  So nobody has to be waited for.  Those that hold the newest state save it
-together, each its share, and no worker needs a word of MPI for it.
+together, each its share, and no worker needs a word of MPI for it.  If they live on several hosts,
+those on one host do.
 
 A worker is *settled* when the callbacks after its last transaction have run and were agreed on.
 Before that it holds the state as it was before them.
@@ -28,7 +29,7 @@ Before that it holds the state as it was before them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -51,6 +52,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
+from holdfast.recovery.placement import savers_among
 from holdfast.recovery.world import WorkerId
 
 Sight = (
@@ -385,11 +387,10 @@ class HaltPlan:
     """0 if nothing has to be saved."""
 
 
-def plan_halt(halted: Sequence[Halted]) -> HaltPlan:
+def plan_halt(halted: Sequence[Halted], host_of: Mapping[WorkerId, str]) -> HaltPlan:
     """Return who saves what ``halted`` workers hold."""
     newest = max((one.held for one in halted if one.held is not None), default=None)
-    savers = sorted((one for one in halted if one.held == newest), key=lambda one: one.worker)
-    workers = tuple(one.worker for one in savers)
-    if newest is None or all(one.is_saved for one in savers):
-        return HaltPlan(workers, 0)
-    return HaltPlan(workers, max(one.saves for one in halted) + 1)
+    holders = {one.worker: one for one in halted if one.held == newest}
+    if newest is None or all(one.is_saved for one in holders.values()):
+        return HaltPlan(tuple(sorted(holders)), 0)
+    return HaltPlan(savers_among(sorted(holders), host_of), max(one.saves for one in halted) + 1)

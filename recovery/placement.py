@@ -1,13 +1,19 @@
-"""Which host each worker of a launch lives on: a pure function of the hosts that are there.
+"""Which host each worker of a launch lives on, and which host saves.
 
 Workers fill the hosts in the order in which they were named, as with mpiexec: neighbours in rank
 order are neighbours in space, so a subtree of the reduction seldom crosses a link.
+
+Each worker has the whole state, so the workers of one host can save all of it.  Memory for a save
+and the process that commits it belong to a host.  So those on the host of rank 0 save.  When no
+worker of that host is left, rank 0 is on another one, and so are the savers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from holdfast.recovery.world import WorkerId
 
 MOST_LOSSES = 2
 """A host that was lost so often is left out."""
@@ -55,3 +61,10 @@ def usable_hosts(hosts: Sequence[HostSlots], losses: Mapping[str, int]) -> tuple
 def total_slots(hosts: Iterable[HostSlots]) -> int:
     """Return how many workers the hosts take."""
     return sum(host.slots for host in hosts)
+
+
+def savers_among(
+    workers: Sequence[WorkerId], host_of: Mapping[WorkerId, str]
+) -> tuple[WorkerId, ...]:
+    """Return those of ``workers``, which are in rank order, that save together, in that order."""
+    return tuple(worker for worker in workers if host_of[worker] == host_of[workers[0]])

@@ -6,7 +6,7 @@
 |---|---|
 | an order to stop | the workers stop at the next step, by agreement; nothing is done here |
 | ``_PATIENCE_S`` later | all workers are asked to halt: none changes its state any more |
-| all have answered | those with the newest state are ordered to save it, each its part |
+| all have answered | those with the newest state, on one host, save it by order, each its part |
 | the save is durable, or has failed | all leave |
 
 A worker that does not answer hangs in code that never lets a thread of Python run, or is stopped.
@@ -51,8 +51,10 @@ Tell = Callable[[WorkerId, Message], None]
 class Halting:
     """The order to stop that a launch has, from the order to the end of its workers."""
 
-    def __init__(self, tell_report: Tell) -> None:
+    def __init__(self, tell_report: Tell, host_of: Mapping[WorkerId, str]) -> None:
+        """Take the way to tell a report of a worker, and the name of each worker's host."""
         self._tell_report = tell_report
+        self._host_of = host_of
         self._since: float | None = None
         self._asked_at: float | None = None
         self._beats: dict[WorkerId, int] = {}
@@ -111,7 +113,7 @@ class Halting:
         by_worker = {hosted.worker: hosted for hosted in halted}
         if self._plan is None or not by_worker.keys() >= set(self._plan.savers):
             attempt = 0 if self._plan is None else self._plan.attempt
-            self._plan = plan_halt([_view_of(hosted, attempt) for hosted in halted])
+            self._plan = plan_halt([_view_of(hosted, attempt) for hosted in halted], self._host_of)
             self._order_save(self._plan, by_worker)
         savers = [by_worker[worker] for worker in self._plan.savers]
         if self._plan.attempt and any(hosted.halt_failure is None for hosted in savers):

@@ -99,6 +99,14 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class EndMaintenance:
+    """Workers of another host save: its writer alone looks after old steps, until they save here.
+
+    What is complete in this host's memory is still written when it is settled.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Speak:
     """Show the lines of this worker, and of no other one."""
 
@@ -120,6 +128,7 @@ Down = (
     | Inquire
     | Settle
     | Abandon
+    | EndMaintenance
     | Speak
     | Describe
 )

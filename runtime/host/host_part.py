@@ -25,6 +25,7 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
+    EndMaintenance,
     Exited,
     Forked,
     Found,
@@ -121,10 +122,8 @@ class HostPart:
                 self._let_begin(message, fds)
             case Watch():
                 self._is_watching = True
-            case KillWorker(generation, worker, why, limit):
-                process = self._processes.get((generation, worker))
-                if process is not None:
-                    self._kill(process, why, limit)
+            case KillWorker():
+                self._kill_if_there(message)
             case LetLeave(generation):
                 self._let_leave(generation)
             case Inquire():
@@ -135,6 +134,8 @@ class HostPart:
                 )
             case Abandon(why):
                 self._abandon(why)
+            case EndMaintenance():
+                self.writer.end_maintenance()
             case Speak(worker):
                 self._output.speaker = worker
             case Describe():
@@ -224,6 +225,11 @@ class HostPart:
         for process in self._living:
             if process.generation == generation:
                 process.answer({"kind": "leave"})
+
+    def _kill_if_there(self, order: KillWorker) -> None:
+        process = self._processes.get((order.generation, order.worker))
+        if process is not None:
+            self._kill(process, order.why, order.limit)
 
     def _kill(self, process: WorkerProcess, why: str, limit: str | None = None) -> None:
         """Kill a worker first, and then let MPI hear of it."""

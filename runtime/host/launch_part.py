@@ -26,6 +26,7 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
+    EndMaintenance,
     Exited,
     Forked,
     Found,
@@ -87,8 +88,11 @@ class LaunchPart:
         """Those whose pools have not imported everything."""
         self._seen: dict[HostLink, Seen] = {}
         self._fencing = Fencing(tell, heartbeat_timeout_s)
-        self._halting = Halting(self._tell_report)
+        self._halting = Halting(self._tell_report, {})
         self._launch: HostedLaunch | None = None
+        self._placed: Mapping[WorkerId, HostLink] = {}
+        self._world = 0
+        """The generation of the newest world that was told of."""
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self._last_ends: list[_LastEnd] = []
         self._failed_saves = FailedSaves()
@@ -161,13 +165,14 @@ class LaunchPart:
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
         self._fencing.begin(launch.config.options.stall_timeout_s)
-        self._halting = Halting(self._tell_report)
+        self._halting = Halting(self._tell_report, launch.config.host_of)
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
         self._post_all(BeginLaunch(launch.generation, launch.workers[0]))
         names = launch.config.host_of
+        self._placed, self._world = placed or {}, launch.generation
         for worker in launch.workers:
-            host = (placed or {}).get(worker, self._hosts[0])
+            host = self._host_of(worker)
             host.post(MakeWorker(launch.config_of(worker)))
             key = (launch.generation, worker)
             self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
@@ -364,9 +369,22 @@ class LaunchPart:
             self._halting.order(time.monotonic())  # the script may close what it has open
         launch, world = self._launch, report.get("workers", ())
         if kind == "world" and launch is not None and hosted.generation == launch.generation:
-            for speaker in world[:1]:
-                self._post_all(Speak(speaker))
+            for first in world[:1]:
+                self._post_all(Speak(first))
+                self._let_one_host_save(report["generation"], first)
         self._tell_report(hosted.worker, report)
+
+    def _let_one_host_save(self, world: int, first: WorkerId) -> None:
+        """Let no other host look after old steps than that of rank 0 of the newest world."""
+        if world >= self._world:
+            self._world = world
+            for host in self._hosts:
+                if host is not self._host_of(first):
+                    host.post(EndMaintenance())
+
+    def _host_of(self, worker: WorkerId) -> HostLink:
+        """Return the host of a worker of the launch, also of one that has ended."""
+        return self._placed.get(worker, self._hosts[0])
 
     def _look_at_ends(self) -> None:
         launch = self._launch

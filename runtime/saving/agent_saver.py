@@ -50,8 +50,11 @@ class AgentSaver:
         self._desk: Future[_PreparedSave] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
         self._without_memory: InProcessSaver | None = None
-        self._not_copied: set[int] = set()
-        """Attempts that lack this worker's part or its word, so nobody reads their memory."""
+        self._copied: dict[int, int] = {}
+        """The newest attempt in each buffer that has this worker's part and its word.
+
+        Nobody reads the memory of any other save.
+        """
 
     def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
         """Begin to lay out this worker's share and to take its memory, in the background.
@@ -67,22 +70,14 @@ class AgentSaver:
         Raises ``OSError`` or ``MemoryError`` if this worker cannot map its memory, and
         ``MemoryInUse`` if the writer still reads it; the next save tries again.
         """
-        try:
-            return self._begin(request, state)
-        except BaseException:
-            self._not_copied.add(request.ticket.attempt)
-            raise
-
-    def _begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
         desk = self._laid_out()
         if not len(desk.buffers):
             return self._begin_without_memory(desk, request, state)
-        attempt = request.ticket.attempt
-        buffer = attempt % len(desk.buffers)
-        self._wait_until_free(attempt, len(desk.buffers))
+        buffer = request.ticket.attempt % len(desk.buffers)
+        self._wait_until_free(buffer)
         ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
         desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
-        return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._not_copied)
+        return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._copied)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -133,15 +128,13 @@ class AgentSaver:
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
 
-    def _wait_until_free(self, attempt: int, buffers: int) -> None:
-        """Wait until no process reads the save any more that had the buffer of ``attempt``.
+    def _wait_until_free(self, buffer: int) -> None:
+        """Wait until no process reads the save any more that is in this buffer.
 
         Every complete save is answered, and an incomplete one when a later one or another world
         begins.  Raises ``MemoryInUse`` if that takes too long.
         """
-        before = attempt - buffers
-        while before in self._not_copied:
-            before -= buffers
+        before = self._copied.get(buffer, 0)
         bound = Bound(in_process_saver.FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
             if bound.has_passed:
@@ -183,13 +176,13 @@ class _AgentSave:
         context: WorkerContext,
         desk: _PreparedSave,
         request: SaveRequest,
-        lacking: set[int],
+        copied: dict[int, int],
     ) -> None:
         self._context = context
         self._desk = desk
         self._ticket = request.ticket
         self._request = request
-        self._lacking = lacking
+        self._copied = copied
         self._untold: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
@@ -198,7 +191,6 @@ class _AgentSave:
             self._tell(state, state_digest)
         except (OSError, MemoryError) as error:  # nothing to spare for digests or message
             self._untold = error
-            self._lacking.add(self._ticket.attempt)
 
     def _tell(self, state: Tensors, state_digest: str) -> None:
         desk, ticket = self._desk, self._ticket
@@ -208,6 +200,7 @@ class _AgentSave:
         message = {"kind": "copied", **to_plain(ticket), "part": part, "digest": state_digest}
         cursor = encode(self._request.cursor) if part == 0 else None
         _send_with_content(self._context, message, cursor)
+        self._copied[ticket.buffer] = ticket.attempt
 
     def compared(self) -> None:
         """Do nothing: the writer compares the digests of all parts by itself."""

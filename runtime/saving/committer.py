@@ -50,15 +50,15 @@ _Written = TypeVar("_Written")
 class Committer:
     """Commits the saves of one plan."""
 
-    def __init__(self, plan: SavePlan, report: Report) -> None:
-        """Open the store, and begin to care for its old steps.
+    def __init__(self, plan: SavePlan, report: Report, *, has_maintenance: bool = True) -> None:
+        """Open the store, and begin to care for its old steps, if ``has_maintenance``.
 
         Raises ``KeyUnusable`` if the run's key is no longer in its file.
         """
         self.plan = plan
         self.image_map = plan.image_map()
         self._report = report
-        self._maintenance = CheckpointMaintenance(plan, report)
+        self._maintenance = CheckpointMaintenance(plan, report, is_idle=not has_maintenance)
         self.store = plan.open_store()
         """That of the run directory."""
         self.store.disk.watch(report.disk_moved)

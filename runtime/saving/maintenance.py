@@ -62,8 +62,12 @@ NOWHERE = Places(is_local=False, is_run=False)
 class CheckpointMaintenance:
     """Prunes and scrubs the steps of one plan's run, and reports failures."""
 
-    def __init__(self, plan: SavePlan, report: Report) -> None:
-        """Begin with the removal of what dead launches have left."""
+    def __init__(self, plan: SavePlan, report: Report, *, is_idle: bool = False) -> None:
+        """Begin with the removal of what dead launches have left.
+
+        One that ``is_idle`` only makes room: the writer of another host looks after old steps.
+        """
+        self._is_idle = is_idle
         options = plan.config.options
         self._report = report
         self._ownership = plan.config.ownership
@@ -124,6 +128,8 @@ class CheckpointMaintenance:
 
     def _ask(self) -> None:
         """Have old steps looked at, once what is queued by now was done."""
+        if self._is_idle:
+            return
         with self._asking:
             self._asked += 1
         self._thread.submit(self._heard, self._tidy_once)

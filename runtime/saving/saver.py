@@ -5,6 +5,9 @@ of the host does the rest: the agent's writer (`agent_saver`), or the first work
 is no agent (`in_process_saver`).  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
+With several hosts the workers on the host of rank 0 save (`recovery.placement`).  The others
+compare their states with theirs, and vote: the save is as far as its savers are.
+
 A file system that hangs answers nothing, not even an error.  A save that waited for it
 would stay in flight for ever: training would go on without another checkpoint, and the end
 of the job would never come.  So a save that takes far too long has failed.
@@ -23,6 +26,7 @@ import numpy as np
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.placement import savers_among
 from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
 from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import StoppedEarly
@@ -34,6 +38,7 @@ from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.in_process_saver import (
     FailedSave,
     InProcessSaver,
+    NothingToSave,
     PendingSave,
     SnapshotNotWritten,
 )
@@ -251,9 +256,17 @@ class Saver:
         self.local_step = None if local == _NOTHING_SAVED else local
 
     def prepare(self, state: Callable[[], Tensors]) -> None:
-        """Take the memory for saves of this world ahead of the first one."""
-        communicator = self._membership.communicator
-        self._prepare(communicator.rank, communicator.size, state)
+        """Take the memory for saves of this world ahead of the first one, if this worker saves."""
+        part = self._part
+        if part is not None:
+            self._prepare(*part, state)
+
+    @property
+    def _part(self) -> tuple[int, int] | None:
+        """This worker's part of each save of the world, and the number of parts; None if none."""
+        world, me = self._membership.world, self._membership.me
+        savers = savers_among(world.workers, self._context.config.host_of)
+        return (savers.index(me), len(savers)) if me in savers else None
 
     def _prepare(self, part: int, parts: int, state: Callable[[], Tensors]) -> None:
         generation = self._membership.world.generation
@@ -310,11 +323,11 @@ class Saver:
         needs_run_directory: bool,
     ) -> SaveInFlight:
         self.prepare(lambda: state)
-        communicator = self._membership.communicator
-        ticket = self._ticket(
-            cursor.step, communicator.size, needs_run_directory=needs_run_directory
-        )
-        mine = self._copied(SaveRequest(ticket, communicator.rank, fields), state)
+        mine: PendingSave = NothingToSave()
+        if self._part is not None:
+            part, parts = self._part
+            ticket = self._ticket(cursor.step, parts, needs_run_directory=needs_run_directory)
+            mine = self._copied(SaveRequest(ticket, part, fields), state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         began = witnessed_s()

@@ -78,6 +78,8 @@ class HostWriter:
         self._report = WriterReport(channel)
         self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
         self._plan: SavePlan | None = None
+        self._has_maintenance = True
+        """Whether this writer looks after old steps, as the host of rank 0 does alone."""
         self._committer: Committer | None = None
         """That of the plan; None until the run's key and directory can be used."""
         self._parts: Parts | None = None
@@ -132,11 +134,12 @@ class HostWriter:
             self._give_up()
         (fd,) = message[FDS]
         plan = decode(SavePlan, _contents(fd))
-        if plan == self._plan:
+        has_maintenance = bool(message.get("has_maintenance", True))
+        if (plan, has_maintenance) == (self._plan, self._has_maintenance):
             return
         if self._committer is not None:
             self._committer.close(0.0)
-        self._plan, self._committer = plan, None
+        self._plan, self._committer, self._has_maintenance = plan, None, has_maintenance
         with contextlib.suppress(CheckpointError, OSError):  # each save tries again
             self._ready()
 
@@ -148,7 +151,9 @@ class HostWriter:
         if self._committer is None:
             if self._plan is None:
                 raise CommitRefused("nothing can be saved before the plan of saves has come")
-            self._committer = Committer(self._plan, self._report)
+            self._committer = Committer(
+                self._plan, self._report, has_maintenance=self._has_maintenance
+            )
         return self._committer
 
     def _take_part(self, message: Message) -> None:

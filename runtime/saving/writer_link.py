@@ -133,6 +133,12 @@ class WriterLink:
         self._told.plan(message)
         self._post_if_connected(*_split(message))
 
+    def end_maintenance(self) -> None:
+        """Let the writer leave old steps alone until the next plan comes: another one has begun."""
+        plan = self._told.end_maintenance()
+        if plan is not None:
+            self._post_if_connected(*_split(plan))
+
     def copied(self, message: Message) -> None:
         """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
         if _key(message) <= self._answered:
@@ -354,6 +360,13 @@ class WriterReplay:
         """Keep the newest plan, and own its descriptor."""
         self._forget_plan()
         self._plan = message
+
+    def end_maintenance(self) -> Message | None:
+        """Keep that the plan is for saves alone, and return it; None if nothing has changed."""
+        if self._plan is None or not self._plan.get("has_maintenance", True):
+            return None
+        self._plan = {**self._plan, "has_maintenance": False}
+        return self._plan
 
     def part(self, message: Message) -> _ToldSave | None:
         """Keep a part and own its descriptor; return its save, None if that has no use any more.

@@ -335,11 +335,15 @@ class WorkerStatus:
         return max(self.durable_save, self.failed_save) >= attempt
 
     def answer_save(self, attempt: int, *, is_durable: bool) -> None:
-        """Tell whether a snapshot is durable or has failed (agent only)."""
+        """Tell whether a snapshot is durable or has failed (agent only).
+
+        A late answer changes nothing: that of a host which saves no more may come after one of the
+        host that does.
+        """
         if is_durable:
-            self.durable_save = attempt
+            self.durable_save = max(self.durable_save, attempt)
         else:
-            self.failed_save = attempt
+            self.failed_save = max(self.failed_save, attempt)
 
     def take(self, changes: Mapping[str, Any], writer: Writer) -> None:
         """Write what ``StatusChanges`` has found in another status of this worker.

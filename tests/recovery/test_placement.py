@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.placement import HostSlots, place_workers, total_slots, usable_hosts
+from holdfast.recovery.placement import (
+    HostSlots,
+    place_workers,
+    savers_among,
+    total_slots,
+    usable_hosts,
+)
+from holdfast.recovery.world import WorkerId
 
 
 @pytest.mark.parametrize(
@@ -57,3 +64,21 @@ def test_hosts_are_blocks_of_ranks_and_share_what_is_beyond_their_slots(
         assert max(beyond) - min(beyond) <= 1
     else:
         assert max(beyond) <= 0
+
+
+@pytest.mark.parametrize(
+    ("living", "savers"),
+    [
+        ((0, 1, 2, 3), (0, 1)),
+        ((1, 2, 3), (1,)),
+        ((2, 3), (2, 3)),
+        ((0, 4), (0, 4)),
+        ((3,), (3,)),
+    ],
+)
+def test_workers_on_the_host_of_the_first_one_save(
+    living: tuple[int, ...], savers: tuple[int, ...]
+) -> None:
+    host_of = {WorkerId(worker): name for worker, name in enumerate("aabba")}
+
+    assert savers_among([WorkerId(worker) for worker in living], host_of) == savers

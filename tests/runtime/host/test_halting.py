@@ -18,8 +18,9 @@ from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag,
 class FakeWorker:
     """A worker that answers when the test says so."""
 
-    def __init__(self, worker: int, phase: Phase = Phase.TRAINING) -> None:
+    def __init__(self, worker: int, phase: Phase = Phase.TRAINING, host: str = "") -> None:
         self.worker = WorkerId(worker)
+        self.host = host
         self.page = WorkerStatus.create()
         self.page.phase = phase
         self.page.generation = 1
@@ -44,7 +45,8 @@ class Launch:
     def __init__(self, *workers: FakeWorker) -> None:
         self.workers = workers
         self.told: list[tuple[int, Message]] = []
-        self.halting = Halting(lambda worker, report: self.told.append((worker, report)))
+        host_of = {worker.worker: worker.host for worker in workers}
+        self.halting = Halting(lambda worker, report: self.told.append((worker, report)), host_of)
         self.halting.order(100.0)
 
     def poll(self, now: float) -> list[bool]:
@@ -83,6 +85,27 @@ def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None
 
     assert [one.page.halt_order for one in launch.workers] == [HaltOrder()] * 3
     assert launch.words() == [(who, "saved step 8; more is done again") for who in (0, 1)]
+
+
+def test_newest_state_on_two_hosts_is_saved_by_one_and_after_its_loss_by_the_other() -> None:
+    one, other, far = FakeWorker(0, host="a"), FakeWorker(1, host="a"), FakeWorker(2, host="b")
+    launch = Launch(one, other, far)
+    launch.poll(103.0)
+    for worker in launch.workers:
+        worker.holds(8)
+    launch.poll(103.1)
+
+    assert [worker.page.halt_order for worker in launch.workers] == [
+        HaltOrder(5, 0, 2), HaltOrder(5, 1, 2), HaltOrder(),
+    ]  # fmt: skip
+    assert not far.page.halt_orders, "it neither saves nor leaves"
+
+    one.killed = other.killed = "its host is lost"
+    launch.poll(103.2)
+    assert far.page.halt_order == HaltOrder(6, 0, 1)
+    far.halt_failure = ""
+    launch.poll(103.3)
+    assert launch.words() == [(2, "saved step 8; more is done again")]
 
 
 def test_worker_that_does_not_answer_is_killed_and_the_others_save() -> None:

@@ -15,6 +15,7 @@ from holdfast.runtime.host.host_messages import (
     BeginLaunch,
     Described,
     Down,
+    EndMaintenance,
     Exited,
     Forked,
     Found,
@@ -259,6 +260,16 @@ def test_outcome_of_a_save_reaches_the_workers_of_both_hosts(world: World) -> No
     assert [world.status(worker).is_answered(4) for worker in range(4)] == [True] * 4
 
 
+def test_late_answer_of_the_host_that_saved_before_takes_nothing_back(world: World) -> None:
+    world.far.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 5, "step": 40}))
+    world.near.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 4, "step": 30}))
+    late = {"kind": "unsaved", "launch": 1, "attempt": 3, "step": 20, "is_expected": True}
+    world.near.tell(SaveAnswered(late))
+    world.far.copy()
+
+    assert (world.status(2).durable_save, world.status(2).is_answered(5)) == (5, True)
+
+
 def test_order_to_stop_is_asked_of_the_workers_of_both_hosts(world: World) -> None:
     world.launch.stop_all()
     world.near.copy()
@@ -278,9 +289,22 @@ def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world
 
 
 def test_first_worker_of_a_world_is_shown_by_its_host_and_by_no_other_one(world: World) -> None:
-    world.reports(2, kind="world", workers=[2, 3])
+    world.reports(2, kind="world", generation=2, workers=[2, 3])
 
     assert world.near.of(Speak) == world.far.of(Speak) == [Speak(WorkerId(2))]
+
+
+def test_host_of_the_first_worker_alone_looks_after_old_steps(world: World) -> None:
+    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])
+    assert (world.near.of(EndMaintenance), world.far.of(EndMaintenance)) == ([], [EndMaintenance()])
+
+    for worker in (0, 1):
+        world.near.exits(worker)
+    world.reports(2, kind="world", generation=3, workers=[2, 3])
+    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])
+
+    assert world.near.of(EndMaintenance) == [EndMaintenance()]
+    assert world.far.of(EndMaintenance) == [EndMaintenance()], "the word of an old world is late"
 
 
 def test_status_has_the_workers_of_both_hosts(world: World) -> None:

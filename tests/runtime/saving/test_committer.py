@@ -61,7 +61,7 @@ class _NoCare:
 
     local = None
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, is_idle: bool) -> None:
         self.steps: list[int] = []
         self.in_hand = StepsInHand()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from configs import without_faults, worker_config
+from host_saves import Workers, plan_of, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothing
@@ -25,6 +28,7 @@ from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import in_process_saver
 from holdfast.runtime.saving import saver as saver_module
@@ -38,12 +42,12 @@ from holdfast.runtime.saving.saver import (
     Saver,
     shard_count,
 )
+from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords
 
-ME = WorkerId(0)
 BOUND_S = 60.0
 MIB = 2**20
 
@@ -76,23 +80,111 @@ class FailingSave:
         return self._looks < 0
 
 
+class SavingWorker:
+    """One worker of a world, and what its agent hears of it; its agent may give it memory."""
+
+    def __init__(
+        self, config: WorkerConfig, workers: Workers | None = None, world: tuple[int, ...] = (0,)
+    ) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.page, self._journal = WorkerStatus.create(), journal_of(config)
+        communicator: Communicator = LocalCommunicator()
+        context = WorkerContext(
+            config,
+            communicator,
+            self._journal,
+            self.page,
+            without_faults(config),
+            lambda report: None,
+            send_snapshot=None if workers is None else lambda told, fds: self.told.append(told),
+            ask_agent=None if workers is None else self._give,
+        )
+        self._workers = workers
+        self.membership = Membership(
+            config.worker, World(1, tuple(map(WorkerId, world)), 1), communicator, lambda: 0.0
+        )
+        samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
+        request = TrainingRequest(samples, None, global_batch=2, epochs=1)
+        job = describe_job(request, config, Numerics.here(threads=1))
+        records = LoopRecords(context, self.membership)
+        self.saver = Saver(context, self.membership, job.work_plan, job.save_terms, records)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [told["kind"] for told in self.told]
+
+    def close(self) -> None:
+        self.saver.close()
+        self._journal.close()
+        self.page.close()
+
+    def _give(self, question: dict[str, object]) -> dict[str, Any]:
+        assert self._workers is not None
+        self.told.append(question)
+        return {"kind": "memory", FDS: [os.dup(fd) for fd in self._workers.fds]}
+
+
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
-    config = worker_config(run_dir=tmp_path)
-    communicator: Communicator = LocalCommunicator()
-    journal, page = journal_of(config), WorkerStatus.create()
-    injector = without_faults(config)
-    context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
-    membership = Membership(ME, World(1, (ME,), 1), communicator, clock=lambda: 0.0)
-    samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
-    request = TrainingRequest(samples, None, global_batch=2, epochs=1)
-    job = describe_job(request, config, Numerics.here(threads=1))
-    records = LoopRecords(context, membership)
-    saver = Saver(context, membership, job.work_plan, job.save_terms, records)
-    yield saver
-    saver.close()
-    journal.close()
-    page.close()
+    worker = SavingWorker(worker_config(run_dir=tmp_path))
+    yield worker.saver
+    worker.close()
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[SavingWorker]:
+    """Return the last of three workers, which lives on another host than the first two."""
+    config = replace(worker_config(2, (0, 1, 2), run_dir=tmp_path), hosts=("a", "a", "b"))
+    memory = Workers(plan_of(tmp_path))
+    worker = SavingWorker(config, memory, (0, 1, 2))
+    yield worker
+    worker.close()
+    memory.close()
+
+
+def test_worker_of_another_host_compares_its_state_and_takes_no_memory(far: SavingWorker) -> None:
+    """The vote is over all workers, so the save goes on when those of the first host say so."""
+    saver = far.saver
+    saver.prepare(lambda: state_of(1))
+    saver.begin(Cursor.start(1), lambda: state_of(1))
+    assert saver._check._pending is not None
+    saver.before_sum()
+
+    assert saver.bits() == Bit.SETTLED | Bit.INTACT
+    saver.hear(_agreed(Bit.INTACT))
+    assert saver.is_busy
+    saver.hear(_agreed(Bit.SETTLED | Bit.INTACT))
+    assert (saver.is_busy, saver.saved_step) == (False, 0)
+    assert far.kinds == []
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_worker_saves_once_its_host_is_that_of_the_first_worker(
+    far: SavingWorker, monkeypatch: pytest.MonkeyPatch, buffers: int
+) -> None:
+    """What the first host has not answered lies in its memory, and nobody waits for it here."""
+    memory = far._workers
+    assert memory is not None
+    while len(memory.fds) > buffers:
+        os.close(memory.fds.pop())
+    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.0)
+    saver = far.saver
+    saver.begin(Cursor.start(1), lambda: state_of(1))
+    saver.before_sum()
+
+    far.membership.world = far.membership.world.shrunk_to([WorkerId(2)])
+    saver.world_changed()
+    assert saver.has_lost(Cursor.start(1))
+    saver.prepare(lambda: state_of(1))
+    saver.begin(Cursor.start(1), lambda: state_of(1))
+    saver.before_sum()
+
+    assert far.kinds == ["memory", "plan", "copied"]
+    copied = far.told[-1]
+    assert (copied["attempt"], copied["part"], copied["parts"]) == (2, 0, 1)
+    assert saver.bits() == Bit.INTACT
+    far.page.answer_save(2, is_durable=True)
+    assert saver.bits() == Bit.SETTLED | Bit.INTACT
 
 
 @pytest.mark.parametrize("looks", range(5))

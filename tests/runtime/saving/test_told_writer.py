@@ -122,6 +122,25 @@ def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: StrikeR
         os.close(fd)
 
 
+def test_host_that_saves_no_more_says_so_to_the_next_writer_until_another_plan_comes(
+    told: StrikeResult,
+) -> None:
+    assert told.told.end_maintenance() is None, "there is nothing to look after"
+    told.told.plan({"kind": "plan", "generation": 1, FDS: [descriptor()]})
+
+    ended = told.told.end_maintenance()
+
+    assert ended is not None
+    assert told.told.end_maintenance() is None
+    _, plan = told.heard(at_settle=False)
+    assert (plan["has_maintenance"], len(plan[FDS])) == (False, 1)
+    told.told.plan({"kind": "plan", "generation": 2, FDS: [descriptor()]})
+    _, later = told.heard(at_settle=False)
+    assert "has_maintenance" not in later
+    for fd in (*plan[FDS], *later[FDS]):
+        os.close(fd)
+
+
 def test_save_is_complete_with_its_last_part(told: StrikeResult) -> None:
     assert told.copied(1, 1) is False
     assert told.copied(1, 1) is False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from host_saves import STEP, Copied, Workers, plan_of, saved_steps, state_of
+from host_saves import LAUNCH, RUN, STEP, Copied, Workers, plan_of, saved_steps, state_of
 from host_simulation import HostSimulation
 from host_writer import Disk, RunningWriter
 
@@ -21,6 +21,7 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.signature import KeyFile, Signature
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
@@ -326,6 +327,31 @@ def test_plan_that_comes_again_for_another_world_costs_nothing(
     assert writer.save(workers, 20, 2)["kind"] == "saved"
     assert writer.kept() == 20
     assert saved_steps(tmp_path) == (20, 10)
+
+
+def test_writer_whose_host_saves_no_more_only_settles_until_its_host_saves_again(
+    writer: RunningWriter, disk: Disk, tmp_path: Path
+) -> None:
+    """The writer of another host looks after old steps then, and two must not do so at once."""
+    workers = Workers(plan_of(tmp_path, retention=Retention(2)))
+    writer.use(workers)
+    disk.is_full = True
+    assert writer.save(workers, 10, 1)["kind"] == "unsaved"
+    disk.is_full = False
+    for step in (20, 30, 40):
+        cursor = {"stage": 0, "step": step, "epoch": step}
+        header = Header(RUN, LAUNCH, step)
+        save(CheckpointStore(tmp_path), state_of(step), header=header, cursor=cursor)
+
+    writer.plan(workers.plan, has_maintenance=False)
+    assert writer.settle() == 10
+    assert saved_steps(tmp_path) == (40, 30, 20, 10)
+
+    writer.plan(workers.plan)
+    assert writer.save(workers, 50, 2)["kind"] == "saved"
+    writer.close()
+    assert saved_steps(tmp_path) == (50, 40)
+    workers.close()
 
 
 def test_checkpoints_that_somebody_removed_are_told_of_once(

@@ -38,9 +38,9 @@ class RunningWriter:
         self.channel.send(workers.memory, workers.fds)
         self.plan(workers.plan)
 
-    def plan(self, plan: SavePlan, generation: int = LAUNCH) -> None:
+    def plan(self, plan: SavePlan, generation: int = LAUNCH, **fields: bool) -> None:
         """Tell a plan, in the world of a generation."""
-        self._send({"kind": "plan", "generation": generation}, encode(plan))
+        self._send({"kind": "plan", "generation": generation, **fields}, encode(plan))
 
     def tell(self, *copied: Copied) -> None:
         """Tell that parts were copied."""
