@@ -44,6 +44,7 @@ class BatchJob:
         *,
         is_requeued: bool = False,
         unknown: str = "",
+        used_hosts: int = 1,
     ) -> None:
         self.allocation = allocation
         self.incarnation = "" if allocation is None else allocation.label
@@ -51,6 +52,7 @@ class BatchJob:
         self.limits = limits or TimeLimits(is_batch=allocation is not None)
         self._unknown = unknown
         self._is_requeued = is_requeued
+        self._used_hosts = used_hosts
 
     @staticmethod
     def of(
@@ -70,15 +72,22 @@ class BatchJob:
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
         own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
         limits = TimeLimits(earliest(theirs, own), is_batch=allocation is not None)
-        return BatchJob(allocation, limits, is_requeued=options.requeue, unknown=unknown)
+        return BatchJob(
+            allocation,
+            limits,
+            is_requeued=options.requeue,
+            unknown=unknown,
+            used_hosts=len(options.hosts) or 1,
+        )
 
     @property
     def introduction(self) -> str:
         """Which batch job this is, and when its time ends; "" if neither is known."""
         words = [self.incarnation, self._unknown, self.limits.words]
         hosts = () if self.allocation is None else self.allocation.hosts
-        if len(hosts) > 1:
-            words.append(f"{len(hosts) - 1} of its {len(hosts)} hosts stay idle: a job has one")
+        idle = len(hosts) - self._used_hosts
+        if hosts and idle > 0:
+            words.append(f"{idle} of its {len(hosts)} hosts stay idle: name them by --hosts")
         return ", ".join(word for word in words if word)
 
     @property

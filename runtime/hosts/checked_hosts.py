@@ -42,6 +42,7 @@ _KERNELS = (
 at the model of the processor, too, so models with one instruction set may differ in their bits."""
 
 _MOST_SENTENCES = 4
+_SHOWN_LETTERS = 60
 _SAME = "install the same on all hosts, or share one installation"
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
@@ -157,9 +158,15 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
         return Asked(name, fault=fault)
     if ended.returncode != 0:
         return Asked(name, fault=_failure(name, shell, ended))
+    noise, _, answer = ended.stdout.rstrip("\n").rpartition("\n")
+    if noise:
+        fault = (
+            f"{name} prints {noise[:_SHOWN_LETTERS]!r} when a shell starts there, and holdfast "
+            "would take it for a message: let .bashrc and the like print nothing without a terminal"
+        )
+        return Asked(name, fault=fault)
     try:
-        # Files that a shell reads at its start may print something, too.
-        found = decode(HostFacts, ended.stdout.strip().rpartition("\n")[2])
+        found = decode(HostFacts, answer)
     except ValueError as error:
         fault = f"the holdfast of {name} gives another answer ({error}): {_SAME}"
         return Asked(name, fault=fault)
@@ -169,7 +176,7 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
 def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[str]) -> str:
     """Return why a remote shell, or what it has started, has failed, in its own words."""
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    said = lines[-1] if lines else f"exit code {ended.returncode}"
+    said = lines[-1].rstrip(".") if lines else f"exit code {ended.returncode}"
     python = python_there(PROBE, {})[0]
     if ended.returncode in _NOT_FOUND or "can't open file" in said or "No module named" in said:
         return (

@@ -143,9 +143,8 @@ def _listening(
     with contextlib.suppress(OSError):
         process.stdin.write(encode(question) + b"\n")
         process.stdin.flush()
-    for line in process.stdout:
-        with contextlib.suppress(ValueError):  # what a shell prints at its start
-            return decode(Meeting, line)
+    with contextlib.suppress(ValueError):
+        return decode(Meeting, process.stdout.readline())
     return None
 
 
@@ -166,7 +165,7 @@ def _measured(name: str, question: LinkQuestion, shell: RemoteShell) -> tuple[Li
     try:
         text = encode(question).decode() + "\n"
         answer = answer_of(command, _MEASURED_WITHIN_S, os.environ, text)
-        return decode(LinkSpeeds, answer.stdout.strip().rpartition("\n")[2]).ways
+        return decode(LinkSpeeds, answer.stdout).ways
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return (LinkSpeed(fault=f"{name} has not measured it"),) * len(question.meetings)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cluster import NETWORK, Cluster
+from secure_shell import start_ssh
+from secure_shell import why_not as why_no_ssh
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -49,9 +51,9 @@ def script(cluster: Cluster) -> Path:
     return path
 
 
-def checked(cluster: Cluster, folder: Path, network: str = "") -> list[str] | str:
+def checked(cluster: Cluster, folder: Path, network: str = "", *, rsh: str = "") -> list[str] | str:
     """Return the network and the addresses of the hosts, or why they are refused."""
-    line = [sys.executable, "-c", CHECK, str(folder), cluster.rsh, network]
+    line = [sys.executable, "-c", CHECK, str(folder), rsh or cluster.rsh, network]
     found: list[str] | str = json.loads(cluster.run("a", line, cwd=cluster.shared).stdout)
     return found
 
@@ -125,3 +127,41 @@ def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) ->
     assert any(found.startswith("a - b") and found.endswith("MB/s") for found in told)
     assert cluster.wait_empty("b") == []
     assert not list(script.parent.glob(".holdfast-doctor-*"))
+
+
+@pytest.fixture
+def ssh(cluster: Cluster) -> str:
+    """Return the command of OpenSSH, with servers on all hosts."""
+    reason = why_no_ssh()
+    if reason is not None:
+        pytest.skip(reason)
+    return start_ssh(cluster)
+
+
+def test_hosts_answer_over_ssh(cluster: Cluster, script: Path, ssh: str) -> None:
+    assert checked(cluster, script.parent, rsh=ssh) == [
+        *(NETWORK, "10.77.0.1", "10.77.0.2", "10.77.0.3"),
+    ]
+
+
+def test_words_of_ssh_are_shown_for_a_host_that_takes_no_key(
+    cluster: Cluster, script: Path, ssh: str
+) -> None:
+    (cluster.directory / "ssh" / "user_key.pub").write_text("")
+
+    said = checked(cluster, script.parent, rsh=ssh)
+
+    assert isinstance(said, str)
+    assert said.startswith("b cannot be reached by ssh: root@b: Permission denied (publickey")
+    assert "so `ssh -o BatchMode=yes b true` must work. c cannot be reached by ssh: " in said
+
+
+def test_host_that_is_gone_is_told_in_the_words_of_ssh(
+    cluster: Cluster, script: Path, ssh: str
+) -> None:
+    cluster.kill("c")
+
+    said = checked(cluster, script.parent, rsh=ssh)
+
+    assert isinstance(said, str)
+    assert said.startswith("c cannot be reached by ssh: ssh: connect to host c port 22: ")

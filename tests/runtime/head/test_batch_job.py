@@ -23,6 +23,7 @@ from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
+from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
@@ -213,10 +214,17 @@ def test_limit_that_slurm_does_not_tell_is_asked_for(
     assert (said == words) == (deadline_s is None)
 
 
-def test_job_on_several_hosts_is_told_that_it_uses_one() -> None:
-    said = BatchJob(replace(ON_SLURM, hosts=("a", "b", "c"))).introduction
+@pytest.mark.parametrize(
+    ("used", "end"),
+    [("", ", 2 of its 3 hosts stay idle: name them by --hosts"), ("a,b,c", "(SLURM_JOB_END_TIME)")],
+)
+def test_hosts_that_a_job_does_not_use_are_told(tmp_path: Path, used: str, end: str) -> None:
+    wide = replace(ON_SLURM, hosts=("a", "b", "c"), ends_at=time.time() + 3600.0)
 
-    assert said == "Slurm job 7, 2 of its 3 hosts stay idle: a job has one"
+    said = BatchJob.of(_options(tmp_path, hosts=read_hosts(used)), wide, {}).introduction
+
+    assert said.startswith("Slurm job 7, ")
+    assert said.endswith(end)
 
 
 def test_job_outside_of_a_batch_system_introduces_its_own_limit_alone(tmp_path: Path) -> None:

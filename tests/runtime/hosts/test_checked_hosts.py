@@ -146,7 +146,7 @@ def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
         (
             "ssh",
             "echo 'banner' >&2; echo 'root@b: Permission denied (publickey).' >&2; exit 255",
-            "b cannot be reached by ssh: root@b: Permission denied (publickey).; nobody is asked "
+            "b cannot be reached by ssh: root@b: Permission denied (publickey); nobody is asked "
             "for a password, so `ssh -o BatchMode=yes b true` must work",
         ),
         (
@@ -186,11 +186,10 @@ def test_shell_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.process
-def test_answer_is_found_behind_what_a_shell_prints_at_its_start(
-    shell: Callable[[str, str], RemoteShell], tmp_path: Path
+def test_shell_that_goes_nowhere_shows_one_host_twice(
+    shell: Callable[[str, str], RemoteShell],
 ) -> None:
-    """This shell goes nowhere: the other host is this one, and says so."""
-    own, other = ask_all(["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED)
+    own, other = ask_all(["a", "b"], shell("my-shell", 'shift; exec "$@"'), UNOWNED)
 
     assert other.fault == ""
     assert own.facts is not None
@@ -198,6 +197,18 @@ def test_answer_is_found_behind_what_a_shell_prints_at_its_start(
     assert other.facts.versions == own.facts.versions
     assert next(iter(differences([own, other], QUESTION))).startswith("a and b are one host")
     assert own.clock_ahead_s == other.clock_ahead_s == 0.0
+
+
+@pytest.mark.process
+def test_what_a_shell_prints_at_its_start_is_refused(
+    shell: Callable[[str, str], RemoteShell],
+) -> None:
+    _, other = ask_all(["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED)
+
+    assert other.fault == (
+        "b prints 'hello' when a shell starts there, and holdfast would take it for a message: let "
+        ".bashrc and the like print nothing without a terminal"
+    )
 
 
 @pytest.mark.parametrize(

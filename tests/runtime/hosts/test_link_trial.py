@@ -39,7 +39,7 @@ def test_meeting_where_nobody_is_has_a_fault() -> None:
 def shell(tmp_path: Path) -> RemoteShell:
     """A shell whose hosts are all this one, but host ``dead`` does not answer."""
     program = tmp_path / "my-shell"
-    program.write_text('#!/bin/sh\n[ "$1" = dead ] && exit 1\necho hello\nshift\nexec "$@"\n')
+    program.write_text('#!/bin/sh\n[ "$1" = dead ] && exit 1\nshift\nexec "$@"\n')
     program.chmod(0o700)
     return RemoteShell((str(program),))
 
