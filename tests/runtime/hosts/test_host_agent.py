@@ -1,0 +1,223 @@
+"""The agent of another host, as a real process whose connection a test holds.
+
+Its workers are tiny ones, without MPI.  No remote shell is needed: stdin and stdout are pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import worker_config
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import (
+    BeginLaunch,
+    Down,
+    Exited,
+    KillWorker,
+    LetBegin,
+    MakeWorker,
+    Up,
+)
+from holdfast.runtime.hosts.remote_shell import python_there
+from holdfast.runtime.hosts.wire import Greeting, line_of, read_up
+from holdfast.runtime.system.channel import LineChannel, Message
+from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.processes import is_alive, marked_processes
+
+pytestmark = pytest.mark.process
+
+_WITHIN_S = 120.0
+_WORKERS = Path(__file__).parents[2] / "support" / "processes"
+
+
+class Far:
+    """The head's end of the connection to an agent."""
+
+    def __init__(self, directory: Path, timeout_s: float) -> None:
+        self.mark = f"holdfast-far-{os.getpid()}-{directory.name}"
+        command = python_there("holdfast.runtime.hosts.agent")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        fds = (self.process.stdout.fileno(), self.process.stdin.fileno())
+        self.channel = LineChannel(*map(os.dup, fds))
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.lines: list[Message] = []
+        self.pings = 0
+        self.directory = directory
+        environment = {**os.environ, "PYTHONPATH": str(_WORKERS), "HOLDFAST_FAR": self.mark}
+        greeting = Greeting("b", environment, str(directory), timeout_s, (), "tiny_worker:main")
+        self.channel.send({"kind": "greeting", "value": to_plain(greeting)})
+
+    def tell(self, message: Down) -> None:
+        self.channel.send(line_of(message))
+
+    def ping(self, heard: int | None = None) -> None:
+        """Ping, and name an answer; without a number, the last one that has come."""
+        self.pings += 1
+        numbers = [line["number"] for line in self.lines if line["kind"] == "pong"]
+        told = max(numbers, default=0) if heard is None else heard
+        self.channel.send({"kind": "ping", "number": self.pings, "heard": told})
+
+    def wait_for(self, is_it: Callable[[Message], bool], *, pings: bool = True) -> Message:
+        """Return the first line that ``is_it``; it pings meanwhile, as a head does."""
+        seen, deadline = 0, time.monotonic() + _WITHIN_S
+        while time.monotonic() < deadline:
+            self.lines += self.channel.drain()
+            for line in self.lines[seen:]:
+                if is_it(line):
+                    return line
+            seen = len(self.lines)
+            assert not self.channel.is_closed, self.lines
+            if pings:
+                self.ping()
+            time.sleep(0.05)
+        pytest.fail(f"it never came: {self.lines}")
+
+    def wait_for_up(self, kind: type[Up], **expected: Any) -> Any:
+        """Return the first message of a kind with such fields."""
+
+        def is_it(line: Message) -> bool:
+            if line["kind"] != kind.__name__:
+                return False
+            found = read_up(line)
+            return all(getattr(found, name) == value for name, value in expected.items())
+
+        return read_up(self.wait_for(is_it))
+
+    def wait_until_empty(self) -> None:
+        """Wait until no process of the host is left."""
+        deadline = time.monotonic() + _WITHIN_S
+        while marked_processes(self.mark):
+            assert time.monotonic() < deadline, marked_processes(self.mark)
+            time.sleep(0.05)
+        self.process.wait(_WITHIN_S)
+
+    def worker(self, behaviour: str, number: int = 1) -> int:
+        """Start a worker, and return its process once it trains."""
+        config = worker_config(
+            number, (0, number), argv=(behaviour,), run_dir=self.directory, heartbeat_timeout_s=5.0
+        )
+        self.tell(BeginLaunch(config.generation, WorkerId(number)))
+        self.tell(MakeWorker(config))
+        self.tell(LetBegin(config.generation, WorkerId(number), {}, str(self.directory)))
+
+        def is_joined(line: Message) -> bool:
+            return line["kind"] == "Reported" and line["value"]["report"]["kind"] == "joined"
+
+        return int(self.wait_for(is_joined)["value"]["report"]["pid"])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[float], Far]]:
+    started: list[Far] = []
+
+    def begin(timeout_s: float = 60.0) -> Far:
+        started.append(Far(tmp_path, timeout_s))
+        return started[-1]
+
+    yield begin
+    for far in started:
+        far.channel.close()
+        if far.process.poll() is None:
+            os.kill(far.process.pid, signal.SIGCONT)
+        far.wait_until_empty()
+
+
+def test_worker_lives_and_dies_by_messages_and_its_words_are_mirrored(
+    start: Callable[..., Far],
+) -> None:
+    far = start()
+    far.worker("wait")
+
+    def has_step(line: Message) -> bool:
+        return line["kind"] == "words" and any(of[2].get("step") == 41 for of in line["of"])
+
+    far.wait_for(has_step)
+    far.tell(KillWorker(worker_config().generation, WorkerId(1), "the head says so"))
+    event = far.wait_for_up(Exited, worker=1).event
+
+    assert (event["cause"], event["status"], event["step"]) == ("the head says so", -9, 41)
+
+
+def test_output_of_a_host_travels_as_messages(start: Callable[..., Far]) -> None:
+    far = start()
+    far.worker("print_lines")
+
+    line = far.wait_for(lambda line: line["kind"] == "output" and line["fd"] == 1)
+
+    assert line["lines"].startswith("one line\n")
+
+
+def test_host_ends_with_its_connection(start: Callable[..., Far]) -> None:
+    far = start()
+    pid = far.worker("wait")
+
+    far.channel.close()
+
+    far.wait_until_empty()
+    assert not is_alive(pid)
+
+
+def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
+    far = start()
+    far.worker("wait")
+
+    far.channel.send({"kind": "end"})
+
+    far.wait_until_empty()
+    assert far.process.returncode == 0
+
+
+def test_host_whose_answers_are_not_heard_ends_although_pings_come(
+    start: Callable[..., Far],
+) -> None:
+    far = start(20.0)
+    pid = far.worker("wait")
+
+    deadline = time.monotonic() + _WITHIN_S
+    while is_alive(pid):  # it may still hear the head, and is not heard itself
+        assert time.monotonic() < deadline
+        if far.process.poll() is None:
+            try:
+                far.ping(heard=0)
+            except OSError:
+                break
+        time.sleep(0.1)
+
+    far.wait_until_empty()
+
+
+def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Far]) -> None:
+    far = start(3.0)
+    pid = far.worker("wait")
+
+    os.kill(far.process.pid, signal.SIGSTOP)
+
+    far.wait_until_empty()
+    assert not is_alive(pid)
+    assert far.process.returncode == -signal.SIGKILL
+
+
+def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:
+    command = python_there("holdfast.runtime.hosts.agent")
+
+    empty = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=_WITHIN_S)
+    wrong = subprocess.run(
+        command, input=b"Welcome!\n", capture_output=True, check=False, timeout=_WITHIN_S
+    )
+
+    assert (empty.returncode, empty.stderr) == (0, b"")
+    assert wrong.returncode == 1
+    assert b"no greeting of a head" in wrong.stderr
