@@ -215,7 +215,7 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
 
     hosts = settle_hosts(options)
     proof = RunDirectory(options.run_dir).lease_path, lease.token
-    return check_hosts(options, hosts, library.mpiexec, proof) if hosts else None
+    return check_hosts(options, hosts, library.mpiexec, proof, say) if hosts else None
 
 
 def _setup_in(

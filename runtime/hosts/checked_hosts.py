@@ -15,7 +15,8 @@ import secrets
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ at the model of the processor, too, so models with one instruction set may diffe
 
 _MOST_SENTENCES = 4
 _SHOWN_LETTERS = 60
+_TOLD_AFTER_S = 5.0
 _SAME = "install the same on all hosts, or share one installation"
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
@@ -96,17 +98,22 @@ class Asking:
 
 
 def check_hosts(
-    options: JobOptions, hosts: tuple[HostSlots, ...], mpiexec: Path, lease: tuple[Path, str]
+    options: JobOptions,
+    hosts: tuple[HostSlots, ...],
+    mpiexec: Path,
+    lease: tuple[Path, str],
+    tell: Callable[[str], None],
 ) -> CheckedHosts:
     """Ask all hosts of a job, that of the head first, and settle what it needs of them.
 
-    ``lease`` is the file of the job's lease, and its token.
+    ``lease`` is the file of the job's lease, and its token.  A person is told of a long wait.
 
     Raises:
         UsageError: a host does not answer, or differs in what must be the same.
     """
     names = [host.name for host in hosts]
-    asking = ask_hosts(options, names, Question(Path.cwd(), options.script, *lease, mpiexec))
+    question = Question(Path.cwd(), options.script, *lease, mpiexec)
+    asking = ask_hosts(options, names, question, tell)
     refuse([one.fault for one in asking.asked if one.fault])
     refuse([*differences(asking.asked, asking.question), *unlike_devices(hosts, asking.asked)])
     found = asking.found
@@ -119,7 +126,9 @@ def check_hosts(
     )
 
 
-def ask_hosts(options: JobOptions, names: Sequence[str], question: Question) -> Asking:
+def ask_hosts(
+    options: JobOptions, names: Sequence[str], question: Question, tell: Callable[[str], None]
+) -> Asking:
     """Ask all hosts a question, and who reaches the head on which network.
 
     Raises:
@@ -129,11 +138,17 @@ def ask_hosts(options: JobOptions, names: Sequence[str], question: Question) -> 
     word = secrets.token_hex(8)
     with MeetingPlace(((place.network, place.address) for place in tried), word) as meeting:
         question = replace(question, meetings=meeting.meetings, word=word)
-        asked = ask_all(names, RemoteShell.of(options.rsh), question)
+        asked = ask_all(names, RemoteShell.of(options.rsh), question, tell)
     return Asking(question, tried, tuple(asked))
 
 
-def ask_all(names: Sequence[str], shell: RemoteShell, question: Question) -> list[Asked]:
+def ask_all(
+    names: Sequence[str],
+    shell: RemoteShell,
+    question: Question,
+    tell: Callable[[str], None],
+    told_after_s: float = _TOLD_AFTER_S,
+) -> list[Asked]:
     """Ask all hosts at once; the first is this one."""
     executor = DaemonExecutor(len(names), "probe")
     with blocked():  # signals are for the main thread
@@ -141,6 +156,10 @@ def ask_all(names: Sequence[str], shell: RemoteShell, question: Question) -> lis
     executor.shutdown()
     began = time.time()
     own = Asked(names[0], facts(question), asked_at=began, answered_at=time.time())
+    late = wait(others, told_after_s).not_done
+    if late:
+        named = [name for name, other in zip(names[1:], others, strict=True) if other in late]
+        tell(f"waiting for {_names(named)} to answer, {ANSWERS_WITHIN_S:.0f} s at most")
     return [own, *(other.result() for other in others)]
 
 

@@ -81,7 +81,7 @@ def _asked(options: JobOptions, names: Sequence[str], library: MpiLibrary) -> As
         proof.flush()
         os.fsync(proof.fileno())
         question = Question(Path.cwd(), None, Path(proof.name), token, library.mpiexec)
-        return ask_hosts(options, names, question)
+        return ask_hosts(options, names, question, lambda _: None)  # it is no job that waits
 
 
 def _host(host: HostSlots, one: Asked) -> Diagnosis:

@@ -171,14 +171,14 @@ def test_host_that_does_not_answer_is_told_in_the_words_of_its_shell(
     assert python is not None
     (tmp_path / "my-shell.python").symlink_to(python)
 
-    _, other = ask_all(["a", "b"], shell(name, text), UNOWNED)
+    _, other = ask_all(["a", "b"], shell(name, text), UNOWNED, print)
 
     assert words in other.fault
     assert other.facts is None
 
 
 def test_shell_that_is_not_there_is_named() -> None:
-    _, other = ask_all(["a", "b"], RemoteShell(("/nowhere/ssh",)), UNOWNED)
+    _, other = ask_all(["a", "b"], RemoteShell(("/nowhere/ssh",)), UNOWNED, print)
 
     assert other.fault == (
         "--rsh ssh cannot be started: No such file or directory; name a remote shell"
@@ -189,7 +189,7 @@ def test_shell_that_is_not_there_is_named() -> None:
 def test_shell_that_goes_nowhere_shows_one_host_twice(
     shell: Callable[[str, str], RemoteShell],
 ) -> None:
-    own, other = ask_all(["a", "b"], shell("my-shell", 'shift; exec "$@"'), UNOWNED)
+    own, other = ask_all(["a", "b"], shell("my-shell", 'shift; exec "$@"'), UNOWNED, print)
 
     assert other.fault == ""
     assert own.facts is not None
@@ -200,10 +200,34 @@ def test_shell_that_goes_nowhere_shows_one_host_twice(
 
 
 @pytest.mark.process
+def test_hosts_that_take_long_are_named_meanwhile(
+    shell: Callable[[str, str], RemoteShell], tmp_path: Path
+) -> None:
+    """The shell of the slow host waits until it was told of."""
+    told: list[str] = []
+    os.mkfifo(tmp_path / "told")
+
+    def tell(words: str) -> None:
+        told.append(words)
+        (tmp_path / "told").write_text("go")
+
+    slow = shell("my-shell", f"[ $1 = b ] && cat {tmp_path}/told >/dev/null; exit 3")
+
+    asked_hosts = ask_all(["a", "b", "c"], slow, UNOWNED, tell, told_after_s=0.5)
+
+    (words,) = told
+    assert words.startswith("waiting for b")
+    assert words.endswith("to answer, 60 s at most")
+    assert all("exit code 3" in one.fault for one in asked_hosts[1:])
+
+
+@pytest.mark.process
 def test_what_a_shell_prints_at_its_start_is_refused(
     shell: Callable[[str, str], RemoteShell],
 ) -> None:
-    _, other = ask_all(["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED)
+    _, other = ask_all(
+        ["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED, print
+    )
 
     assert other.fault == (
         "b prints 'hello' when a shell starts there, and holdfast would take it for a message: let "

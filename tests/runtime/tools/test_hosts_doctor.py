@@ -29,7 +29,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         own = asked("a", **on_lan(1))
         tried = places(None, own.facts.interfaces if own.facts else (), "a")
 
-        def ask(_options: object, names: list[str], question: Any) -> Asking:
+        def ask(_options: object, _names: list[str], question: Any, _tell: object) -> Asking:
             assert question.proof.read_text() == question.token
             return Asking(QUESTION, tried, (own, *others))
 
