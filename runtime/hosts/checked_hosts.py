@@ -44,7 +44,8 @@ at the model of the processor, too, so models with one instruction set may diffe
 
 _MOST_SENTENCES = 4
 _SHOWN_LETTERS = 60
-_TOLD_AFTER_S = 5.0
+_TOLD_AFTER_S = 10.0
+"""Longer than a host waits for the file that proves the run directory."""
 _SAME = "install the same on all hosts, or share one installation"
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
