@@ -10,6 +10,7 @@ from cluster import Cluster, why_not
 from leftovers import Leftovers
 from slurm import SlurmCluster
 from slurm import why_not as no_slurm
+from workload import Undisturbed, remembering
 
 
 @pytest.fixture
@@ -35,3 +36,9 @@ def slurm(cluster: Cluster) -> Iterator[SlurmCluster]:
     made.start()
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The digest that a workload must end with: that of one worker on one host."""
+    return remembering(tmp_path_factory.mktemp)

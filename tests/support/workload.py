@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from holdfast.recovery.fault import parse_fault
-from holdfast.testing import JobRequest, JobRun, RunningJob
+from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
 _PACED = Path(__file__).resolve().parents[1] / "jobs" / "scripts" / "paced.py"
@@ -75,6 +75,23 @@ def request_of(
         options=["--threads", "1", *options],
         environment=environment or {},
     )
+
+
+def remembering(new_folder: Callable[[str], Path]) -> Undisturbed:
+    """Return what runs each workload once, on one worker to whom nothing happens."""
+    known: dict[Workload, str] = {}
+
+    def sha256(workload: Workload) -> str:
+        workload = replace(workload, pause_ms=0)  # no pause changes a byte
+        if workload not in known:
+            with start_job(request_of(workload, new_folder("undisturbed"), workers=1)) as running:
+                job = running.wait()
+            assert job.exit_code == 0, job.stderr
+            assert job.sha256 is not None
+            known[workload] = job.sha256
+        return known[workload]
+
+    return sha256
 
 
 IMPATIENT = """

@@ -1,0 +1,86 @@
+"""Jobs over several hosts, however their workers are placed, have the bytes of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from host_jobs import HostJob, HostJobRun
+from secure_shell import start_ssh
+from secure_shell import why_not as no_ssh
+from workload import EVEN, SLICED, Undisturbed, Workload, request_of
+
+from holdfast.runtime.options.host_list import read_hosts
+from holdfast.testing import JobRequest, run_job, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.process]
+
+_KERAS = Path(__file__).parents[1] / "jobs" / "scripts" / "everything_keras.py"
+_PATIENT = ("--heartbeat-timeout", "20")
+
+
+def _train(
+    cluster: Cluster, folder: Path, workload: Workload, hosts: str, rsh: str | None = None
+) -> HostJobRun:
+    workers = sum(slots.slots for slots in read_hosts(hosts))
+    request = request_of(workload, folder / "run", workers=workers, options=_PATIENT)
+    with HostJob(cluster, request, hosts, rsh=rsh) as job:
+        return job.wait()
+
+
+def _assert_whole(job: HostJobRun, sha256: str) -> None:
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == sha256, job.stderr
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert not job.report.failures
+    assert not any(job.leftovers.values()), job.leftovers
+
+
+@pytest.mark.parametrize("hosts", ["a:4", "a:2,b:2", "a:1,b:2,c:1", "b:2,c:2", "a:0,b:3,c:1"])
+def test_placement_changes_no_byte(
+    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, hosts: str
+) -> None:
+    _assert_whole(_train(cluster, tmp_path, EVEN, hosts), undisturbed(EVEN))
+
+
+@pytest.mark.parametrize("hosts", ["a:2,b:2", "a:1,b:2,c:1"])
+def test_placement_changes_no_byte_of_long_vectors_that_nothing_divides(
+    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, hosts: str
+) -> None:
+    _assert_whole(_train(cluster, tmp_path, SLICED, hosts), undisturbed(SLICED))
+
+
+def test_ssh_reaches_the_hosts(cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    if reason := no_ssh():
+        pytest.skip(reason)
+    job = _train(cluster, tmp_path, EVEN, "a:1,b:2,c:1", rsh=start_ssh(cluster))
+    _assert_whole(job, undisturbed(EVEN))
+
+
+def test_a_run_goes_on_with_other_hosts_and_without_any(
+    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    short = replace(EVEN, epochs=1)
+    assert _train(cluster, tmp_path, short, "a:1,b:1").exit_code == 0
+    longer = replace(EVEN, epochs=3)
+    assert _train(cluster, tmp_path, longer, "a:1,c:2").exit_code == 0
+    with start_job(request_of(EVEN, tmp_path / "run", workers=2)) as alone:
+        job = alone.wait()
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == undisturbed(EVEN)
+
+
+@pytest.mark.tensorflow
+def test_fit_on_several_hosts_has_the_bytes_of_one_worker(cluster: Cluster, tmp_path: Path) -> None:
+    options = ("--threads", "1", *_PATIENT)
+    alone = run_job(_KERAS, run_dir=tmp_path / "one", microbatches=4, options=options)
+    assert alone.exit_code == 0, alone.stderr
+    request = JobRequest(
+        script=_KERAS, run_dir=tmp_path / "run", workers=3, microbatches=4, options=options
+    )
+    with HostJob(cluster, request, "a:1,b:2") as running:
+        job = running.wait()
+    assert alone.sha256 is not None
+    _assert_whole(job, alone.sha256)

@@ -1,0 +1,234 @@
+"""Jobs over the hosts of a test cluster: started on the head, struck anywhere, and looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from cluster import NETWORK, WITHIN_S, Cluster
+
+from holdfast.runtime.run.entries import entries_of
+from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.tools.report import Report
+from holdfast.runtime.tools.summary import summarize
+from holdfast.testing import JobRequest
+
+TIMEOUT_S = 240.0
+_AGENT, _WATCHDOG = "holdfast-host", "holdfast-watch"
+_LOOK_S = 0.02
+
+
+class Loss(Enum):
+    """A way in which a job loses something of a host that is not the head."""
+
+    KILL = "kill"
+    POWER = "power"
+    CUT = "cut"
+    FREEZE = "freeze"
+    AGENT_KILLED = "agent-killed"
+    AGENT_STOPPED = "agent-stopped"
+    SHELL_KILLED = "shell-killed"
+    WATCHDOG_KILLED = "watchdog-killed"
+    WORKER_KILLED = "worker-killed"
+    WORKER_STOPPED = "worker-stopped"
+
+    @property
+    def takes_host(self) -> bool:
+        """Whether the job loses all workers of the host."""
+        return self not in {Loss.WATCHDOG_KILLED, Loss.WORKER_KILLED, Loss.WORKER_STOPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class HostJobRun:
+    """The outcome of a job; ``leftovers`` are those of the hosts that live."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    journal: tuple[Record, ...]
+    report: Report
+    leftovers: Mapping[str, list[str]]
+
+    @property
+    def sha256(self) -> str | None:
+        """Digest of the run's final state, None while the run is not complete."""
+        return self.report.final_sha256
+
+    def events(self, name: str) -> list[Record]:
+        """Return the journal's records of one kind of event, in their order."""
+        return [record for record in self.journal if record["event"] == name]
+
+
+class HostJob:
+    """A job that was started on the head; as a context manager it ends with the block."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: JobRequest,
+        hosts: str,
+        *,
+        rsh: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Start a job on hosts as ``--hosts`` names them; all must see its run directory."""
+        self._cluster = cluster
+        self._deadline = time.monotonic() + timeout_s
+        self._directory = RunDirectory(Path(request.run_dir))
+        self._lost: set[str] = set()
+        words = ["--hosts", hosts, "--rsh", rsh or cluster.rsh, "--network", NETWORK]
+        request = replace(request, options=[*words, *request.options])
+        with self._path("stdout").open("ab") as out, self._path("stderr").open("ab") as err:
+            self._process = cluster.popen(
+                cluster.head,
+                request.command(),
+                env={**os.environ, **request.environment},
+                cwd=cluster.shared,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def journal(self) -> list[Record]:
+        """The records in the journal by now."""
+        try:
+            return read_journal(self._directory.journal_path)
+        except OSError:
+            return []
+
+    def wait_for(self, event: str, **fields: object) -> Record:
+        """Wait until the journal holds a record of ``event`` with these fields; return it."""
+
+        def find() -> list[Record]:
+            return [
+                record
+                for record in self.journal
+                if record["event"] == event and fields.items() <= record.items()
+            ]
+
+        self.wait_until(lambda: bool(find()), f"{event} {fields} in the journal")
+        return find()[0]
+
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Wait until something is so; raises ``TimeoutError`` if the job ends before, or hangs."""
+        while True:
+            has_ended = self._process.poll() is not None
+            if is_so():
+                return
+            if has_ended or time.monotonic() > self._deadline:
+                raise TimeoutError(f"no {what}; {self._story()}")
+            time.sleep(_LOOK_S)
+
+    def workers(self, host: str) -> list[int]:
+        """Return the workers' processes on a host."""
+        return self._named(host, r"holdfast-w\d+")
+
+    def strike(self, loss: Loss, host: str) -> None:
+        """Lose a host, or what the loss names of it."""
+        cluster = self._cluster
+        match loss:
+            case Loss.KILL | Loss.POWER:
+                self._lost.add(host)
+                cluster.kill(host, silently=loss is Loss.POWER)
+            case Loss.CUT:
+                cluster.cut(host)
+            case Loss.FREEZE:
+                cluster.freeze(host)
+            case Loss.AGENT_KILLED:
+                os.kill(self._only(host, _AGENT), signal.SIGKILL)
+            case Loss.AGENT_STOPPED:
+                os.kill(self._only(host, _AGENT), signal.SIGSTOP)
+            case Loss.WATCHDOG_KILLED:
+                os.kill(self._only(host, _WATCHDOG), signal.SIGKILL)
+            case Loss.SHELL_KILLED:
+                os.kill(self._shell(host), signal.SIGKILL)
+            case Loss.WORKER_KILLED:
+                os.kill(self.workers(host)[0], signal.SIGKILL)
+            case Loss.WORKER_STOPPED:
+                os.kill(self.workers(host)[0], signal.SIGSTOP)
+
+    def undo(self, loss: Loss, host: str) -> None:
+        """Bring back what was lost of a host, as far as it comes back."""
+        match loss:
+            case Loss.KILL | Loss.POWER:
+                self._cluster.restart(host)
+                self._lost.discard(host)
+            case Loss.CUT:
+                self._cluster.heal(host)
+            case Loss.FREEZE:
+                self._cluster.thaw(host)
+
+    def wait_end(self) -> int:
+        """Wait until the client has ended; return its exit code."""
+        try:
+            return self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the job did not end; {self._story()}") from None
+
+    def wait(self) -> HostJobRun:
+        """Wait until the client has ended, and nothing of the job is left on any living host."""
+        exit_code = self.wait_end()
+        journal = self.journal
+        return HostJobRun(
+            exit_code=exit_code,
+            stdout=self._path("stdout").read_text(errors="replace"),
+            stderr=self._path("stderr").read_text(errors="replace"),
+            journal=tuple(journal),
+            report=summarize(entries_of(journal)),
+            leftovers={
+                host: self._cluster.wait_empty(host, WITHIN_S)
+                for host in self._cluster.names
+                if host not in self._lost
+            },
+        )
+
+    def close(self) -> None:
+        """Kill the client; the rest ends with the cluster."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> HostJob:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _named(self, host: str, name: str) -> list[int]:
+        found = self._cluster.processes(host)
+        return sorted(pid for pid, line in found.items() if re.match(f"{name}:", line))
+
+    def _only(self, host: str, name: str) -> int:
+        (pid,) = self._named(host, name)
+        return pid
+
+    def _shell(self, host: str) -> int:
+        """Return the process of the remote shell to a host that the head's agent talks through."""
+        found = [
+            pid
+            for pid, line in self._cluster.processes(self._cluster.head).items()
+            if f" {host} " in line and ("remote_shell.py" in line or line.startswith("ssh:"))
+        ]
+        (pid,) = found
+        return pid
+
+    def _path(self, name: str) -> Path:
+        return self._cluster.directory / f"job.{name}"
+
+    def _story(self) -> str:
+        alive = {host: self._cluster.processes(host) for host in self._cluster.names}
+        records = "\n".join(str(record) for record in self.journal[-5:])
+        stderr = self._path("stderr").read_text(errors="replace")
+        return (
+            f"alive: {alive}; the end of its stderr:\n{stderr[-3000:]}\n"
+            f"the end of its journal:\n{records}"
+        )
