@@ -418,9 +418,10 @@ class JobOptions:
             raise UsageError(f"{inside}; give one on another disk, such as /local")
         wanted, slots = self.workers + self.spares, total_slots(self.hosts)
         if self.hosts and wanted > slots:
+            spares = f" with --spares {self.spares}" if self.spares else ""
             raise UsageError(
-                f"-n {self.workers} and --spares {self.spares} are {wanted} workers, and the hosts "
-                f"{','.join(map(str, self.hosts))} take {slots}; ask for fewer workers, or name "
+                f"-n {self.workers}{spares} needs {wanted} slots, and the hosts "
+                f"{','.join(map(str, self.hosts))} have {slots}; ask for fewer workers, or name "
                 "more slots or hosts"
             )
         if self.local_dir is not None and len(self.hosts) > 1:

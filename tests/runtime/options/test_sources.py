@@ -298,11 +298,14 @@ def test_hosts_of_a_batch_job_are_those_that_a_user_would_name() -> None:
     assert built.origins["workers"] == "slots of SLURM_JOB_NODELIST"
 
 
-def test_more_workers_than_slots_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("workers", "spares", "words"),
+    [("4", "1", "-n 4 with --spares 1 needs 5 slots"), ("6", "0", "-n 6 needs 6 slots")],
+)
+def test_more_workers_than_slots_are_refused(workers: str, spares: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        _built(("hosts", "a:2,b:2"), ("workers", "4"), ("spares", "1"))
+        _built(("hosts", "a:2,b:2"), ("workers", workers), ("spares", spares))
 
     assert str(caught.value) == (
-        "-n 4 and --spares 1 are 5 workers, and the hosts a:2,b:2 take 4; ask for fewer workers, "
-        "or name more slots or hosts"
+        f"{words}, and the hosts a:2,b:2 have 4; ask for fewer workers, or name more slots or hosts"
     )
