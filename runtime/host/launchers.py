@@ -28,6 +28,9 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
   ``coll`` would look for their segments, and ``gds hash`` sends what would lie in memory;
 * ``btl_tcp_if_include`` and ``ptl_tcp_if_include``: MPI's and PMIx's messages take the network
   that the job names, and no other one.  ``btl_tcp_disable_family``: no listener for IPv6;
+* ``btl_tcp_flags send``: the receiver of a long message would else ask for its parts (``put``).  A
+  request to a dead peer then waits in a list of ``pml ob1`` after its receive was freed, and the
+  next message crashes: 8 of 32 deaths within a sum took a second worker along, and 0 of 34 so;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
 * ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
   the network, although no peer is there.
@@ -141,6 +144,7 @@ OPEN_MPI = Launcher(
         _mca("coll", "^han,adapt,sm"),
         _mca("btl_tcp_if_include", _NETWORK),
         _mca("btl_tcp_disable_family", "6"),
+        _mca("btl_tcp_flags", "send"),
         Parameter("--prtemca", "pmix_remote_connections", "1"),
         Parameter("--pmixmca", "gds", "hash"),
         Parameter("--pmixmca", "ptl_tcp_if_include", _NETWORK),

@@ -7,30 +7,30 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.host.launchers import OPEN_MPI, Launcher, LaunchLine
+from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 MPI_TIMEOUT_S = 320
 
-OVER_TCP = replace(
-    OPEN_MPI,
-    options=(
-        *(("self,tcp" if word == "self,sm" else word) for word in OPEN_MPI.options),
-        *("--mca", "btl_tcp_if_include", "lo"),
-    ),
+OVER_TCP = (
+    ("btl", "self,tcp"),
+    ("btl_tcp_if_include", "lo"),
+    ("btl_tcp_flags", "send"),
+    ("coll", "^han,adapt,sm"),
 )
-"""Ranks that meet by TCP, as those of several hosts do."""
+"""Settings with which ranks meet by TCP, as those of several hosts do."""
 
 
 def play_on_mpi(
-    directory: Path, ranks: int, program: str, *names: str, launcher: Launcher = OPEN_MPI
+    directory: Path, ranks: int, program: str, *names: str, mca: Sequence[tuple[str, str]] = ()
 ) -> list[list[str]]:
     """Run ``program`` of this folder under mpiexec; return the lines that each rank wrote.
 
-    It gets the directory and ``names``, and writes into the file ``rank-N`` there.
+    It gets the directory and ``names``, and writes into the file ``rank-N`` there.  ``mca`` are
+    settings of Open MPI, each a key and its value.
     """
     path = Path(__file__).with_name(program)
     line = LaunchLine(
@@ -39,7 +39,7 @@ def play_on_mpi(
         directory=directory,
         guard=(sys.executable, str(path), str(directory), *names),
         as_root=os.geteuid() == 0,
-        launcher=launcher,
+        mca=tuple(mca),
     )
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(

@@ -5,12 +5,11 @@ All ranks are on this machine, and are told which hosts they live on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from mpi_jobs import OVER_TCP, play_on_mpi
-
-from holdfast.runtime.host.launchers import OPEN_MPI, Launcher
 
 PROGRAM = "mpi_sums.py"
 BY_PIECES, GATHERED = "TRAIN by pieces right of", "EVALUATE without pieces right of"
@@ -24,14 +23,14 @@ def undisturbed(large: str, ranks: int) -> list[str]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("hosts", "launcher"),
-    [*((hosts, OVER_TCP) for hosts in ("ab", "aabb", "aab", "abca")), ("aabb", OPEN_MPI)],
+    ("hosts", "mca"),
+    [*((hosts, OVER_TCP) for hosts in ("ab", "aabb", "aab", "abca")), ("aabb", ())],
     ids=["ab", "aabb", "aab", "abca", "aabb by sm"],
 )
 def test_sums_over_hosts_have_the_bytes_of_one_rank(
-    tmp_path: Path, hosts: str, launcher: Launcher
+    tmp_path: Path, hosts: str, mca: Sequence[tuple[str, str]]
 ) -> None:
-    told = play_on_mpi(tmp_path, len(hosts), PROGRAM, hosts, launcher=launcher)
+    told = play_on_mpi(tmp_path, len(hosts), PROGRAM, hosts, mca=mca)
 
     assert told == [undisturbed(BY_PIECES, len(hosts))] * len(hosts)
 
@@ -44,7 +43,7 @@ def test_sums_over_hosts_have_the_bytes_of_one_rank(
 def test_survivors_of_a_death_in_a_sum_go_on_with_the_same_bytes(
     tmp_path: Path, site: str, victim: int
 ) -> None:
-    told = play_on_mpi(tmp_path, 4, PROGRAM, "aabb", site, str(victim), launcher=OVER_TCP)
+    told = play_on_mpi(tmp_path, 4, PROGRAM, "aabb", site, str(victim), mca=OVER_TCP)
 
     dead = told.pop(victim)
     assert dead == undisturbed(BY_PIECES, 4)[: len(dead)]
@@ -56,7 +55,7 @@ def test_survivors_of_a_death_in_a_sum_go_on_with_the_same_bytes(
 @pytest.mark.mpi
 @pytest.mark.parametrize("site", ["flight", "vote"])
 def test_world_that_is_left_on_one_host_sums_in_its_memory(tmp_path: Path, site: str) -> None:
-    told = play_on_mpi(tmp_path, 3, PROGRAM, "aba", site, "1", launcher=OVER_TCP)
+    told = play_on_mpi(tmp_path, 3, PROGRAM, "aba", site, "1", mca=OVER_TCP)
 
     told.pop(1)
     assert [lines[-7:] for lines in told] == [undisturbed(IN_MEMORY, 2)] * 2
