@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import harness
@@ -77,7 +77,7 @@ def _describe(row: harness.Record) -> str:
     micros = {name: 1e6 * harness.Spread.of(times[name]).median for name in METHODS}
     bound, holds = _judge(size, plain.median, micros["tree"] - micros["allreduce"])
     return (
-        f"{_size_text(size):>8} {micros['tree']:9.0f} us / {micros['allreduce']:9.0f} us = "
+        f"{size_text(size):>8} {micros['tree']:9.0f} us / {micros['allreduce']:9.0f} us = "
         f"{plain.text()}, in place {in_place.text()}; bound {bound}: "
         f"{harness.verdict(holds=holds)}"
     )
@@ -91,7 +91,7 @@ def _judge(size: int, ratio: float, added_us: float) -> tuple[str, bool]:
     return "1.5 or +20 us", ratio <= 1.5 or added_us <= 20
 
 
-def _size_text(size: int) -> str:
+def size_text(size: int) -> str:
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
 
 
@@ -105,20 +105,27 @@ def _be_rank(options: argparse.Namespace) -> None:
     comm = MPI.COMM_WORLD
     rows = []
     for size in options.sizes:
-        sums = _Sums(communicator, options.microbatches, size // 4, is_shared=not options.messages)
-        rows.append({"bytes": size, "seconds": _time_rounds(comm, sums, options.rounds)})
+        sums = Sums(communicator, options.microbatches, size // 4, is_shared=not options.messages)
+        rows.append({"bytes": size, "seconds": time_rounds(comm, sums, options.rounds)})
     if comm.rank == 0:
         harness.give_result(rows)
     communicator.leave()
     os._exit(0)
 
 
-class _Sums:
+class Sums:
     """The exchange of one size, as the trainer makes it, and this rank's roots."""
 
     def __init__(
-        self, communicator: Communicator, microbatches: int, floats: int, *, is_shared: bool
+        self,
+        communicator: Communicator,
+        microbatches: int,
+        floats: int,
+        *,
+        is_shared: bool = True,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """Fill the roots; ``hosts`` names the host of each rank if there are several."""
         size, rank = communicator.size, communicator.rank
         world = World(1, tuple(WorkerId(worker) for worker in range(size)), size)
         self._assignment = assign(microbatches, world)
@@ -128,7 +135,9 @@ class _Sums:
         self.roots = [vectors.allocate() for root in plan.roots if root.rank == rank]
         for vector in self.roots:
             vector[:] = random.standard_normal(floats, np.float32)
-        membership = Membership(WorkerId(rank), world, communicator, clock=time.monotonic)
+        host_of = dict(zip(world.workers, hosts, strict=True)) if hosts else {}
+        me = WorkerId(rank)
+        membership = Membership(me, world, communicator, time.monotonic, host_of)
         self._exchange = Exchange(membership, {Work.TRAIN: vectors}, microbatches)
         if is_shared:
             self._exchange.map_peers()
@@ -141,8 +150,10 @@ class _Sums:
         return total.vector
 
 
-def _time_rounds(comm: MPI.Intracomm, sums: _Sums, rounds: int) -> dict[str, list[float]]:
-    """Return, for each method, the seconds of one call in each round."""
+def time_rounds(
+    comm: MPI.Intracomm, sums: Sums, rounds: int, methods: Sequence[str] = METHODS
+) -> dict[str, list[float]]:
+    """Return, for each of ``methods``, the seconds of one call in each round."""
     from mpi4py import MPI
 
     mine = np.sum(sums.roots, axis=0, dtype=np.float32)
@@ -154,12 +165,12 @@ def _time_rounds(comm: MPI.Intracomm, sums: _Sums, rounds: int) -> dict[str, lis
     }
     comm.Allreduce(mine, received)
     assert np.allclose(sums.total(), received, rtol=1e-3, atol=1e-4)
-    once = max(_time_block(comm, call, 2) for call in calls.values())
+    once = max(_time_block(comm, calls[name], 2) for name in methods)
     repeats = comm.bcast(max(2, min(2000, round(BLOCK_S / once))))
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for turn in range(rounds):
         in_place[:] = mine
-        for name in METHODS if turn % 2 else reversed(METHODS):
+        for name in methods if turn % 2 else reversed(methods):
             seconds[name].append(_time_block(comm, calls[name], repeats))
     return seconds
 
