@@ -40,15 +40,18 @@ from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World, assign
+from holdfast.runtime.callbacks.callback_files import FirstFiles
+from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_per_execution
 from holdfast.runtime.callbacks.callback_run import CallbackRun
+from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
-from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall, as_begun
 from holdfast.runtime.fit.fit_data import leave_pipelines, of_pipeline, supply_of
-from holdfast.runtime.fit.script_files import words_on_stores
+from holdfast.runtime.fit.script_files import private_folder, words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
@@ -60,7 +63,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.callback_host import CallbackHost
-from holdfast.runtime.training.stages import stages_of_script
+from holdfast.runtime.training.stages import Stages, stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.script_clock import during_training
@@ -420,3 +423,64 @@ def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
         f"{several} {model.name!r} by fit(): {job.step_in_words} in {parts}"
         f"{steps} (--no-fit leaves fit() alone)"
     )
+
+
+def callback_run(
+    model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int | None
+) -> CallbackRun:
+    """Return the callback host of the next stage; ``steps`` are those of an epoch, if known."""
+    context, folder = stages.context, private_folder()
+    directories = shared_directories()
+    if directories is not None:
+        directories.training = stages.stage.number
+    files = FirstFiles(stages.is_first, folder, context.notify, _wrote, _place)
+    if directories is not None:
+        files.logs += directories.logs
+        if stages.is_first:
+            directories.temporary.lead()
+    token = f".{context.config.run_id}-{stages.stage.number}"
+    rounds = CallbackRounds(
+        call.callbacks,
+        model,
+        replica,
+        files,
+        EventFiles(files, token),
+        saves(),
+        {"epochs": call.epochs, "steps": steps},
+    )
+    for word in rounds.words:
+        context.notify(word)
+    return CallbackRun(
+        model, replica, rounds, range(call.initial_epoch, call.epochs), context.notify
+    )
+
+
+@functools.cache
+def saves() -> FirstSaves:
+    """Return this process's way to save models; the first call exchanges Keras's functions."""
+    context = stages_of_script().context
+    directories = shared_directories()
+    naming = () if directories is None else (directories.temporary.lasting_name,)
+    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
+    found = FirstSaves(_is_real, private_folder(), kept, _wrote)
+    if directories is not None:
+        directories.before_removal.append(kept.before_removal)
+    install(found)
+    return found
+
+
+def _wrote(path: str) -> None:
+    directories = shared_directories()
+    if directories is not None:
+        directories.wrote(path)
+
+
+def _place(path: str) -> str:
+    directories = shared_directories()
+    return path if directories is None else directories.temporary.place(path)
+
+
+def _is_real(path: str) -> bool:
+    directories = shared_directories()
+    is_apart = directories is not None and directories.temporary.is_apart(path)
+    return is_apart or stages_of_script().is_first
