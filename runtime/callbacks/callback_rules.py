@@ -192,7 +192,7 @@ def acts(callback: Any, *hooks: str) -> bool:
     """
     names = {name for hook in hooks for name in (hook, _OLD_NAMES.get(hook, hook))}
     if hooks and not names.isdisjoint(_OLD_NAMES) and _rests_in_batches(callback):
-        return _keeps_count(callback)
+        return type(callback).__name__ == "TensorBoard"  # which counts them
     names = names or {name for name in dir(callback) if name.startswith("on_")}
     return any(not getattr(getattr(callback, n, None), "_is_default", False) for n in names)
 
@@ -230,7 +230,3 @@ def _rests_in_batches(callback: Any) -> bool:
     frequency = {"ModelCheckpoint": "save_freq", "TensorBoard": "update_freq"}
     name = frequency.get(type(callback).__name__)
     return name is not None and getattr(callback, name) == "epoch"
-
-
-def _keeps_count(callback: Any) -> bool:
-    return type(callback).__name__ == "TensorBoard"

@@ -241,7 +241,7 @@ def kept_replica(
     kept = getattr(model, _PLACE, None)
     own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
     evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
-    shapes = (*_shapes(first, mixing), evaluates)
+    shapes = (mixing, shape_key(first_samples(first)), evaluates)  # batches may have any size
     if kept is not None and kept.is_for(_parts(model), shapes):
         replica: Replica = kept.replica
         return replica
@@ -280,8 +280,3 @@ def _parts(model: Any) -> tuple[Any, ...]:
         *model.variables,
         *model.trainable_variables,
     )
-
-
-def _shapes(first: Microbatch, mixing: BatchMixing) -> tuple[Any, ...]:
-    """Return structure, shapes and types of one sample; microbatches may have other sizes."""
-    return (mixing, shape_key(first_samples(first)))

@@ -65,6 +65,7 @@ from holdfast.runtime.model.model_sums import ModelSums, ModelUpdate
 from holdfast.runtime.model.random_ops import draws_from, equal_draws
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Nest
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
+from holdfast.runtime.model.step_logs import scalars
 
 _FEW = 2
 """Samples that build a model: a loss that squeezes its targets takes no single one."""
@@ -241,8 +242,7 @@ class KerasReplica:
             found = self._model.get_metrics_result()
         if not self._has_own_loss:
             found["loss"] = loss
-        shown = [key for key in found if key not in self._left_out]
-        return {name: value for key in shown for name, value in _scalars(key, found[key])}
+        return dict(scalars({key: found[key] for key in found if key not in self._left_out}))
 
     @property
     def _has_own_loss(self) -> bool:
@@ -429,10 +429,3 @@ def _updated_metrics(
 def _constant(samples: int) -> Any:
     """Return a number of samples as a tensor; steps have one or two of them."""
     return tf.constant([samples], tf.float32)
-
-
-def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:
-    """Yield the numbers of a metric's result."""
-    values = np.asarray(value, dtype=np.float64)
-    for i, number in enumerate(values.reshape(-1).tolist()):
-        yield f"{name}/{i}" if values.ndim else name, number

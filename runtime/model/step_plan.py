@@ -267,14 +267,11 @@ class _Planner:
     def _turn_of(
         self, value: Any, what: str, name: str, advice: str = model_rules.OF_VALUES
     ) -> int:
-        turn = turn_of(self._reads_of(value), self._updates, self._turns)
+        turn = turn_of(self._reads.reads(value), self._updates, self._turns)
         model_rules.check_turn(turn, what, name, advice)
         assert turn is not None
         # What depends on all updates could be measured after the step only.
         return model_rules.checked_last(turn, self._turns[-1], what, name)
-
-    def _reads_of(self, value: Any) -> Sequence[Read]:
-        return self._reads.reads(value)
 
     def _changes(self, call: Any) -> frozenset[int]:
         changed: Iterable[Any] = (*call.everything, *call.optimizer.variables)
