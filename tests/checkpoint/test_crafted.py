@@ -428,20 +428,3 @@ def test_a_thousand_tensors_come_back(
     save(store, state, header=Header("run", 1, 1), writers=3)
 
     assert same_bytes(restore(store, 1).state, state)
-
-
-def test_any_number_of_writers_reads_what_any_other_has_written(
-    store: CheckpointStore,
-    state_of: Callable[[int], dict[str, Tensor]],
-    same_bytes: Callable[[dict[str, Tensor], dict[str, Tensor]], bool],
-) -> None:
-    """4 -> 3 -> 8 -> 1 -> 4: each saves what it has restored."""
-    state = first = state_of(2)
-
-    for step, writers in enumerate((4, 3, 8, 1, 4), start=1):
-        save(store, state, header=Header("run", step, step), writers=writers)
-        restored = restore(store, step)
-        assert restored.manifest.writers == writers
-        state = restored.state
-
-    assert same_bytes(state, first)
