@@ -5,8 +5,8 @@ The head pings each host, and names in each ping the last answer that it has *he
 The head gives a host up T after it has heard the last answer, by the head's clock; then the
 survivors go on without it.
 
-Invariant: the lost side is dead first.  An answer is sent before it is heard.  So in whatever
-direction a link is cut, a host's lease runs out before the head gives it up, as long as both clocks
+Invariant: the lost side is dead first.  An answer is sent before it is heard.  So a host's lease
+runs out before the head gives it up, in each direction that a link is cut, as long as both clocks
 run equally fast to a fifth.  The clock of a lease must go on while its process stands still.
 """
 

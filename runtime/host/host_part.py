@@ -163,7 +163,7 @@ class HostPart:
     def poll(self, now: float, others: Collection[int | None] = ()) -> None:
         """Fence silent workers, tell what was seen, and look at writer, pool and memory.
 
-        ``others`` are children of this process whose end is somebody else's business.
+        ``others`` are children of this process that another part of it waits for.
         """
         watched = [process for process in self._living if process.pid is not None]
         is_inquiring = self._silence.poll(watched if self._is_watching else [], now)

@@ -1,4 +1,4 @@
-"""The TCP sockets of this process, whoever has made them: where it listens, and its peers.
+"""The TCP sockets of this process, those of libraries too: where it listens, and its peers.
 
 MPI keeps its connections to itself.  When a host is lost, what its processes have sent may still
 arrive, as soon as the network is whole again.  So a process ends its connections to lost peers.
