@@ -46,6 +46,8 @@ _SHORTEST = len("--de")
 _NAMES = ("-J", "--job-name")
 _DEPENDENCIES = ("-d", "--dependency")
 _NO_REQUEUE = "--no-requeue"
+_NODES = ("-N", "--nodes")
+_NO_KILL = ("-k", "--no-kill")
 _TASKS = ("-n", "--ntasks")
 _CORES = ("-c", "--cpus-per-task")
 _REFUSED = {
@@ -148,6 +150,8 @@ def _sbatch_options(request: BatchRequest) -> Iterator[str]:
         yield f"--job-name={shlex.quote(request.default_name)}"
     if not _is_given(("--requeue", "--no-requeue"), given):
         yield "--requeue"  # after the loss of a node
+    if _value(_NODES, given) not in (None, "1") and not _is_given(_NO_KILL, given):
+        yield "--no-kill"  # the run goes on without a lost node
     if not _is_given(("--open-mode",), given):
         yield "--open-mode=append"  # each incarnation goes on with the log
     if request.chain is not None:
@@ -182,12 +186,17 @@ def _is_option(word: str, name: str) -> bool:
 
 def _number(names: tuple[str, ...], options: Sequence[str]) -> int | None:
     """Return the number that an option has, None if it is not given or has another value."""
+    value = _value(names, options)
+    return int(value) if value is not None and value.isdecimal() else None
+
+
+def _value(names: tuple[str, ...], options: Sequence[str]) -> str | None:
+    """Return the text that an option has, None if it is not given."""
     for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
         for name in names:
             if _is_option(word, name):
                 joined = word[2:] if len(name) == len("-J") else word.partition("=")[2]
-                value = joined or after
-                return int(value) if value.isdecimal() else None
+                return joined or after
     return None
 
 

@@ -4,12 +4,14 @@ A reader for each batch system makes an `Allocation` of the environment alone:
 
 * *Slurm*: sbatch(1) and srun(1), *output environment variables*; and jobs on Slurm 22.05.
   ``SLURM_JOB_END_TIME`` came after that version.  ``SLURM_STEP_ID`` is set in a step of srun
-  and not in a batch script;
+  and not in a batch script.  Nodes have one task each if nobody asks for tasks, as with srun;
 * *PBS* Professional, OpenPBS and Torque: qsub(1B) of each.  Only Torque tells the time limit.  No
-  exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job;
+  exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job.
+  A task that ``pbs_tmrsh`` starts has no stdin, so the other hosts are reached by ssh;
 * *LSF*: *Environment variables* of IBM Spectrum LSF.  At its run limit LSF sends SIGUSR2.
   ``bsub -Q 75`` has a job requeued that ends with our code for "stopped early";
-* Sun's and Univa's *Grid Engine*: qsub(1) and sge_pe(5).  A job that ends with 99 is requeued.
+* Sun's and Univa's *Grid Engine*: qsub(1), sge_pe(5) and, for the other hosts, qrsh(1) with
+  ``-inherit``.  A job that ends with 99 is requeued.
   With ``-notify`` a job gets SIGUSR2 before it is killed.
 
 Theory of the `Deadline`.  A batch system ends a job at a known moment E, and all that is not on
@@ -32,12 +34,14 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.system.processes import ancestors_names
 
@@ -57,8 +61,12 @@ _SAFETY = 2.0
 _NEWEST_SAVES = 5
 _LARGEST_SHARE = 0.5
 
+_NODES = "SLURM_JOB_NODELIST"
 _ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
 """One of these is set if the user has asked for tasks; the tasks of each host always are."""
+
+_INTERACTIVE_STEP = "4294967290"
+"""The step in which ``salloc`` opens a shell on the first node, where sites want it there."""
 
 _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -95,9 +103,22 @@ class Scheduler(Enum):
     SGE = "SGE"
 
 
+_SHELLS = {
+    # One step on one node, beside all others, with all that the job has there.  It outlives the
+    # loss of other nodes, and neither binds its processes nor prepares them for MPI.
+    Scheduler.SLURM: (
+        "srun --overlap -N1 -n1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none "
+        "--cpu-bind=none --unbuffered --quit-on-interrupt --quiet -w"
+    ),
+    Scheduler.LSF: "blaunch",
+    Scheduler.SGE: "qrsh -inherit",
+}
+"""The remote shell of a batch system.  Its processes belong to the job, and no key is needed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many workers the allocation has for one host, and the variable that says so."""
+    """How many workers the allocation has for its hosts, and the variable that says so."""
 
     count: int
     source: str
@@ -112,8 +133,9 @@ class Allocation:
         job_id: the job's own name there, with its index in an array.
         chain: what all incarnations of one submission have in common, empty in a
             shell where each command is a wish of its own.
-        hosts: the hosts in the order of the batch system; the first runs the batch script.
-        workers: the tasks that the user asked for on this host, None if there was no wish.
+        hosts: the hosts in the order of the batch system, and the tasks of each; the first
+            runs the batch script.
+        workers: the tasks that the user asked for, None if there was no wish.
         ends_at: when the batch system ends the job, in seconds since 1970, if it has said.
         restarts: how often the job was started before, as far as the batch system tells.
         is_batch: whether a batch script runs, which can be requeued.
@@ -125,7 +147,7 @@ class Allocation:
     scheduler: Scheduler
     job_id: str
     chain: str
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[HostSlots, ...] = ()
     workers: Workers | None = None
     ends_at: float | None = None
     restarts: int = 0
@@ -163,11 +185,20 @@ def _lines_of(path: str) -> tuple[str, ...]:
 
 
 def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
-    """Return the options of a job that its allocation settles, each with its origin."""
-    if allocation is None or allocation.workers is None:
+    """Return the options of a job that its allocation settles, each with its origin.
+
+    Several hosts are those of the job, and the batch system's own shell reaches them.  A job on
+    one host has workers alone.
+    """
+    if allocation is None:
         return {}
-    workers = allocation.workers
-    return {"workers": (f"{workers.source} of {allocation.label}", workers.count)}
+    workers, label = allocation.workers, allocation.label
+    if len(allocation.hosts) > 1:
+        source = _NODES if workers is None else workers.source
+        found: dict[str, tuple[str, Any]] = {"hosts": (f"{source} of {label}", allocation.hosts)}
+        shell = _SHELLS.get(allocation.scheduler)
+        return found if shell is None else found | {"rsh": (label, shell)}
+    return {} if workers is None else {"workers": (f"{workers.source} of {label}", workers.count)}
 
 
 def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
@@ -234,15 +265,16 @@ def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         return None
     array = environ.get("SLURM_ARRAY_JOB_ID")
     index = environ.get("SLURM_ARRAY_TASK_ID", "")
-    is_step = "SLURM_STEP_ID" in environ
+    is_step = environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
+    hosts = _slurm_hosts(environ, "SLURM_STEP_NODELIST" if is_step else _NODES)
     ends_at = whole_number(environ.get("SLURM_JOB_END_TIME"))
     return Allocation(
         scheduler=Scheduler.SLURM,
         job_id=f"{array}_{index}" if array else job,
         # Without it this is a shell of salloc, and a person types each command.
         chain=f"slurm {array or job}" if "ENVIRONMENT" in environ else "",
-        hosts=tuple(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))),
-        workers=_slurm_workers(environ),
+        hosts=hosts,
+        workers=_slurm_workers(environ, hosts),
         ends_at=float(ends_at) if ends_at else None,
         restarts=whole_number(environ.get("SLURM_RESTART_COUNT")),
         is_batch=environ.get("ENVIRONMENT") == "BATCH" and not is_step,
@@ -251,15 +283,31 @@ def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
-def _slurm_workers(environ: Mapping[str, str]) -> Workers | None:
-    source = next((name for name in _ASKED_FOR if whole_number(environ.get(name))), None)
+def _slurm_hosts(environ: Mapping[str, str], nodes: str) -> tuple[HostSlots, ...]:
+    """Return the hosts that a variable lists; each has its tasks, or one if nobody asks."""
+    names = list(expand_hosts(environ.get(nodes, "")))
+    tasks = tasks_of_hosts(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if _asked_for(environ) is None or len(tasks) != len(names):
+        tasks = [1] * len(names)
+    return tuple(map(HostSlots, names, tasks))
+
+
+def _slurm_workers(environ: Mapping[str, str], hosts: tuple[HostSlots, ...]) -> Workers | None:
+    source = _asked_for(environ)
     if source is None:
         return None
+    if len(hosts) > 1:
+        return Workers(total_slots(hosts), source)
     of_hosts = tasks_of_hosts(environ.get("SLURM_TASKS_PER_NODE", ""))
     here = whole_number(environ.get("SLURM_NODEID"))
     if here < len(of_hosts):
         return Workers(of_hosts[here], source)
     return Workers(whole_number(environ[source]), source)
+
+
+def _asked_for(environ: Mapping[str, str]) -> str | None:
+    """Return the variable by which the user has asked for tasks, None if there is none."""
+    return next((name for name in _ASKED_FOR if whole_number(environ.get(name))), None)
 
 
 def tasks_of_hosts(text: str) -> list[int]:
@@ -298,10 +346,9 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     job = environ.get("PBS_JOBID")
     if not job:
         return None
-    slots = lines(environ.get("PBS_NODEFILE", ""))
-    hosts = tuple(dict.fromkeys(slots))
     # The file has a line for each slot, and begins with the host of the batch script.
-    workers = Workers(slots.count(hosts[0]), "PBS_NODEFILE") if hosts else None
+    hosts = _counted(lines(environ.get("PBS_NODEFILE", "")))
+    workers = Workers(total_slots(hosts), "PBS_NODEFILE") if hosts else None
     return Allocation(
         scheduler=Scheduler.PBS,
         job_id=job,
@@ -312,34 +359,42 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
+def _counted(slots: Sequence[str]) -> tuple[HostSlots, ...]:
+    """Return the hosts of a list that names a host once for each of its slots."""
+    return tuple(HostSlots(name, count) for name, count in Counter(slots).items())
+
+
 def _read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     """Return the allocation of an LSF job, None outside LSF."""
-    del lines  # everything is in the environment
     job = environ.get("LSB_JOBID")
     if not job:
         return None
     index = environ.get("LSB_JOBINDEX", "0")
-    slots = _slots(environ)
+    hosts, source = _lsf_hosts(environ, lines)
     return Allocation(
         scheduler=Scheduler.LSF,
         job_id=job if index == "0" else f"{job}[{index}]",
         chain=f"lsf {job}",
-        hosts=tuple(slots),
-        workers=next((Workers(count, source) for count, source in slots.values()), None),
+        hosts=hosts,
+        workers=Workers(total_slots(hosts), source) if hosts else None,
         restarts=int(environ.get("LSB_RESTART") == "Y"),
         is_batch=environ.get("LSB_INTERACTIVE") != "Y",
         requeue_code=_LSF_REQUEUE_CODE,
     )
 
 
-def _slots(environ: Mapping[str, str]) -> dict[str, tuple[int, str]]:
+def _lsf_hosts(environ: Mapping[str, str], lines: Lines) -> tuple[tuple[HostSlots, ...], str]:
     """Return the slots of each host, the first host first, and the variable that tells them."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     if words:
         counts = map(whole_number, words[1::2])
-        return {host: (n, "LSB_MCPU_HOSTS") for host, n in zip(words[::2], counts, strict=False)}
-    hosts = environ.get("LSB_HOSTS", "").split()
-    return {host: (hosts.count(host), "LSB_HOSTS") for host in hosts}
+        slots = dict(zip(words[::2], counts, strict=False))
+        return tuple(HostSlots(host, count) for host, count in slots.items()), "LSB_MCPU_HOSTS"
+    # LSF leaves it out if it were longer than 4096 characters; the file has a line for each slot.
+    named = environ.get("LSB_HOSTS", "").split()
+    if named:
+        return _counted(named), "LSB_HOSTS"
+    return _counted(lines(environ.get("LSB_DJOB_HOSTFILE", ""))), "LSB_DJOB_HOSTFILE"
 
 
 def _read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
@@ -350,21 +405,22 @@ def _read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     index = environ["SGE_TASK_ID"]
     rows = [row.split() for row in lines(environ.get("PE_HOSTFILE", ""))]
     slots = {row[0]: whole_number(row[1]) for row in rows if len(row) > 1}
+    hosts = tuple(HostSlots(name, count) for name, count in slots.items())
     return Allocation(
         scheduler=Scheduler.SGE,
         job_id=job if index == _NO_ARRAY else f"{job}.{index}",
         chain=f"sge {job}",
-        hosts=tuple(slots),
-        workers=_sge_workers(environ, slots),
+        hosts=hosts,
+        workers=_sge_workers(environ, hosts),
         restarts=whole_number(environ.get("RESTARTED")),
         is_batch=environ.get("ENVIRONMENT", "BATCH") == "BATCH",
         requeue_code=_SGE_REQUEUE_CODE,
     )
 
 
-def _sge_workers(environ: Mapping[str, str], slots: Mapping[str, int]) -> Workers | None:
-    if slots:
-        return Workers(next(iter(slots.values())), "PE_HOSTFILE")
+def _sge_workers(environ: Mapping[str, str], hosts: tuple[HostSlots, ...]) -> Workers | None:
+    if hosts:
+        return Workers(total_slots(hosts), "PE_HOSTFILE")
     count = whole_number(environ.get("NSLOTS"))
     return Workers(count, "NSLOTS") if count else None
 

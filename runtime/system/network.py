@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import struct
@@ -74,8 +75,9 @@ def own_name() -> str:
 
 
 def own_names() -> frozenset[str]:
-    """Return the names by which this host knows itself."""
-    return frozenset({socket.gethostname(), own_name()})
+    """Return the names by which this host knows itself; Slurm's name of a node may be another."""
+    names = {socket.gethostname(), own_name(), os.environ.get("SLURMD_NODENAME", "")}
+    return frozenset(names - {""})
 
 
 def addresses_of(name: str) -> frozenset[str]:

@@ -15,6 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "hpc.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 SLURM_SCRIPTS = [block for block in BLOCKS if "#SBATCH" in block]
 COMMANDS = [block for block in BLOCKS if block.startswith("holdfast sbatch")]
+ON_ONE_NODE = [command for command in COMMANDS if "--nodes=1" in command]
+"""Those for several run on nodes of their own (tests/hosts/test_slurm_hosts.py)."""
 SMALLER = {
     "--time=24:00:00": "--time=2",
     "--ntasks=4": "--ntasks=2",
@@ -40,7 +42,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_page_has_the_scripts_that_are_run_here() -> None:
-    assert (len(SLURM_SCRIPTS), len(COMMANDS)) == (2, 2)
+    assert (len(SLURM_SCRIPTS), len(COMMANDS)) == (2, 3)
     assert all("exec holdfast run" in block for block in BLOCKS if block.startswith("#!"))
 
 
@@ -70,7 +72,7 @@ def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> N
 
 @pytest.mark.mpi
 @pytest.mark.process
-@pytest.mark.parametrize("command", COMMANDS, ids=["requeued", "chain"])
+@pytest.mark.parametrize("command", ON_ONE_NODE, ids=["requeued", "chain"])
 def test_command_trains(cluster: SlurmCluster, directory: Path, command: str) -> None:
     programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, wait_until
 from slurm import SlurmCluster
+from slurm_jobs import BatchRun
+from workload import LONG, Undisturbed
 
 pytestmark = pytest.mark.process
 
@@ -58,3 +61,24 @@ def test_a_job_is_requeued_when_its_node_fails(
     slurm.wait(lambda: slurm.facts(job)["Restarts"] == "1", "requeue", within_s=240.0)
     cluster.restart("b")
     wait_until(lambda: "down" not in slurm.call("sinfo", "-h", "-n", "b", "-o", "%T"), "node b")
+
+
+@pytest.fixture
+def run(slurm: SlurmCluster, tmp_path: Path) -> BatchRun:
+    """A run that takes some seconds of training on the nodes."""
+    return BatchRun(slurm, tmp_path, pause_ms=30)
+
+
+@pytest.mark.mpi
+def test_job_has_all_nodes_of_its_batch_job(
+    run: BatchRun, cluster: Cluster, undisturbed: Undisturbed
+) -> None:
+    (job,) = run.sbatch("-N", "3", "-t", "5")
+
+    facts = run.wait_for_end(job)
+
+    assert facts["JobState"] == "COMPLETED", run.log
+    assert run.events("completed")[0]["sha256"] == undisturbed(replace(LONG, pause_ms=0))
+    assert "3 hosts on the network 10.77.0.0/24: a:1, b:1, c:1" in run.log
+    assert "srun" not in run.log
+    assert [line for host in "abc" for line in cluster.wait_empty(host)] == []

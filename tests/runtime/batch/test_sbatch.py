@@ -59,6 +59,19 @@ def test_script_of_a_job_that_is_requeued() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ("-N 4", 1), ("-N4", 1), ("--nodes=2-4", 1), ("-N 1", 0), ("--nodes=1", 0), ("-n 4", 0),
+        ("-N 4 --no-kill=off", 0), ("-N 4 -k", 0),
+    ],
+)  # fmt: skip
+def test_allocation_of_several_nodes_outlives_the_loss_of_one(options: str, ours: int) -> None:
+    lines = script_of(request(options), "").splitlines()
+
+    assert lines.count("#SBATCH --no-kill") == ours
+
+
 def test_script_of_a_chain() -> None:
     lines = script_of(request("--time=60", chain=3), "c0ffee").splitlines()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.batch import schedulers
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
@@ -31,6 +32,8 @@ from holdfast.runtime.batch.schedulers import (
     whole_number,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.hosts.remote_shell import RemoteShell
+from holdfast.runtime.options.sources import Sources, build_options
 
 SLURM_BATCH = {
     "ENVIRONMENT": "BATCH",
@@ -53,6 +56,7 @@ SLURM_STEP = SLURM_BATCH | {
     "SLURM_PROCID": "1",
     "SLURM_STEPID": "0",
     "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n1",
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2",
     "SLURM_TASKS_PER_NODE": "2",
@@ -65,6 +69,21 @@ SLURM_MANY_HOSTS = SLURM_BATCH | {
     "SLURM_TASKS_PER_NODE": "4(x3),2",
     "SLURM_JOB_END_TIME": "1800000000",
     "SLURM_RESTART_COUNT": "2",
+}
+SLURM_EACH_NODE = {
+    name: value for name, value in SLURM_MANY_HOSTS.items() if name != "SLURM_NTASKS"
+} | {"SLURM_TASKS_PER_NODE": "64(x4)", "SLURM_JOB_CPUS_PER_NODE": "64(x4)"}
+SLURM_STEP_ON_ONE = SLURM_MANY_HOSTS | {
+    "SLURM_NTASKS": "1",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NODELIST": "gpu08",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_TASKS_PER_NODE": "1",
+}
+SLURM_SHELL_ON_A_NODE = SLURM_MANY_HOSTS | {
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NODELIST": "gpu07",
+    "SLURM_STEP_NUM_TASKS": "1",
 }
 SLURM_ARRAY = SLURM_BATCH | {"SLURM_ARRAY_JOB_ID": "800", "SLURM_ARRAY_TASK_ID": "7"}
 SLURM_WITHOUT_TASKS = {
@@ -85,6 +104,12 @@ LSF = {
     "LSB_HOSTS": "hostA hostA hostA hostA hostB hostB",
     "LSB_DJOB_NUMPROC": "6",
 }
+LSF_MANY_SLOTS = {
+    "LSB_JOBID": "9001",
+    "LSB_JOBINDEX": "0",
+    "LSB_DJOB_HOSTFILE": "/home/me/.lsbatch/9001.hostfile",
+    "LSB_DJOB_NUMPROC": "6",
+}
 LSF_ARRAY = {
     "LSB_JOBID": "9001",
     "LSB_JOBINDEX": "3",
@@ -101,28 +126,48 @@ SGE = {
 }
 SGE_SERIAL = {"ENVIRONMENT": "BATCH", "JOB_ID": "56", "SGE_TASK_ID": "4", "NSLOTS": "1"}
 SGE_HOSTS = ("c01 4 all.q@c01 UNDEFINED", "c02 2 all.q@c02 UNDEFINED")
-FILES = {PBS_PRO["PBS_NODEFILE"]: PBS_NODES, SGE["PE_HOSTFILE"]: SGE_HOSTS}
+FILES = {
+    PBS_PRO["PBS_NODEFILE"]: PBS_NODES,
+    SGE["PE_HOSTFILE"]: SGE_HOSTS,
+    LSF_MANY_SLOTS["LSB_DJOB_HOSTFILE"]: tuple(LSF["LSB_HOSTS"].split()),
+}
 
 ON_ONE_HOST = Allocation(
-    Scheduler.SLURM, "812", "slurm 812", ("n1",), Workers(3, "SLURM_NTASKS"), is_batch=True
+    Scheduler.SLURM,
+    "812",
+    "slurm 812",
+    (HostSlots("n1", 3),),
+    Workers(3, "SLURM_NTASKS"),
+    is_batch=True,
+)
+ON_MANY_HOSTS = replace(
+    ON_ONE_HOST,
+    hosts=(*(HostSlots(f"gpu{n}", 4) for n in ("07", "08", "09")), HostSlots("gpu12", 2)),
+    workers=Workers(14, "SLURM_NTASKS"),
+    ends_at=1_800_000_000.0,
+    restarts=2,
 )
 ON_PBS = Allocation(
-    Scheduler.PBS, "4711.head", "pbs 4711.head", ("r1i0", "r1i1"), Workers(4, "PBS_NODEFILE")
+    Scheduler.PBS,
+    "4711.head",
+    "pbs 4711.head",
+    (HostSlots("r1i0", 4), HostSlots("r1i1", 2)),
+    Workers(6, "PBS_NODEFILE"),
 )
 ON_LSF = Allocation(
     Scheduler.LSF,
     "9001",
     "lsf 9001",
-    ("hostA", "hostB"),
-    Workers(4, "LSB_MCPU_HOSTS"),
+    (HostSlots("hostA", 4), HostSlots("hostB", 2)),
+    Workers(6, "LSB_MCPU_HOSTS"),
     requeue_code=75,
 )
 ON_SGE = Allocation(
     Scheduler.SGE,
     "55",
     "sge 55",
-    ("c01", "c02"),
-    Workers(4, "PE_HOSTFILE"),
+    (HostSlots("c01", 4), HostSlots("c02", 2)),
+    Workers(6, "PE_HOSTFILE"),
     restarts=1,
     requeue_code=99,
 )
@@ -130,34 +175,50 @@ CASES = {
     "Slurm, a batch script": (SLURM_BATCH, ON_ONE_HOST),
     "Slurm, a task of srun": (
         SLURM_STEP,
-        replace(ON_ONE_HOST, workers=Workers(2, "SLURM_NTASKS"), is_batch=False, copies=2, task=1),
+        replace(
+            ON_ONE_HOST,
+            hosts=(HostSlots("n1", 2),),
+            workers=Workers(2, "SLURM_NTASKS"),
+            is_batch=False,
+            copies=2,
+            task=1,
+        ),
     ),
     "Slurm, a shell of salloc": (SLURM_SALLOC, replace(ON_ONE_HOST, is_batch=False, chain="")),
     "Slurm, a requeued job on many hosts": (
         SLURM_MANY_HOSTS,
+        ON_MANY_HOSTS,
+    ),
+    "Slurm, the last of these hosts": (SLURM_MANY_HOSTS | {"SLURM_NODEID": "3"}, ON_MANY_HOSTS),
+    "Slurm, many hosts without a wish for tasks": (
+        SLURM_EACH_NODE,
         replace(
-            ON_ONE_HOST,
-            hosts=("gpu07", "gpu08", "gpu09", "gpu12"),
-            workers=Workers(4, "SLURM_NTASKS"),
-            ends_at=1_800_000_000.0,
-            restarts=2,
+            ON_MANY_HOSTS,
+            hosts=tuple(HostSlots(host.name, 1) for host in ON_MANY_HOSTS.hosts),
+            workers=None,
         ),
     ),
-    "Slurm, the last of these hosts": (
-        SLURM_MANY_HOSTS | {"SLURM_NODEID": "3"},
+    "Slurm, a step on one of many hosts": (
+        SLURM_STEP_ON_ONE,
         replace(
-            ON_ONE_HOST,
-            hosts=("gpu07", "gpu08", "gpu09", "gpu12"),
-            workers=Workers(2, "SLURM_NTASKS"),
-            ends_at=1_800_000_000.0,
-            restarts=2,
+            ON_MANY_HOSTS,
+            hosts=(HostSlots("gpu08", 1),),
+            workers=Workers(1, "SLURM_NTASKS"),
+            is_batch=False,
         ),
+    ),
+    "Slurm, the shell of salloc on the first node": (
+        SLURM_SHELL_ON_A_NODE | {"ENVIRONMENT": "INTERACTIVE"},
+        replace(ON_MANY_HOSTS, is_batch=False),
     ),
     "Slurm, an element of an array": (
         SLURM_ARRAY,
         replace(ON_ONE_HOST, job_id="800_7", chain="slurm 800"),
     ),
-    "Slurm, nobody asked for tasks": (SLURM_WITHOUT_TASKS, replace(ON_ONE_HOST, workers=None)),
+    "Slurm, nobody asked for tasks": (
+        SLURM_WITHOUT_TASKS,
+        replace(ON_ONE_HOST, hosts=(HostSlots("n1", 1),), workers=None),
+    ),
     "PBS Professional": (PBS_PRO, ON_PBS),
     "PBS without its file of nodes": (
         PBS_PRO | {"PBS_NODEFILE": "/gone"},
@@ -168,10 +229,18 @@ CASES = {
         replace(ON_PBS, is_batch=False),
     ),
     "LSF": (LSF, ON_LSF),
+    "LSF, a job too large for its variables": (
+        LSF_MANY_SLOTS,
+        replace(ON_LSF, workers=Workers(6, "LSB_DJOB_HOSTFILE")),
+    ),
     "LSF, a requeued element of an array": (
         LSF_ARRAY,
         replace(
-            ON_LSF, job_id="9001[3]", hosts=("hostA",), workers=Workers(2, "LSB_HOSTS"), restarts=1
+            ON_LSF,
+            job_id="9001[3]",
+            hosts=(HostSlots("hostA", 2),),
+            workers=Workers(2, "LSB_HOSTS"),
+            restarts=1,
         ),
     ),
     "SGE": (SGE, ON_SGE),
@@ -241,6 +310,40 @@ def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
     assert options_of(None) == {}
 
 
+@pytest.mark.parametrize(
+    ("environ", "origin", "hosts", "shell"),
+    [
+        (SLURM_MANY_HOSTS, "SLURM_NTASKS of Slurm job 812",
+         "gpu07:4,gpu08:4,gpu09:4,gpu12:2", "srun"),
+        (SLURM_EACH_NODE, "SLURM_JOB_NODELIST of Slurm job 812",
+         "gpu07:1,gpu08:1,gpu09:1,gpu12:1", "srun"),
+        (PBS_PRO, "PBS_NODEFILE of PBS job 4711.head", "r1i0:4,r1i1:2", "ssh"),
+        (LSF, "LSB_MCPU_HOSTS of LSF job 9001", "hostA:4,hostB:2", "blaunch"),
+        (SGE, "PE_HOSTFILE of SGE job 55", "c01:4,c02:2", "qrsh"),
+    ],
+)  # fmt: skip
+def test_job_has_all_hosts_of_its_allocation_and_reaches_them_by_its_shell(
+    environ: Mapping[str, str], origin: str, hosts: str, shell: str
+) -> None:
+    sources = Sources({}, {}, {}, Path("/here"), allocation=options_of(found(environ)))
+
+    built = build_options(Path("train.py"), (), sources)
+
+    assert built.origins["workers"] == f"slots of {origin}"
+    assert built.options.workers == sum(host.slots for host in built.options.hosts)
+    assert ",".join(map(str, built.options.hosts)) == hosts
+    assert RemoteShell.of(built.options.rsh).program == shell
+
+
+def test_hosts_and_shell_of_the_user_come_before_those_of_the_allocation() -> None:
+    flags = {"hosts": "a:2,b:2", "rsh": "ssh -p 22"}
+    sources = Sources(flags, {}, {}, Path("/"), allocation=options_of(found(SLURM_MANY_HOSTS)))
+
+    options = build_options(Path("train.py"), (), sources).options
+
+    assert (options.workers, options.rsh, options.hosts[1]) == (4, "ssh -p 22", HostSlots("b", 2))
+
+
 def test_copies_of_one_command_are_refused() -> None:
     refuse_copies(found(SLURM_BATCH))
     refuse_copies(replace(ON_ONE_HOST, copies=1, task=3))
@@ -299,8 +402,8 @@ def test_file_of_nodes_is_read_from_the_disk_without_its_empty_lines(tmp_path: P
 
     job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
 
-    assert job.hosts == ("r1", "r2")
-    assert job.workers == Workers(2, "PBS_NODEFILE")
+    assert job.hosts == (HostSlots("r1", 2), HostSlots("r2", 1))
+    assert job.workers == Workers(3, "PBS_NODEFILE")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["no file", "no text"])

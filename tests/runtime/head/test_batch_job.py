@@ -219,7 +219,7 @@ def test_limit_that_slurm_does_not_tell_is_asked_for(
     [("", ", 2 of its 3 hosts stay idle: name them by --hosts"), ("a,b,c", "(SLURM_JOB_END_TIME)")],
 )
 def test_hosts_that_a_job_does_not_use_are_told(tmp_path: Path, used: str, end: str) -> None:
-    wide = replace(ON_SLURM, hosts=("a", "b", "c"), ends_at=time.time() + 3600.0)
+    wide = replace(ON_SLURM, hosts=read_hosts("a,b,c"), ends_at=time.time() + 3600.0)
 
     said = BatchJob.of(_options(tmp_path, hosts=read_hosts(used)), wide, {}).introduction
 

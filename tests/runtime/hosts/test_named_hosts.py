@@ -37,6 +37,14 @@ def test_host_of_the_head_comes_first(named: str, hosts: str) -> None:
     assert settled(named) == hosts
 
 
+def test_node_of_slurm_is_known_by_the_name_that_slurm_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+
+    assert settled(f"{ELSEWHERE}:4,node1:2") == f"node1:2,{ELSEWHERE}:4"
+
+
 def test_job_without_hosts_has_no_other_one() -> None:
     assert settle_hosts(JobOptions(Path("train.py"), Path("/run"))) == ()
 
