@@ -303,7 +303,15 @@ class Decider:
         options = self._job.config.options
         last = options.workers + options.spares - 1
         for fault in map(parse_fault, options.faults):
-            if (fault.worker, fault.step, fault.site.value, fault.attempt) not in self._struck:
+            victim = fault.host or fault.worker
+            if (victim, fault.step, fault.site.value, fault.attempt) in self._struck:
+                continue
+            if fault.host:
+                yield (
+                    f"--inject '{fault}' never struck: the first worker of host {fault.host} "
+                    "never came there, or the job has no such host"
+                )
+            else:
                 yield (
                     f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
                     f"The workers of a first launch are 0 to {last}"

@@ -144,7 +144,8 @@ def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
 
 def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:
     """Return which fault of ``--inject`` a ``fault`` of the journal was."""
-    return tuple(record.get(name) for name in ("worker", "step", "site", "attempt"))
+    victim = "host" if record.get("host") else "worker"
+    return tuple(record.get(name) for name in (victim, "step", "site", "attempt"))
 
 
 def launch_of(order: Message) -> Launch:

@@ -313,6 +313,8 @@ class FaultStruck(NamedTuple):
     step: Count
     site: str
     attempt: int = 1
+    host: str | None = None
+    """The host by which the fault names its worker."""
 
 
 @event("suspected", listed="suspected", hidden=["limit_s", "is_awaited", "is_reading"])

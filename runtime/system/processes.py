@@ -195,6 +195,13 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def children_of(pid: int) -> tuple[int, ...]:
+    """Return the children of a process, without their own; none if it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return tuple(child.pid for child in psutil.Process(pid).children())
+    return ()
+
+
 def kill_tree(pid: int) -> None:
     """SIGKILL ``pid``, a child of this process, and all its descendants; wait for none.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
+from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.find_run import key_in
@@ -173,12 +173,16 @@ def journal_of(config: WorkerConfig) -> Journal:
 
 def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:
     """Return the worker's fault injector; it signs the journal before it strikes."""
-    faults: tuple[Fault, ...] = tuple(parse_fault(text) for text in config.options.faults)
+    placed = (parse_fault(text).placed(config.host_of) for text in config.options.faults)
+    faults = tuple(fault for fault in placed if fault is not None)
+    hosts = {fault.address: fault.host for fault in faults if fault.host}
 
     def announce(visit: Visit, kind: FaultKind) -> None:
+        host = hosts.get(visit)
         journal.record(
             "fault",
             worker=visit.worker,
+            **({} if host is None else {"host": host}),
             step=visit.step,
             site=visit.site.value,
             attempt=visit.attempt,

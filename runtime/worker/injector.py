@@ -9,14 +9,19 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 
 from holdfast.recovery.fault import FaultKind, FaultPlan, Site, Visit
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.system.processes import children_of
 
 _MUTEX_BYTES = 64
 """More than a pthread_mutex_t has on any Linux."""
+
+_TOLD_WITHIN_S = 0.5
+"""An agent that is to be struck needs a moment to pass the announcement on."""
 
 
 class InjectedFault(Exception):
@@ -54,6 +59,8 @@ class FaultInjector:
         kind = self._plan.due(visit)
         if kind is not None:
             self._announce(visit, kind)
+            if kind.is_of_host:
+                time.sleep(_TOLD_WITHIN_S)
             self._strike(kind)
 
 
@@ -72,6 +79,23 @@ def _strike(kind: FaultKind) -> None:
             ctypes.string_at(0)
         case FaultKind.GIL:
             _hold_gil()
+        case FaultKind.LOSE:
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent, whose workers die with it
+            signal.pause()
+        case FaultKind.CUT:
+            os.kill(os.getppid(), signal.SIGSTOP)
+        case FaultKind.FREEZE:
+            _freeze_host()
+
+
+def _freeze_host() -> None:
+    """Stop the agent and its children: pool, writer and workers, this one last."""
+    agent, me = os.getppid(), os.getpid()
+    os.kill(agent, signal.SIGSTOP)
+    for pid in children_of(agent):
+        if pid != me:
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(me, signal.SIGSTOP)
 
 
 def _hold_gil() -> None:

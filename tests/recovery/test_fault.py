@@ -17,13 +17,18 @@ from holdfast.recovery.errors import (
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
 from holdfast.recovery.world import WorkerId
 
+_WHEN = (st.integers(1, 999), st.sampled_from(Site), st.integers(1, 9))
 FAULTS = st.builds(
     Fault,
-    st.sampled_from(FaultKind),
+    st.sampled_from([kind for kind in FaultKind if not kind.is_of_host]),
     st.integers(0, 99).map(WorkerId),
-    st.integers(1, 999),
-    st.sampled_from(Site),
-    st.integers(1, 9),
+    *_WHEN,
+) | st.builds(
+    Fault,
+    st.sampled_from(FaultKind),
+    st.just(WorkerId(0)),
+    *_WHEN,
+    st.sampled_from(["b", "node-1.cluster"]),
 )
 
 
@@ -31,6 +36,19 @@ def test_text_of_a_fault_spells_its_whole_address() -> None:
     fault = Fault(FaultKind.KILL, WorkerId(2), 30)
 
     assert str(fault) == "kill worker=2 step=30 site=compute attempt=1"
+
+
+def test_fault_of_a_host_strikes_its_first_worker() -> None:
+    fault = parse_fault("lose host=b step=30")
+    places = {WorkerId(4): "a", WorkerId(5): "b", WorkerId(6): "b"}
+
+    placed = fault.placed(places)
+
+    assert str(fault) == "lose host=b step=30 site=compute attempt=1"
+    assert placed is not None
+    assert placed.address == Visit(WorkerId(5), 30, Site.COMPUTE, 1)
+    assert fault.placed({WorkerId(4): ""}) is None
+    assert parse_fault("kill worker=4 step=1").placed(places) == parse_fault("kill worker=4 step=1")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +60,9 @@ def test_text_of_a_fault_spells_its_whole_address() -> None:
         ("kill", "worker and step must be given"),
         ("kill worker=1", "step must be given"),
         ("kill step=1", "worker must be given"),
+        ("lose worker=1 step=2", "host must be given"),
+        ("lose host= step=2", "host must be given"),
+        ("kill worker=1 host=b step=2", "a fault has a worker or a host, not both"),
         ("kill worker=1 step=2 site=lunch", "the site 'lunch' is not one of compute, reduce, vote"),
         ("kill worker=1 step=2 phase=vote", "'phase=vote' is not one of worker=, step=, site="),
         ("kill worker=1 step=2 vote", "'vote' is not one of worker="),
