@@ -140,8 +140,8 @@ class JobConsole:
             self._say(_stalled_line(message))
             fields = {name: message[name] for name in ("limit", "seconds", "workers")}
             self._journal.record("stalled", **fields)
-        elif kind == "host_lost":
-            self._lost_host(message)
+        elif kind in ("host_lost", "host_back"):
+            self._heard_of_host(message)
         elif kind == "pressure":
             self._say(message["text"])
             fields = {name: value for name, value in message.items() if name not in ("kind", "now")}
@@ -280,7 +280,11 @@ class JobConsole:
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)
 
-    def _lost_host(self, message: Message) -> None:
+    def _heard_of_host(self, message: Message) -> None:
+        if message["kind"] == "host_back":
+            self._say(f"host {message['host']} is back, and takes workers of the next launch")
+            self._journal.record("host_back", host=message["host"])
+            return
         fields = {name: message[name] for name in ("host", "reason", "workers")}
         workers = ", ".join(map(str, fields["workers"]))
         them = f" with its workers ({workers})" if workers else ""

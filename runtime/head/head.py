@@ -104,6 +104,8 @@ class Head:
             self._polled_at = now
             self._poll_client(now)
             with job.errors_told():
+                if self._hosts is not None and job.decider.end is None:
+                    self._hosts.poll(now)
                 job.decider.poll(now, is_idle=is_idle)
                 job.progress.show(self._agent.host.progress)
             self._see_to_writer(job, now)
@@ -248,7 +250,7 @@ class Head:
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
-        self._hosts = JobHosts(job, self._agent)
+        self._hosts = JobHosts(job, self._agent, self.tell)
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
         self._job = _RunningJob(job, run, progress, console, decider, saves, self)
@@ -328,7 +330,10 @@ class Head:
                 job.run.take(event)
             return
         if event["kind"] == "host_lost" and self._hosts is not None:
-            event = {**event, **self._hosts.lose(event["host"])}
+            found = self._hosts.lose(event["host"])
+            if found is None:
+                return
+            event = {**event, **found}
         log = job.decider.log
         is_kept = log.note(event)
         with job.errors_told():

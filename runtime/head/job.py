@@ -217,7 +217,7 @@ def event_of(message: Message) -> Event | None:
         return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
     if kind == "renewing":
         return LaunchRenewing(WorkerId(message["worker"]))
-    if kind == "host_lost":
+    if kind in ("host_lost", "host_back"):
         return SlotsChanged(int(message["slots"]))
     if kind == "launch_ended":
         words = str(message["words"])

@@ -1,53 +1,66 @@
-"""The hosts of a job: which there are, where the workers of a launch go, and who comes back.
+"""The other hosts of a job: started, tried again when they were lost, and given their workers.
 
-The first host is the head's own.  A host that was lost is started again for the next launch.  One
-that was lost twice is left out, also in later jobs of the run, until a day has passed.
+`recovery.host_roster` says which of them take workers, and when a lost one is tried again.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections.abc import Callable
 
-from holdfast.recovery.placement import HostSlots, place_workers, total_slots, usable_hosts
+from holdfast.recovery.host_roster import HostRoster
+from holdfast.recovery.placement import place_workers, total_slots
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.__main__ import DEFAULT_ENTRY
 from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 
 class JobHosts:
-    """Starts the other hosts of a job, and places workers on those that live."""
+    """Starts the other hosts of a job, and places workers on those that take some."""
 
-    def __init__(self, job: Job, agent: Agent) -> None:
+    def __init__(self, job: Job, agent: Agent, tell: Callable[[Message], None]) -> None:
+        """Take the way to tell that a host is back."""
         self._job = job
         self._agent = agent
-        self._living: set[str] = {host.name for host in job.hosts[:1]}
-        self._losses: Counter[str] = Counter(job.losses)
+        self._tell = tell
+        self._roster = HostRoster(job.hosts, job.losses)
 
     def place(self, count: int) -> tuple[str, ...]:
-        """Start the hosts that are not there, and return the host of each of ``count`` workers.
+        """Start the hosts that are due, and return the host of each of ``count`` workers.
 
         It is empty if the job has one host.
         """
-        for host in self._usable:
-            if host.name not in self._living:
-                self._start(host)
-        if not self._job.hosts:
-            return ()
-        return place_workers(count, [h for h in self._usable if h.name in self._living])
+        self.poll(witnessed_s())
+        return place_workers(count, self._roster.takers) if self._job.hosts else ()
 
-    def lose(self, name: str) -> Message:
-        """Take note that a host is gone; return how often it is, and the slots that are left."""
-        self._living.discard(name)
-        self._losses[name] += 1
-        return {"losses": self._losses[name], "slots": total_slots(self._usable)}
+    def poll(self, now: float) -> None:
+        """Start the hosts that are due."""
+        for name in self._roster.due(now):
+            try:
+                self._start(name)
+            except OSError as error:
+                lost = {"kind": "host_lost", "host": name, "workers": []}
+                self._tell({**lost, "reason": f"its remote shell cannot be started: {error}"})
+
+    def lose(self, name: str) -> Message | None:
+        """Take note that a host is gone; return how often it is, and the slots that are left.
+
+        None if it was not there: a try to bring it back has failed.
+        """
+        losses = self._roster.lost(name, witnessed_s())
+        return None if losses is None else {"losses": losses, "slots": self._slots}
 
     @property
-    def _usable(self) -> tuple[HostSlots, ...]:
-        return usable_hosts(self._job.hosts, self._losses)
+    def _slots(self) -> int:
+        return total_slots(self._roster.takers)
 
-    def _start(self, host: HostSlots) -> None:
+    def _answered(self, name: str) -> None:
+        if self._roster.answered(name):
+            self._tell({"kind": "host_back", "host": name, "slots": self._slots})
+
+    def _start(self, name: str) -> None:
         # A job on one host imports nothing for others.
         from holdfast.runtime.hosts.remote_host import RemoteHost
         from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
@@ -55,7 +68,7 @@ class JobHosts:
 
         options = self._job.config.options
         greeting = Greeting(
-            host=host.name,
+            host=name,
             environment=dict(os.environ),
             directory=os.getcwd(),
             heartbeat_timeout_s=options.heartbeat_timeout_s,
@@ -64,9 +77,10 @@ class JobHosts:
             verbose=options.verbose,
         )
         shell = RemoteShell.of(options.rsh)
-        command = shell.command(host.name, python_there("holdfast.runtime.hosts.agent"))
+        command = shell.command(name, python_there("holdfast.runtime.hosts.agent"))
         reactor, output = self._agent.reactor, self._agent.output
         self._agent.host.add_host(
-            lambda hear, lose: RemoteHost(reactor, output, command, greeting, hear, lose)
+            lambda hear, lose: RemoteHost(
+                reactor, output, command, greeting, hear, lose, lambda: self._answered(name)
+            )
         )
-        self._living.add(host.name)

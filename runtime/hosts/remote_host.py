@@ -34,6 +34,8 @@ from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, W
 _FIRST_ANSWER_WITHIN_S = 60.0
 """A shell that logs in, and a Python that imports over a busy network file system."""
 _SHELL_ENDS_WITHIN_S = 3.0
+_NOBODY = -1
+"""What the shell itself says is shown to those who want to see everything."""
 
 
 class RemoteHost:
@@ -47,8 +49,9 @@ class RemoteHost:
         greeting: Greeting,
         on_message: Callable[[HostLink, Up], None],
         on_lost: Callable[[HostLink, str], None],
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the agent by ``command``.
+        """Start the agent by ``command``; ``on_ready`` hears of its first answer.
 
         Raises:
             OSError: the remote shell cannot be started.
@@ -58,6 +61,7 @@ class RemoteHost:
         self._output = output
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_ready = on_ready
         self._timeout_s = greeting.heartbeat_timeout_s
         self._pings = HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
         self._mirrors: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
@@ -69,9 +73,11 @@ class RemoteHost:
         assert self._shell.stderr is not None
         fds = (self._shell.stdout.fileno(), self._shell.stdin.fileno())
         self._channel = LineChannel(*map(os.dup, fds))
-        self._said = output.forward(os.dup(self._shell.stderr.fileno()), f"[{self.name}] ", 2)
+        said_fd = os.dup(self._shell.stderr.fileno())
+        self._said = output.forward(said_fd, f"[{self.name}] ", 2, worker=_NOBODY)
         for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
             pipe.close()
+        self._is_ready = False
         self.is_lost = False
         reactor.watch_channel(self._channel, self._take, lambda: self.give_up(self._why_ended()))
         self._channel.post({"kind": "greeting", "value": to_plain(greeting)})
@@ -133,10 +139,12 @@ class RemoteHost:
         kind = message.get("kind")
         if kind == "pong":
             self._pings = self._pings.answered(int(message["number"]))
-            if self._pings.timeout_s != self._timeout_s:  # the first answer
+            if not self._is_ready:
+                self._is_ready = True
                 self._pings = HostPings(
                     self._timeout_s, witnessed_s(), self._pings.sent, self._pings.heard
                 )
+                self._on_ready()
             if self._pings.is_ping_due:
                 self._ping()
         elif kind == "words":

@@ -359,6 +359,16 @@ class HostLost(NamedTuple):
         return f"host {self.host} was lost with {_named(self.workers)}: {self.reason}"
 
 
+@event("host_back")
+class HostBack(NamedTuple):
+    """A host that was lost answers again, and takes workers of the next launch."""
+
+    host: str
+
+    def words(self) -> str:
+        return f"host {self.host} is back"
+
+
 @event("failure", listed="failures")
 class Failure(NamedTuple):
     """A worker's death, as the head saw it."""

@@ -120,6 +120,27 @@ def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
     }
 
 
+def test_lost_host_has_one_line_and_its_workers_none_but_all_are_recorded(told: Told) -> None:
+    lost = {"host": "b", "reason": "it has not answered for 2.0 s", "workers": [2, 3]}
+
+    told.voice.heard({"kind": "host_lost", "losses": 1, "slots": 2, **lost})
+    for worker in (2, 3):
+        cause = "host b was lost: it has not answered for 2.0 s"
+        death = {**DEATH, "worker": worker, "cause": cause, "limit": "host", "host": "b"}
+        told.voice.heard(death)
+    told.voice.heard({"kind": "host_back", "host": "b", "slots": 4})
+
+    assert told.lines() == [
+        "holdfast: host b was lost with its workers (2, 3): it has not answered for 2.0 s",
+        "holdfast: host b is back, and takes workers of the next launch",
+    ]
+    assert [record["event"] for record in told.records()] == [
+        "host_lost", "failure", "failure", "host_back",
+    ]  # fmt: skip
+    assert told.records("host_lost")[0].items() >= lost.items()
+    assert {record["host"] for record in told.records("failure")} == {"b"}
+
+
 def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(
     told: Told,
 ) -> None:

@@ -1,0 +1,76 @@
+"""The hosts that take workers: who is counted on, who is tried again, and who is left out."""
+
+from __future__ import annotations
+
+from holdfast.recovery.host_roster import FIRST_TRY_AFTER_S, LONGEST_PAUSE_S, HostRoster
+from holdfast.recovery.placement import HostSlots
+
+HOSTS = (HostSlots("a", 2), HostSlots("b", 2), HostSlots("c", 4))
+
+
+def names(roster: HostRoster) -> str:
+    return "".join(host.name for host in roster.takers)
+
+
+def test_all_hosts_but_the_heads_own_are_started_once_and_counted_on() -> None:
+    roster = HostRoster(HOSTS, {})
+
+    assert roster.due(0.0) == ("b", "c")
+    assert roster.due(0.0) == ()
+    assert names(roster) == "abc"
+
+
+def test_lost_host_takes_no_worker_until_it_is_back() -> None:
+    roster = HostRoster(HOSTS, {})
+    roster.due(0.0)
+    assert not roster.answered("b")
+
+    assert roster.lost("b", 10.0) == 1
+    assert names(roster) == "ac"
+    assert roster.due(10.0) == ()
+    assert roster.due(10.0 + FIRST_TRY_AFTER_S) == ("b",)
+    assert names(roster) == "ac"
+
+    assert roster.answered("b")
+    assert names(roster) == "abc"
+
+
+def test_failed_tries_are_no_losses_and_come_less_and_less_often() -> None:
+    roster = HostRoster(HOSTS, {})
+    roster.due(0.0)
+    roster.lost("b", 0.0)
+    now, pauses = 0.0, []
+    for _ in range(12):
+        began = now
+        while "b" not in roster.due(now):
+            now += 1.0
+        pauses.append(now - began)
+        assert roster.lost("b", now) is None
+
+    assert pauses[:3] == [5.0, 10.0, 20.0]
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_host_that_was_lost_twice_is_left_out() -> None:
+    roster = HostRoster(HOSTS, {"c": 1})
+    roster.due(0.0)
+    roster.answered("c")
+
+    assert roster.lost("c", 1.0) == 2
+    assert "c" not in roster.due(1e9)
+    assert names(roster) == "ab"
+
+
+def test_losses_of_earlier_jobs_count_but_not_against_the_heads_own_host() -> None:
+    roster = HostRoster(HOSTS, {"a": 9, "b": 2})
+
+    assert roster.due(0.0) == ("c",)
+    assert names(roster) == "ac"
+
+
+def test_host_that_never_answered_at_first_is_a_loss() -> None:
+    roster = HostRoster(HOSTS, {})
+    roster.due(0.0)
+
+    assert roster.lost("b", 1.0) == 1
+    assert names(roster) == "ac"
