@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 from ipaddress import IPv4Network
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from holdfast.runtime.system.network import (
@@ -77,6 +80,23 @@ def test_interface_is_on_its_network_while_it_is_up() -> None:
     assert found.is_on(IPv4Network("10.1.2.0/24"))
     assert not found.is_on(IPv4Network("10.2.0.0/16"))
     assert not replace(found, is_up=False).is_on(found.network)
+
+
+def test_infiniband_counts_as_fast_although_its_driver_tells_no_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, kind in (("ib0", "32"), ("eth0", "1"), ("tun0", "65534")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "type").write_text(f"{kind}\n")
+    address = SimpleNamespace(family=socket.AF_INET, address="10.1.0.1", netmask="255.255.0.0")
+    speeds = {"ib0": 0, "eth0": 1000, "tun0": 0, "gone": 0}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {name: [address] for name in speeds})
+    states = {name: SimpleNamespace(isup=True, speed=speed) for name, speed in speeds.items()}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+
+    found = {interface.name: interface.speed for interface in interfaces(tmp_path)}
+
+    assert found == {"ib0": 32_000, "eth0": 1000, "tun0": 0, "gone": 0}
 
 
 def test_loopback_interface_is_no_network_of_this_host() -> None:
