@@ -1,7 +1,8 @@
 """The custom replica of the examples, each step of which takes a while at least.
 
 So a job lasts long enough that something can be done to it on the way, on any machine. At a
-gate all workers wait for the test, after so many updates of their own.
+gate all workers wait for the test, after so many updates of their own.  They may also hang in the
+gradient of the update that follows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from examples import flags_of_workload, load, train
+from holdfast import Microbatch
 
 example = load("02_custom_replica")
 
@@ -24,6 +26,11 @@ class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         self._pause_s = pause_s
         self._trace = trace
         self._applied = 0
+
+    def contribute(self, batch: Microbatch, out: np.ndarray) -> None:
+        if self._applied == options.hang_after:
+            wait_for(options.gates / "gradient")
+        super().contribute(batch, out)
 
     def apply(self, total: np.ndarray, samples: int) -> None:
         super().apply(total, samples)
@@ -46,6 +53,7 @@ parser = flags_of_workload("pause-ms")
 parser.add_argument("--linger", type=Path, help="do not end before this file exists")
 parser.add_argument("--gates", type=Path, help="where a file for each gate opens it")
 parser.add_argument("--gate-steps", type=int, nargs="*", default=(), help="the gates' updates")
+parser.add_argument("--hang-after", type=int, help="the update after which the gate `gradient` is")
 parser.add_argument("--trace", type=Path, help="gets a line for each update of each worker")
 options = parser.parse_args()
 

@@ -128,6 +128,10 @@ class HostJob:
                 raise TimeoutError(f"no {what}; {self._story()}")
             time.sleep(_LOOK_S)
 
+    def signal(self, number: int) -> None:
+        """Send the client a signal."""
+        self._process.send_signal(number)
+
     def workers(self, host: str) -> list[int]:
         """Return the workers' processes on a host."""
         return self._named(host, r"holdfast-w\d+")

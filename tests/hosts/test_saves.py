@@ -1,0 +1,162 @@
+"""The host of the first worker saves, and another one does when it has no worker any more.
+
+All hosts mount one run directory.  After each job every step of it verifies, byte for byte.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from host_jobs import HostJob, HostJobRun, Loss
+from workload import LONG, Undisturbed, request_of
+
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore
+
+pytestmark = [pytest.mark.mpi, pytest.mark.process]
+
+_WORKLOAD = replace(LONG, epochs=3, pause_ms=5)
+_GATE = 7
+"""A save of step 5 is on its way when all workers come to the gate."""
+_LATER = 16
+
+
+@pytest.fixture
+def sha256(undisturbed: Undisturbed) -> str:
+    """The digest that each of these jobs must end with."""
+    return undisturbed(_WORKLOAD)
+
+
+@contextmanager
+def _job(
+    cluster: Cluster, folder: Path, hosts: str, *argv: str, faults: Sequence[str] = ()
+) -> Iterator[HostJob]:
+    options = ("--heartbeat-timeout", "5")
+    request = request_of(_WORKLOAD, folder / "run", workers=4, faults=faults, options=options)
+    gates = ("--gates", str(folder), *argv)
+    with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
+        yield job
+
+
+def _saved(running: HostJob) -> list[int]:
+    """Return the steps of the checkpoints so far, as they came."""
+    return [record["step"] for record in running.journal if record["event"] == "checkpoint"]
+
+
+def _has_memory(cluster: Cluster, host: str) -> bool:
+    """Return whether the host has made memory for saves."""
+    maps = [Path(f"/proc/{pid}/maps") for pid in cluster.processes(host)]
+    return any("memfd:holdfast-save" in path.read_text() for path in maps if path.exists())
+
+
+def _assert_whole(folder: Path, job: HostJobRun, sha256: str) -> None:
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == sha256, job.stderr
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert not any(job.leftovers.values()), job.leftovers
+    assert _verified(folder)[0] == _WORKLOAD.steps
+    assert not job.events("checkpoint_failed")
+    assert not job.events("prune_failed")
+
+
+def _verified(folder: Path) -> tuple[int, ...]:
+    """Return the steps of the run, all of which verify."""
+    store = CheckpointStore(folder / "run")
+    assert all(verify_step(store, step).is_valid for step in store.steps())
+    return store.steps()
+
+
+def test_only_the_host_of_the_first_worker_takes_memory_and_saves(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _job(cluster, tmp_path, "a:2,b:2", "--gate-steps", str(_GATE)) as running:
+        running.wait_for("checkpoint", step=5)
+        had_memory = [_has_memory(cluster, host) for host in "ab"]
+        (tmp_path / str(_GATE)).touch()
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
+    assert had_memory == [True, False]
+
+
+@pytest.mark.parametrize("hosts", ["a:2,b:2", "a:0,b:2,c:2"], ids=["the head's", "another one"])
+def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
+    cluster: Cluster, tmp_path: Path, sha256: str, hosts: str
+) -> None:
+    """Its agent and its writer live on, and hold the newest save in memory."""
+    faults = [f"kill worker={worker} step={_GATE + 1} site=reduce" for worker in (0, 1)]
+    gates = ("--gate-steps", str(_GATE), str(_LATER))
+    first, second = [host for host in "abc" if f"{host}:2" in hosts]
+    with _job(cluster, tmp_path, hosts, *gates, faults=faults) as running:
+        running.wait_for("checkpoint", step=5)
+        before = [_has_memory(cluster, host) for host in (first, second)]
+        (tmp_path / str(_GATE)).touch()
+        running.wait_until(lambda: _saved(running)[-1] > _GATE, "save of the other host")
+        after = _has_memory(cluster, second)
+        (tmp_path / str(_LATER)).touch()
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
+    assert (before, after) == ([True, False], True)
+    assert len(job.events("launch")) == 1
+
+
+@pytest.mark.parametrize("loss", [Loss.POWER, Loss.CUT], ids=lambda loss: loss.value)
+def test_saves_move_when_the_host_that_saves_is_lost(
+    cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
+) -> None:
+    gates = ("--gate-steps", str(_GATE))
+    with _job(cluster, tmp_path, "a:0,b:2,c:2", *gates) as running:
+        running.wait_for("checkpoint", step=5)
+        running.strike(loss, "b")
+        (tmp_path / str(_GATE)).touch()
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
+    assert len(job.events("launch")) == 1
+
+
+def test_save_of_a_launch_that_died_whole_is_settled_by_the_host_that_holds_it(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """Those of the first host die before; the save that follows is of the second host."""
+    faults = [f"kill worker={worker} step={_GATE + 1} site=reduce" for worker in (0, 1)]
+    faults += [f"kill worker={worker} step={_LATER} site=reduce" for worker in (2, 3)]
+
+    with _job(cluster, tmp_path, "a:2,b:2", faults=faults) as running:
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
+    (restored,) = (record["step"] for record in job.events("restored"))
+    assert _GATE < restored < _LATER
+
+
+def test_workers_that_hang_on_both_hosts_are_saved_on_one_by_an_order_to_stop(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """They change nothing any more, and the run goes on from the step that they hold."""
+    hang = ("--hang-after", str(_GATE))
+    with _job(cluster, tmp_path, "a:2,b:2", *hang, "--trace", str(tmp_path / "trace")) as running:
+        trace = tmp_path / "trace"
+        running.wait_for("checkpoint", step=5)
+        running.wait_until(
+            lambda: len(trace.read_text().splitlines()) == 4 * _GATE, "workers that hang"
+        )
+        running.signal(signal.SIGTERM)
+        stopped = running.wait()
+    assert stopped.exit_code == 75, stopped.stderr
+    assert f"saved step {_GATE}" in stopped.stderr
+    assert _verified(tmp_path)[0] == _GATE
+
+    (tmp_path / "gradient").touch()
+    with _job(cluster, tmp_path, "a:2,b:2", *hang) as running:
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
+    assert job.events("restored")[0]["step"] == _GATE
