@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from extended import extended
 from host_jobs import HostJob, HostJobRun
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
@@ -38,7 +39,10 @@ def _assert_whole(job: HostJobRun, sha256: str) -> None:
     assert not any(job.leftovers.values()), job.leftovers
 
 
-@pytest.mark.parametrize("hosts", ["a:4", "a:2,b:2", "a:1,b:2,c:1", "b:2,c:2", "a:0,b:3,c:1"])
+@pytest.mark.parametrize(
+    "hosts",
+    ["a:2,b:2", "a:1,b:2,c:1", "b:2,c:2", extended("a:4"), extended("a:0,b:3,c:1")],
+)
 def test_placement_changes_no_byte(
     cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, hosts: str
 ) -> None:

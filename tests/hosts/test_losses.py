@@ -1,0 +1,173 @@
+"""A job over several hosts loses one in every way, and ends with the bytes of one worker.
+
+All workers wait at a gate while the test strikes, so that each loss meets the same step.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import pytest
+from cluster import NETWORK, Cluster
+from extended import shortened
+from host_jobs import HostJob, HostJobRun, Loss
+from workload import LONG, Undisturbed, request_of
+
+from holdfast.runtime.options.host_list import read_hosts
+
+pytestmark = [pytest.mark.mpi, pytest.mark.process]
+
+_WORKLOAD = replace(LONG, epochs=6, pause_ms=5)
+_GATE = 12
+_OPTIONS = ("--heartbeat-timeout", "5")
+_NO_HOSTS = 2
+_NOBODY = Loss.WATCHDOG_KILLED
+_STUMBLES = pytest.mark.xfail(strict=True, reason="its agent kills it once more, and stumbles")
+_EACH = [
+    pytest.param(loss, id=loss.value, marks=[_STUMBLES] if loss is _NOBODY else []) for loss in Loss
+]
+_NETWORK = ip_network(NETWORK)
+
+
+@pytest.fixture
+def sha256(undisturbed: Undisturbed) -> str:
+    """The digest that each of these jobs must end with."""
+    return undisturbed(_WORKLOAD)
+
+
+@dataclass(frozen=True)
+class _Gated:
+    """A job of two workers on each of three hosts, all of which wait at a gate."""
+
+    job: HostJob
+    gate: Path
+
+    def open(self) -> None:
+        self.gate.touch()
+
+
+@contextmanager
+def _at_gate(cluster: Cluster, folder: Path, hosts: str = "a:2,b:2,c:2") -> Iterator[_Gated]:
+    workers = sum(slots.slots for slots in read_hosts(hosts))
+    request = request_of(_WORKLOAD, folder / "run", workers=workers, options=_OPTIONS)
+    trace = folder / "trace"
+    gates = ("--gates", str(folder), "--gate-steps", str(_GATE), "--trace", str(trace))
+    with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
+        job.wait_until(lambda: _lines(trace) >= workers * (_GATE - 1), "workers at the gate")
+        yield _Gated(job, folder / str(_GATE))
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _assert_whole(job: HostJobRun, sha256: str) -> None:
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == sha256, job.stderr
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert "Traceback" not in job.stderr
+    assert not any(job.leftovers.values()), job.leftovers
+
+
+def _lost(job: HostJobRun) -> list[int]:
+    return sorted({failure.worker for failure in job.report.failures})
+
+
+@pytest.mark.parametrize("loss", _EACH)
+def test_a_loss_on_one_host_changes_no_byte(
+    cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.strike(loss, "b")
+        gated.open()
+        gated.job.wait_end()
+        if loss is Loss.FREEZE:  # what is frozen cannot end before
+            gated.job.undo(loss, "b")
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert len(job.events("launch")) == 1, job.stderr
+    assert _lost(job) == ([2, 3] if loss.takes_host else [] if loss is _NOBODY else [2])
+
+
+@pytest.mark.parametrize("loss", shortened([Loss.KILL, Loss.POWER, Loss.CUT], [Loss.KILL]))
+def test_the_loss_of_two_hosts_at_once_changes_no_byte(
+    cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.strike(loss, "b")
+        gated.job.strike(loss, "c")
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert set(_lost(job)) >= {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("loss", [Loss.CUT, Loss.FREEZE], ids=lambda loss: loss.value)
+def test_a_host_that_comes_back_after_its_loss_disturbs_nobody(
+    cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.strike(loss, "b")
+        gated.job.wait_for("failure", worker=2)
+        if loss is Loss.CUT:  # what cannot hear its head has ended by itself
+            assert cluster.wait_empty("b") == []
+        gated.job.undo(loss, "b")
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert _lost(job) == [2, 3]
+
+
+@pytest.mark.parametrize("way", ["deafen", "mute"])
+def test_a_host_that_is_cut_off_in_one_direction_is_lost(
+    cluster: Cluster, tmp_path: Path, sha256: str, way: str
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        getattr(cluster, way)("b")
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert _lost(job) == [2, 3]
+
+
+def test_a_lost_head_takes_all_along_and_the_next_job_goes_on(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.strike(Loss.KILL, "a")
+        for host in ("b", "c"):
+            assert cluster.wait_empty(host) == []
+        gated.job.undo(Loss.KILL, "a")
+    gated.open()
+    request = request_of(_WORKLOAD, tmp_path / "run", workers=4, options=_OPTIONS)
+    with HostJob(cluster, request, "a:2,b:2") as second:
+        job = second.wait()
+    _assert_whole(job, sha256)
+    assert job.events("restored")
+
+
+def test_nothing_listens_beyond_the_named_network(cluster: Cluster, tmp_path: Path) -> None:
+    with _at_gate(cluster, tmp_path, "a:1,b:1") as gated:
+        for host in ("a", "b"):
+            addresses = {ip_address(found.address) for found in cluster.listening(host)}
+            beyond = {at for at in addresses if not at.is_loopback and at not in _NETWORK}
+            assert not beyond, (host, cluster.listening(host))
+        gated.open()
+        assert gated.job.wait().exit_code == 0
+
+
+@pytest.mark.extended  # the tests above have each kind of loss
+@pytest.mark.timeout(1200)
+def test_losses_at_random_moments_change_no_byte() -> None:
+    done = subprocess.run(
+        [Path(__file__).parents[2] / "ci" / "cluster", "--seed", "2003", "--runs", "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in {0, _NO_HOSTS}, done.stdout + done.stderr
