@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
@@ -42,13 +43,15 @@ def doctor(
 ) -> None:
     """Examine MPI, TensorFlow, the run directory, and other hosts; exit 2 if a job could not run.
 
-    With --hosts or --hostfile, it asks each host, as a job does before it begins: what differs, the
-    network that the hosts would take, and the speed of their links.
+    With --hosts or --hostfile, or in a batch job with several hosts, it asks each host, as a job
+    does before it begins: what differs, the network that the hosts would take, and the speed of
+    their links.
     """
     tables = context.find_object(dict) or {}
     sources = Sources(
         given_flags(context) | {"run_dir": run_dir.absolute()},
         *(os.environ, tables.get(RUN, {}) | tables.get(DOCTOR, {}), Path.cwd(), DOCTOR),
+        allocation=options_of(find_allocation(os.environ)),
     )
     options = build_options(Path("train.py"), (), sources).options
     is_healthy = True

@@ -178,3 +178,24 @@ def test_machine_alone_asks_no_hosts(
     monkeypatch.setattr(doctor_file, "examine_hosts", pytest.fail)
 
     assert _doctor(capsys)[0] == ExitCode.DONE
+
+
+def test_hosts_of_a_batch_job_are_examined(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NTASKS": "4", "TASKS_PER_NODE": "2(x2)"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    seen: list[JobOptions] = []
+
+    def examine(options: JobOptions, _library: object) -> list[Diagnosis]:
+        seen.append(options)
+        return []
+
+    monkeypatch.setattr(doctor_file, "examine_hosts", examine)
+
+    _doctor(capsys)
+
+    (options,) = seen
+    assert [str(host) for host in options.hosts] == ["n1:2", "n2:2"]
+    assert options.rsh.startswith("srun ")
