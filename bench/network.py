@@ -23,7 +23,7 @@ import harness
 import numpy as np
 from reduce import KIB, MIB, Sums, size_text, time_rounds
 
-from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _measure(
                 directory=launch,
                 guard=(str(program),),
                 as_root=True,
-                network=IPv4Network(NETWORK),
+                terms=LaunchTerms(IPv4Network(NETWORK)),
             )
             rows: list[harness.Record] = harness.result_of(line, cluster.entering(cluster.head))
             return rows

@@ -14,20 +14,27 @@ import click
 
 from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
-from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
+from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
+from holdfast.runtime.hosts.network import places
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
 from holdfast.runtime.mpi.trial_run import run_trial
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.option import DOCTOR, RUN
 from holdfast.runtime.options.sources import Sources, build_options
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.devices import find_devices
+from holdfast.runtime.system.network import interfaces, own_name
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
 from holdfast.runtime.tools.hosts_doctor import Diagnosis, examine_hosts
 
+_UNTRIED = (
+    "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine of holdfast's tests"
+)
 _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
 
@@ -55,7 +62,7 @@ def doctor(
     )
     options = build_options(Path("train.py"), (), sources).options
     is_healthy = True
-    for finding in _examine_mpi(mpiexec) if only_mpi else _examine(options, mpiexec):
+    for finding in _examine_mpi(options, mpiexec) if only_mpi else _examine(options, mpiexec):
         mark = "ok  " if finding.is_good else "FAIL"
         click.echo(f"{mark}  {finding.subject:<13} {finding.sentence}")
         is_healthy = is_healthy and finding.is_good
@@ -69,7 +76,7 @@ def _examine(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     devices = find_devices(os.environ)
     if devices.names:
         yield Diagnosis("devices", f"{len(devices.names)} visible: {devices}")
-    yield from _examine_mpi(mpiexec)
+    yield from _examine_mpi(options, mpiexec)
     yield _find_tensorflow()
     directory = RunDirectory(options.run_dir)
     try:
@@ -88,7 +95,7 @@ def _examine_hosts(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagno
         yield from examine_hosts(options, identify(find_mpiexec(mpiexec)))
 
 
-def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
+def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield what concerns MPI: what it needs of the host, the library, and how two ranks fare."""
     found = surroundings(os.environ)
     for sentence in faults(found, Wishes()):
@@ -100,25 +107,41 @@ def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
         return
     yield Diagnosis("MPI", str(library))
     if found.loopback is Loopback.WORKS:
-        yield from _try_out(library)
+        try:
+            terms = _terms_of(options)
+        except UsageError as error:
+            yield Diagnosis("network", str(error), is_good=False)
+        else:
+            yield from _try_out(library, terms)
     if library.warning:
         yield Diagnosis("MPI version", library.warning, is_good=False)
 
 
-def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
+def _terms_of(options: JobOptions) -> LaunchTerms:
+    """Return how a job would use MPI: with the network that is named, or this host's first one."""
+    network = None
+    if options.hosts or options.network is not None:
+        found = places(options.network, interfaces(), own_name())
+        network = found[0].network if found else None
+    return LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
+
+
+def _try_out(library: MpiLibrary, terms: LaunchTerms) -> Iterator[Diagnosis]:
     """Start two ranks; where survivors can go on, kill one of two."""
-    started = run_trial(library, os.environ, PLAIN_START).outcome
+    started = run_trial(library, os.environ, PLAIN_START, terms).outcome
     yield Diagnosis("MPI start", started.failure or "two ranks started", is_good=started.has_passed)
     if not library.launcher.can_shrink:
         sentence = f"{library.name} has none; run jobs with --no-shrink"
         yield Diagnosis("ULFM", sentence, is_good=False)
         return
-    survived = run_trial(library, os.environ, FIRST_DEATH).outcome
+    survived = run_trial(library, os.environ, FIRST_DEATH, terms).outcome
     sentence = "one of two ranks was killed and the other went on"
     if not survived.has_passed:
         fault = survived.wrong or survived.failure
         sentence = f"survivors cannot go on: {fault}; {INSTALL_HINT}, or use --no-shrink"
     yield Diagnosis("ULFM", sentence, is_good=survived.has_passed)
+    if terms != ON_ONE_HOST:
+        yield Diagnosis("MPI settings", f"both ranks were on this host, with {terms}; {_UNTRIED}")
 
 
 def _find_tensorflow() -> Diagnosis:

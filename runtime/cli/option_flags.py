@@ -69,8 +69,8 @@ def stray_flag(script: Path, argv: Sequence[str]) -> str | None:
     for index, argument in enumerate(argv):
         flag, sign, _ = argument.partition("=")
         if flag in known and not _names(text, flag):
-            has_value = not sign and not known[flag].is_switch
-            given = " ".join(argv[index : index + 1 + has_value])
+            words = 0 if sign or known[flag].is_switch else known[flag].words
+            given = " ".join(argv[index : index + 1 + words])
             return (
                 f"{given} stands after {script.name}, so the script gets it; if it is meant for "
                 f"holdfast, put it before: holdfast run {given} {script.name}"
@@ -101,6 +101,8 @@ def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command
         *names,
         type=click.UNPROCESSED,
         multiple=option.is_repeated,
+        nargs=option.words,
+        allow_from_autoenv=False,  # `build_options` reads the environment
         metavar=option.metavar,
         help=_help(name, option, text),
     )

@@ -37,6 +37,7 @@ from holdfast.recovery.placement import HostSlots, total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunRecord
 from holdfast.runtime.system.channel import Message
@@ -117,6 +118,7 @@ class Job:
                 "library": self.mpi_library,
                 "ulfm": options.shrink,
                 "network": (self.network or options.network) if self.hosts else None,
+                "mca": [[*pair_of(setting)] for setting in options.mca],
             },
             "relaunch": launch.relaunch,
             "spent": launch.spent,

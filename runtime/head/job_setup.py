@@ -24,11 +24,12 @@ from holdfast.runtime.head.preconditions import (
     surroundings,
 )
 from holdfast.runtime.head.screen import say
-from holdfast.runtime.host.launchers import job_environment
+from holdfast.runtime.host.launchers import OPEN_MPI, LaunchTerms, job_environment
 from holdfast.runtime.mpi.fitness import Verdict, assess, require
-from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -181,9 +182,9 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
     library = identify(find_mpiexec(options.mpiexec))
-    needed = Trust.ONE if options.shrink else Trust.RELAUNCH
-    verdict = assess(library, os.environ, needed)
-    require(library, verdict, needed)
+    _refuse_launcher(options, library)
+    if not options.hosts:  # otherwise their network has to be known first
+        verdict = _assessed(options, library, None)
     with answering(options.run_dir, say):
         directory = RunDirectory(options.run_dir)
         directory.prepare()
@@ -193,6 +194,8 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         checked = _check_hosts(options, library, lease)
         if checked is not None:
             os.environ.update(checked.variables)  # it counts among the numerics of the record
+        if options.hosts:
+            verdict = _assessed(options, library, checked)
         with answering(options.run_dir, say):
             setup = _setup_in(options, library, verdict, key_file, lease, checked)
     except BaseException:
@@ -200,6 +203,38 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         lease.end(is_refused=not options.fresh)
         raise
     return _with_local_steps(replace(setup, copied_from=copied_from))
+
+
+def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:
+    """Refuse an MPI that cannot do what the options ask for.
+
+    Raises:
+        UsageError: the message gives the reason and the remedies.
+    """
+    if options.hosts and library.launcher.network_parameters is None:
+        raise UsageError(
+            f"{library} has no workers on other hosts: its launcher gives each worker an open "
+            f"connection, which stays on this host; {INSTALL_HINT}, or leave --hosts out"
+        )
+    if options.mca and library.launcher is not OPEN_MPI:
+        raise UsageError(
+            f"--mca is for Open MPI, and this mpiexec is of {library}; leave --mca out, or set "
+            f"{library.name}'s own variables"
+        )
+
+
+def _assessed(options: JobOptions, library: MpiLibrary, checked: CheckedHosts | None) -> Verdict:
+    """Return the verdict on an MPI that this job can rely on, used as the job will use it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    network = None if checked is None else checked.network.network
+    terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
+    needed = Trust.ONE if options.shrink else Trust.RELAUNCH
+    verdict = assess(library, os.environ, needed, terms)
+    require(library, verdict, needed, terms)
+    return verdict
 
 
 def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> CheckedHosts | None:

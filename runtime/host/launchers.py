@@ -173,11 +173,40 @@ LAUNCHERS = MappingProxyType({row.library: row for row in (OPEN_MPI, MPICH, INTE
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchTerms:
+    """What a job asks of its launches beyond the row of its launcher.
+
+    ``network`` is that between the workers' hosts; None if all are on this one.  ``mca`` are the
+    user's own settings, each a key and its value, which override those of the launcher.
+    """
+
+    network: IPv4Network | None = None
+    mca: tuple[tuple[str, str], ...] = ()
+
+    def parameters(self, launcher: Launcher) -> tuple[Parameter, ...]:
+        """Return the settings of a launch; mpiexec refuses one that is given twice."""
+        settings = {parameter.key: parameter for parameter in launcher.parameters}
+        if self.network is not None:
+            for parameter in launcher.network_parameters or ():
+                value = parameter.value.replace(_NETWORK, str(self.network))
+                settings[parameter.key] = Parameter(parameter.flag, parameter.key, value)
+        for key, value in self.mca:
+            flag = settings[key].flag if key in settings else "--mca"
+            settings[key] = Parameter(flag, key, value)
+        return tuple(settings.values())
+
+    def __str__(self) -> str:
+        """Name the settings as the user knows them."""
+        network = () if self.network is None else (f"tcp on {self.network}",)
+        return ", ".join((*network, *(f"--mca {key} {value}" for key, value in self.mca)))
+
+
+ON_ONE_HOST = LaunchTerms()
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchLine:
     """One start of mpiexec: ``ranks`` times the guard, all on this host.
-
-    ``network`` is that between the workers' hosts; None if all are on this one.  ``mca``
-    are the user's own settings, each a key and its value, which override those of the launcher.
 
     ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
     when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
@@ -191,14 +220,13 @@ class LaunchLine:
     ulfm: bool = True
     as_root: bool = False
     launcher: Launcher = OPEN_MPI
-    network: IPv4Network | None = None
-    mca: tuple[tuple[str, str], ...] = ()
+    terms: LaunchTerms = ON_ONE_HOST
 
     def __post_init__(self) -> None:
         """Refuse launches that mpiexec would misread."""
         if self.ulfm and not self.launcher.can_shrink:
             raise ValueError(f"no worker outlives a death under {self.launcher.library}")
-        if self.network is not None and self.launcher.network_parameters is None:
+        if self.terms.network is not None and self.launcher.network_parameters is None:
             raise ValueError(f"{self.launcher.library} starts no worker on another host")
         if self.ranks < 1:
             raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
@@ -213,24 +241,11 @@ class LaunchLine:
             *(kind.root_options if self.as_root else ()),
             *(kind.ulfm_options if self.ulfm and kind.ulfm_options else ()),
             *kind.options,
-            *(word for parameter in self._parameters() for word in parameter.words),
+            *(word for parameter in self.terms.parameters(kind) for word in parameter.words),
             *((*kind.directory_options, str(self.directory)) if kind.directory_options else ()),
             *("-n", str(self.ranks)),
             *self.guard,
         )
-
-    def _parameters(self) -> tuple[Parameter, ...]:
-        """Return the settings of this launch; mpiexec refuses one that is given twice."""
-        kind = self.launcher
-        settings = {parameter.key: parameter for parameter in kind.parameters}
-        if self.network is not None:
-            for parameter in kind.network_parameters or ():
-                value = parameter.value.replace(_NETWORK, str(self.network))
-                settings[parameter.key] = Parameter(parameter.flag, parameter.key, value)
-        for key, value in self.mca:
-            flag = settings[key].flag if key in settings else "--mca"
-            settings[key] = Parameter(flag, key, value)
-        return tuple(settings.values())
 
     def environment(self, base: Mapping[str, str], **extra: str) -> dict[str, str]:
         """Return ``base`` made fit for mpiexec, with ``extra`` variables for the guards.

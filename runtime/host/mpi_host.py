@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.host import guard as guard_file
-from holdfast.runtime.host.launchers import LAUNCHERS, OPEN_MPI, Launcher, LaunchLine
+from holdfast.runtime.host.launchers import (
+    LAUNCHERS,
+    ON_ONE_HOST,
+    OPEN_MPI,
+    Launcher,
+    LaunchLine,
+    LaunchTerms,
+)
 from holdfast.runtime.host.output import without_rules
 from holdfast.runtime.system import bind_filter
 from holdfast.runtime.system.bind_answers import (
@@ -73,8 +80,8 @@ class MpiLaunch:
         os.close(ask)
         os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
-        pipes, rule = Pipes(offers, answers), launcher_rule(line.network)
-        serve_in_background(self._process.pid, pipes, rule, _rule_of_ranks(line.network))
+        pipes, rule = Pipes(offers, answers), launcher_rule(line.terms.network)
+        serve_in_background(self._process.pid, pipes, rule, _rule_of_ranks(line.terms.network))
 
     @property
     def pid(self) -> int:
@@ -137,10 +144,7 @@ class MpiOrder:
     mpiexec: Path
     ulfm: bool
     launcher: Launcher = OPEN_MPI
-    network: IPv4Network | None = None
-    """That between the workers' hosts; None if all are on this one."""
-    mca: tuple[tuple[str, str], ...] = ()
-    """The user's own settings of Open MPI."""
+    terms: LaunchTerms = ON_ONE_HOST
 
     @staticmethod
     def of(fields: dict[str, Any]) -> MpiOrder:
@@ -151,13 +155,12 @@ class MpiOrder:
             ValueError: its network is none of IPv4.
         """
         network = fields.get("network")
-        return MpiOrder(
-            Path(fields["mpiexec"]),
-            bool(fields["ulfm"]),
-            LAUNCHERS[fields["library"]],
+        terms = LaunchTerms(
             None if network is None else IPv4Network(network, strict=False),
             tuple((key, value) for key, value in fields.get("mca", ())),
         )
+        launcher = LAUNCHERS[fields["library"]]
+        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]), launcher, terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +212,7 @@ class MpiHost:
             ulfm=order.ulfm,
             as_root=os.geteuid() == 0,
             launcher=order.launcher,
-            network=order.network,
-            mca=order.mca,
+            terms=order.terms,
         )
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)

@@ -6,7 +6,8 @@ two ranks must start.  A bad answer is not kept: the machine may have been busy,
 installation may be fixed later.
 
 A verdict lies in ``${XDG_CACHE_HOME:-~/.cache}/holdfast``.  Its name stands for everything that
-decides which library is loaded, and how: mpiexec, Python, mpi4py, options and variables.
+decides which library is loaded, and how: mpiexec, Python, mpi4py, options and variables.  So each
+network between hosts, and each set of the user's own settings, has a verdict of its own.
 Inside are the digests of mpiexec and of the library's files, as the ranks had them loaded.
 When one of these files has changed, the verdict counts no more.
 """
@@ -24,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START, Trust
 
@@ -33,25 +35,32 @@ _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_"
 _SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
 
 
-def assess(library: MpiLibrary, environment: Mapping[str, str], needed: Trust) -> Verdict:
+def assess(
+    library: MpiLibrary,
+    environment: Mapping[str, str],
+    needed: Trust,
+    terms: LaunchTerms = ON_ONE_HOST,
+) -> Verdict:
     """Return the kept verdict, or that of a short trial if it does not tell enough."""
-    kept = find_verdict(library, environment)
+    kept = find_verdict(library, environment, terms)
     if kept is not None and kept.trust >= needed:
         return kept
     if needed >= Trust.ONE and not library.launcher.can_shrink:
         return Verdict(Trust.RELAUNCH, f"{library.name} ends all workers with the first that dies")
     from holdfast.runtime.mpi.trial_run import run_trial  # most jobs find a kept verdict
 
-    finding = run_trial(library, environment, _SHORT_TRIALS[needed])
+    finding = run_trial(library, environment, _SHORT_TRIALS[needed], terms)
     if finding.outcome.has_passed:
         verdict = Verdict(needed)
-        keep_verdict(library, environment, verdict, finding.files)
+        keep_verdict(library, environment, verdict, finding.files, terms)
         return verdict
     fault = finding.outcome.wrong or finding.outcome.failure
     return Verdict(Trust(needed - 1), fault)
 
 
-def require(library: MpiLibrary, verdict: Verdict, needed: Trust) -> None:
+def require(
+    library: MpiLibrary, verdict: Verdict, needed: Trust, terms: LaunchTerms = ON_ONE_HOST
+) -> None:
     """Refuse an MPI that a job cannot rely on.
 
     Raises:
@@ -59,6 +68,17 @@ def require(library: MpiLibrary, verdict: Verdict, needed: Trust) -> None:
     """
     if verdict.trust >= needed:
         return
+    if terms.mca and verdict.trust is Trust.NOTHING:
+        raise UsageError(
+            f"{library} cannot start workers with {terms}: {verdict.fault}; correct --mca, or "
+            "leave it out"
+        )
+    if terms.mca:
+        raise UsageError(
+            f"{library} cannot continue after a worker's death (ULFM) with {terms}: "
+            f"{verdict.fault}; leave --mca out, or run with --no-shrink, which relaunches the job "
+            "at every death"
+        )
     if verdict.trust is Trust.NOTHING:
         raise UsageError(
             f"{library} cannot start workers: {verdict.fault}; {INSTALL_HINT}, "
@@ -78,10 +98,12 @@ class Verdict:
     fault: str = ""
 
 
-def find_verdict(library: MpiLibrary, environment: Mapping[str, str]) -> Verdict | None:
+def find_verdict(
+    library: MpiLibrary, environment: Mapping[str, str], terms: LaunchTerms = ON_ONE_HOST
+) -> Verdict | None:
     """Return the kept verdict, None if there is none or the library has changed since."""
     try:
-        kept = json.loads(_path(library, environment).read_text(encoding="utf-8"))
+        kept = json.loads(_path(library, environment, terms).read_text(encoding="utf-8"))
         if any(_digest(Path(name)) != digest for name, digest in kept["files"].items()):
             return None
         return Verdict(Trust[kept["trust"]], str(kept["fault"]))
@@ -94,12 +116,13 @@ def keep_verdict(
     environment: Mapping[str, str],
     verdict: Verdict,
     files: Iterable[str],
+    terms: LaunchTerms = ON_ONE_HOST,
 ) -> Path | None:
     """Keep a verdict; return its file, None if the cache cannot be written.
 
     Without a cache the next run costs a trial, and no more.
     """
-    path = _path(library, environment)
+    path = _path(library, environment, terms)
     with contextlib.suppress(OSError):
         names = sorted({str(library.mpiexec.resolve()), *files})
         text = json.dumps(
@@ -119,7 +142,7 @@ def keep_verdict(
     return None
 
 
-def _path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
+def _path(library: MpiLibrary, environment: Mapping[str, str], terms: LaunchTerms) -> Path:
     home = environment.get("XDG_CACHE_HOME") or _cache_at_home()
     chosen = dict(environment) | library.variables(environment)
     parts = (
@@ -130,6 +153,7 @@ def _path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
         sys.version,
         metadata.version("mpi4py"),
         library.launcher.options,
+        terms.parameters(library.launcher),
         library.launcher.ulfm_options,
         sorted((name, value) for name, value in chosen.items() if name.startswith(_CHOICES)),
     )

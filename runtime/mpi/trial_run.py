@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchLine, LaunchTerms
 from holdfast.runtime.host.mpi_host import MpiLaunch
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Outcome, RankReport, Trial, judge
@@ -40,10 +40,14 @@ def run_trial(
     library: MpiLibrary,
     environment: Mapping[str, str],
     trial: Trial,
+    terms: LaunchTerms = ON_ONE_HOST,
     *,
     timeout_s: float = _TRIAL_TIMEOUT_S,
 ) -> Finding:
-    """Run one trial to its end or the timeout; leaves nothing behind."""
+    """Run one trial to its end or the timeout; leaves nothing behind.
+
+    All ranks are on this host, and use the network and the settings of ``terms``.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-trial-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -57,6 +61,7 @@ def run_trial(
             ulfm=trial.ulfm,
             as_root=os.geteuid() == 0,
             launcher=library.launcher,
+            terms=terms,
         )
         base = dict(environment) | library.variables(environment)
         ending, has_hung = _run(line, base, timeout_s)

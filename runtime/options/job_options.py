@@ -29,6 +29,7 @@ from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.options.mca_settings import check_between_hosts, check_mca, read_mca
 from holdfast.runtime.options.option import (
     DOCTOR,
     IMPORT,
@@ -393,6 +394,17 @@ class JobOptions:
     mpiexec: Path | None = _path(
         "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
     )
+    mca: tuple[str, ...] = option(
+        "--mca",
+        "A setting of Open MPI, which mpiexec gets as it is; may be repeated.",
+        (),
+        read=read_mca,
+        metavar="KEY VALUE",
+        is_repeated=True,
+        words=2,
+        check=check_mca,
+        commands=_EXAMINED,
+    )
     verbose: bool = _switch("-v --verbose", "Show Open MPI's own messages too.", commands=_BOTH)
     quiet: bool = _switch("-q --quiet", "Say only what goes wrong.", commands=_BOTH)
     faults: tuple[str, ...] = option(
@@ -413,6 +425,11 @@ class JobOptions:
                 found.refuse(getattr(self, name))
             except ValueError as error:
                 raise UsageError(str(error)) from error
+        if self.hosts:
+            try:
+                check_between_hosts(self.mca)
+            except ValueError as error:
+                raise UsageError(f"--mca {error}") from error
         if self.local_dir is not None and self.local_dir.is_relative_to(self.run_dir):
             inside = f"--local-dir {self.local_dir} is in the run directory {self.run_dir}"
             raise UsageError(f"{inside}; give one on another disk, such as /local")

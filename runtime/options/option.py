@@ -38,6 +38,7 @@ class Option:
         commands: the commands that have the flag.
         off_flag: the flag that switches it off.
         is_repeated: whether the flag may be given several times.
+        words: how many words the flag takes as its value.
     """
 
     flags: tuple[str, ...]
@@ -49,6 +50,7 @@ class Option:
     commands: tuple[str, ...] = (RUN,)
     off_flag: str | None = None
     is_repeated: bool = False
+    words: int = 1
     absent: str | None = None
 
     @property

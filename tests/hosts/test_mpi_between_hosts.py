@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -52,13 +53,34 @@ def test_communicator_of_three_hosts_of_which_a_rank_dies(cluster: Cluster) -> N
     assert told == [[*(f"{name} ok" for name in names), "left"]] * (len(HOSTS) - 1)
 
 
+TRIAL = f"""
+import os
+from ipaddress import IPv4Network
+from holdfast.runtime.host.launchers import LaunchTerms
+from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
+from holdfast.runtime.mpi.trial import FIRST_DEATH
+from holdfast.runtime.mpi.trial_run import run_trial
+terms = LaunchTerms(IPv4Network("{NETWORK}"))
+print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).outcome.has_passed)
+"""
+
+
+def test_trial_on_the_head_uses_the_network_between_the_hosts(cluster: Cluster) -> None:
+    """Its ranks are children of mpiexec, and have the filter of its binds."""
+    sent = cluster.run(cluster.head, [sys.executable, "-c", TRIAL], timeout=BOUND_S).stdout
+
+    assert sent.strip() == "True"
+
+
 WAITS = """
 import os, sys, time
 from pathlib import Path
 from holdfast.runtime.exchange.mpi_communicator import join_world
 world = join_world(shrinkable=True)
 world.allgather_bytes(b"every rank has a connection to its neighbours")
-Path(sys.argv[1], str(world.rank)).touch()
+status = Path("/proc/self/status").read_text()
+Path(sys.argv[1], f"draft-{world.rank}").write_text(status)
+Path(sys.argv[1], f"draft-{world.rank}").rename(Path(sys.argv[1], str(world.rank)))
 while not Path(sys.argv[1], "go").exists():
     time.sleep(0.02)
 world.leave()
@@ -66,12 +88,23 @@ os._exit(0)
 """
 
 
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+def caught(status: Path) -> set[int]:
+    """Return the signals that a process has handlers for, by its proc_pid_status(5)."""
+    rows = (line.split() for line in status.read_text().splitlines())
+    mask = next(int(row[1], 16) for row in rows if row[0] == "SigCgt:")
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
 def test_nothing_of_mpi_listens_beyond_the_network_between_the_hosts(cluster: Cluster) -> None:
     network = ipaddress.IPv4Network(NETWORK)
     here = cluster.shared / "ranks"
     here.mkdir()
     with RanksOnHosts(cluster, HOSTS, [sys.executable, "-c", WAITS, str(here)]) as launch:
-        wait_until(lambda: len(list(here.iterdir())) == len(HOSTS), "world of all ranks", BOUND_S)
+        names = {str(rank) for rank in range(len(HOSTS))}
+        wait_until(lambda: names <= {*os.listdir(here)}, "world of all ranks", BOUND_S)
         found = {host: cluster.listening(host) for host in cluster.names}
         (here / "go").touch()
         codes = launch.wait(BOUND_S)
@@ -82,6 +115,8 @@ def test_nothing_of_mpi_listens_beyond_the_network_between_the_hosts(cluster: Cl
         beyond = {address for address in addresses if not address.is_loopback}
         assert beyond == {ipaddress.ip_address(cluster.address(host))}, (host, listeners)
         assert beyond <= set(network)
+    for rank in range(len(HOSTS)):  # a crash ends its process at once, in MPI_Init and ever after
+        assert caught(here / str(rank)).isdisjoint(FAULTS)
 
 
 LATE = Path(scenarios.__file__).with_name("late_rank.py")

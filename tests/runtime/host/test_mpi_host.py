@@ -299,8 +299,8 @@ def test_order_names_the_network_between_hosts_and_the_users_settings() -> None:
 
     order = MpiOrder.of(fields | more)
 
-    assert order.network == IPv4Network("10.1.0.0/16")
-    assert order.mca == (("pml_base_verbose", "10"),)
+    assert order.terms.network == IPv4Network("10.1.0.0/16")
+    assert order.terms.mca == (("pml_base_verbose", "10"),)
 
 
 @pytest.mark.parametrize("missing", ["mpiexec", "ulfm", "library"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 from mpi_programs import FAILING, PASSING, library_of, starts_of
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.host.launchers import MPICH
+from holdfast.runtime.host.launchers import MPICH, LaunchTerms
 from holdfast.runtime.mpi.fitness import (
     Verdict,
     assess,
@@ -218,6 +219,44 @@ def test_other_options_of_the_launcher_have_a_verdict_of_their_own(
     launcher = dataclasses.replace(library.launcher, **change)
 
     assert find_verdict(dataclasses.replace(library, launcher=launcher), environment) is None
+
+
+def test_each_network_and_each_set_of_settings_has_a_verdict_of_its_own(
+    library: MpiLibrary, environment: dict[str, str]
+) -> None:
+    settings = (("btl", "self,uct"),)
+    every = [
+        LaunchTerms(),
+        LaunchTerms(IPv4Network("10.1.0.0/16")),
+        LaunchTerms(IPv4Network("10.2.0.0/16")),
+        LaunchTerms(IPv4Network("10.1.0.0/16"), settings),
+        LaunchTerms(None, settings),
+    ]
+    for kept, terms in enumerate(every):
+        found = [find_verdict(library, environment, one) for one in every]
+        assert found == [VERDICT] * kept + [None] * (len(every) - kept)
+        keep_verdict(library, environment, VERDICT, [], terms)
+
+
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        (Trust.NOTHING, "cannot start workers with --mca btl self,uct: no device; correct --mca"),
+        (Trust.RELAUNCH, "with --mca btl self,uct: no device; leave --mca out, or run with"),
+    ],
+)
+def test_settings_with_which_an_mpi_fails_are_named(
+    library: MpiLibrary, trust: Trust, words: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        require(
+            library,
+            Verdict(trust, "no device"),
+            Trust.ONE,
+            LaunchTerms(None, (("btl", "self,uct"),)),
+        )
+
+    assert words in str(refusal.value)
 
 
 def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(

@@ -20,7 +20,7 @@ from typing import Any
 from cluster import NETWORK, Cluster
 
 from holdfast.runtime.host import guard as guard_module
-from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system import bind_filter
 from holdfast.runtime.system.bind_answers import Pipes, launcher_rule, serve_in_background
@@ -90,7 +90,7 @@ class RanksOnHosts:
         """Start mpiexec on the head, with its binds answered as in a job."""
         network = IPv4Network(NETWORK)
         line = LaunchLine(
-            find_mpiexec(), ranks, self._directory, _GUARD, as_root=True, network=network
+            find_mpiexec(), ranks, self._directory, _GUARD, as_root=True, terms=LaunchTerms(network)
         )
         told = {"HOLDFAST_AGENT": str(self._directory / "agent.sock"), "HOLDFAST_GENERATION": "1"}
         (offers, ask), (hear, answers) = os.pipe(), os.pipe()
