@@ -42,8 +42,8 @@ _AHEAD = 2
 _TURNS = 6
 """Buckets of a piece that is long enough; nothing overlaps with the first and the last."""
 
-_LEAST_BUCKET_FLOATS, _MOST_BUCKET_FLOATS = 64 * 1024, 256 * 1024
-"""256 KiB and 1 MiB: shorter messages cost more by the byte, and longer ones overlap worse."""
+_LEAST_BUCKET_FLOATS, _MOST_BUCKET_FLOATS = 64 * 1024, 128 * 1024
+"""256 and 512 KiB: shorter messages cost more by the byte, and longer ones overlap worse."""
 
 _PLACE_TAG, _ROOT_TAG, _TOTAL_TAG = 1, 2, 3
 
