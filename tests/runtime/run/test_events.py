@@ -102,6 +102,11 @@ TOLD: list[tuple[Event, str]] = [
         events.MemoryDiffers(5, (0, 2), has_majority=True, generation=1),
         "the memory of workers 0, 2 differs at step 5",
     ),
+    (
+        events.HostLost("b", "its link is cut", (2, 3)),
+        "host b was lost with workers 2, 3: its link is cut",
+    ),
+    (events.HostBack("b"), "host b is back"),
     (saves.Checkpoint(4, 0.5, 900, generation=1, place="local directory"), ""),
     (saves.Checkpoint(4, 0.5, 900, generation=1), ""),
     (
