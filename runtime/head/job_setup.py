@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.signature import KeyFile
+from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.head_process import HeadTerms
@@ -33,10 +35,10 @@ from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.find_run import another_home, find_key, moved_to, other_home
-from holdfast.runtime.run.journal import Journal, next_generation, read_journal
+from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.witnessed_time import Stillness
@@ -149,6 +151,7 @@ class JobSetup:
             limits=limits,
             lost_lines=self.journal.lost,
             hosts=() if checked is None else checked.hosts,
+            losses={} if checked is None else _losses_in(self.options),
             network=None if checked is None else str(checked.network.network),
             addresses=() if checked is None else checked.network.addresses,
         )
@@ -248,9 +251,28 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
     from holdfast.runtime.hosts.checked_hosts import check_hosts
     from holdfast.runtime.hosts.named_hosts import settle_hosts
 
-    hosts = settle_hosts(options)
+    named = settle_hosts(options)
+    hosts = usable_hosts(named, _losses_in(options))
+    for host in set(named) - set(hosts):
+        say(f"host {host.name} was lost twice within a day, and is left out until a day has passed")
+    if not hosts:
+        return None
+    if not total_slots(hosts):
+        raise UsageError(
+            "all hosts that take workers were lost twice within a day; name others by --hosts, or "
+            "begin a new run with --fresh"
+        )
     proof = RunDirectory(options.run_dir).lease_path, lease.token
-    return check_hosts(options, hosts, library.mpiexec, proof, say) if hosts else None
+    return check_hosts(options, hosts, library.mpiexec, proof, say)
+
+
+def _losses_in(options: JobOptions) -> dict[str, int]:
+    """Return how often the run has lost its hosts of late; a new one has lost none."""
+    with contextlib.suppress(OSError):  # nobody knows
+        if not options.fresh:
+            journal = RunDirectory(options.run_dir).journal_path
+            return host_losses(JournalReader(journal).read(), time.time())
+    return {}
 
 
 def _setup_in(

@@ -9,11 +9,16 @@ and the head counts on, record by record (`RunHistory`).
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
+
+REMEMBERED_S = 86_400.0
+"""A host may be mended within a day."""
 
 _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""
@@ -134,3 +139,10 @@ def _telling(line: bytes) -> Record | None:
 def _time_of(record: Record | None) -> float | None:
     now = None if record is None else record.get("now")
     return float(now) if isinstance(now, (int, float)) else None
+
+
+def host_losses(records: Iterable[Record], now: float) -> dict[str, int]:
+    """Return how often each host was lost in the day before ``now``, in seconds since 1970."""
+    lost = (record for record in records if record["event"] == "host_lost")
+    recent = (str(record["host"]) for record in lost if now - record["time"] < REMEMBERED_S)
+    return dict(Counter(recent))

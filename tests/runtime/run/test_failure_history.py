@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.run.failure_history import HistoryReader, RunHistory
+from holdfast.runtime.run.failure_history import (
+    REMEMBERED_S,
+    HistoryReader,
+    RunHistory,
+    host_losses,
+)
 from holdfast.runtime.run.journal import Journal, JournalReader
 
 
@@ -161,3 +166,17 @@ def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
     journal.close()
 
     assert HistoryReader(path).read().rejected == (10, 40), "the run directory has these"
+
+
+def test_losses_of_hosts_are_remembered_for_a_day() -> None:
+    now = 1_800_000_000.0
+    records = [
+        {"event": "host_lost", "host": "b", "time": now - REMEMBERED_S - 1.0},
+        {"event": "host_lost", "host": "b", "time": now - 60.0},
+        {"event": "host_back", "host": "b", "time": now - 50.0},
+        {"event": "host_lost", "host": "c", "time": now - 40.0},
+        {"event": "host_lost", "host": "b", "time": now - 30.0},
+    ]
+
+    assert host_losses(records, now) == {"b": 2, "c": 1}
+    assert host_losses(records, now + REMEMBERED_S) == {}
