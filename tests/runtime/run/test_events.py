@@ -133,6 +133,10 @@ TOLD: list[tuple[Event, str]] = [
     (saves.ScrubFailed(3, "a bit", moved_to=None, mended=True), ""),
     (saves.Mended(3, 1, 9, "/mirror", bad_name=None), "mended step 3 from /mirror"),
     (saves.MendFailed("gone", "/mirror", step=None), ""),
+    (
+        events.HostLost("b", "it is silent", (2, 3)),
+        "host b was lost with workers 2, 3: it is silent",
+    ),
     (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
     (events.PreloadFailed("odd", "no such module"), ""),
     (events.PoolRestarted("signal SIGKILL"), ""),
