@@ -31,6 +31,7 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.devices import VISIBLE
 from holdfast.runtime.system.own_process import (
     adopt_orphans,
     allow_many_files,
@@ -55,7 +56,7 @@ _MOST_OUTPUT_BYTES = 4 << 20
 _ENDS_WITHIN_S = 2.0
 
 _THIS_HOSTS = ("HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "SLURMD_NODENAME", "SLURM_NODEID")
-_THIS_STEPS = ("SLURM_PROCID", "SLURM_LOCALID", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_THIS_STEPS = ("SLURM_PROCID", "SLURM_LOCALID", *VISIBLE)
 """Variables that a host or its scheduler sets for itself: those of the head mean nothing here."""
 
 
