@@ -32,7 +32,7 @@ def train(run_dir: Path, on: str, faults: Sequence[str] = (), *options: str) -> 
 
 
 def copied(run_dir: Path) -> dict[int, dict[int, str]]:
-    """Return which part of how many each worker has copied, by the step; the last time counts."""
+    """Return which part of how many each worker has copied, by the step."""
     found: dict[int, dict[int, str]] = defaultdict(dict)
     for path in run_dir.glob("copied-by-*"):
         worker = int(path.name.rpartition("-")[2])
@@ -60,7 +60,10 @@ def test_workers_of_the_first_host_alone_copy_and_all_know_when_it_is_durable(
 def test_saves_move_with_the_first_worker_and_back_with_a_relaunch(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The workers of the first host die in the step after a save, and later all others do."""
+    """The workers of the first host die in the step after a save, and later all others do.
+
+    Which later steps are saved depends on the disk: a save that is due in another one is skipped.
+    """
     faults = [f"kill worker={worker} step=6 site=reduce" for worker in (0, 1)]
     faults += [f"kill worker={worker} step=12 site=reduce" for worker in (2, 3)]
 
@@ -69,9 +72,10 @@ def test_saves_move_with_the_first_worker_and_back_with_a_relaunch(
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert_struck(job, faults)
     assert len(job.report.relaunches) == 1
-    by = copied(tmp_path)
-    assert {step: set(by[step]) for step in (10, 15)} == {10: {2, 3}, 15: {4, 5}}
-    assert [record["step"] for record in job.journal if record["event"] == "restored"] == [10]
+    parts = {worker: part for save in copied(tmp_path).values() for worker, part in save.items()}
+    assert parts == {0: "0/2", 1: "1/2", 2: "0/2", 3: "1/2", 4: "0/2", 5: "1/2"}
+    (restored,) = (record["step"] for record in job.journal if record["event"] == "restored")
+    assert 5 <= restored < 12
 
 
 def test_host_without_memory_for_a_save_is_waited_for_by_the_workers_of_the_other(
