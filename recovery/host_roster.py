@@ -56,6 +56,12 @@ class HostRoster:
         states = (_State.NEW, _State.STARTED, _State.READY)
         return tuple(host for host in self._hosts if self._entries[host.name].state in states)
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The hosts that were lost and are not back."""
+        states = (_State.GONE, _State.RETURNING, _State.LEFT_OUT)
+        return tuple(name for name, entry in self._entries.items() if entry.state in states)
+
     def due(self, now: float) -> tuple[str, ...]:
         """Return the hosts to be started at ``now``; they count as started from here on."""
         found = []

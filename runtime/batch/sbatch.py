@@ -10,6 +10,7 @@ limit, and none may stop a job.  Times are read as people and batch systems writ
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.batch.schedulers import CHAIN
+from holdfast.runtime.batch.schedulers import CHAIN, expand_hosts
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.system.own_process import answer_of
 
@@ -39,6 +40,8 @@ _WAIT_FOR_LEASE_S = 120
 
 _FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
 """sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
+
+_NONE = "(null)"
 
 _SHORTEST = len("--de")
 """sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
@@ -213,13 +216,58 @@ def time_left_s(job_id: str) -> float | None:
     return math.inf if said == "UNLIMITED" else clock_s(said)
 
 
-def requeue(job_id: str) -> None:
+@dataclass(frozen=True, slots=True)
+class BatchNodes:
+    """The nodes that a job has just now."""
+
+    of_script: str
+    """The node of its batch script, which stays named when it is lost."""
+    nodes: tuple[str, ...]
+    is_running: bool = True
+
+    @property
+    def script_is_lost(self) -> bool:
+        """Whether the job goes on without the node of its batch script."""
+        return bool(self.nodes) and self.of_script not in self.nodes
+
+
+def nodes_of(job_id: str) -> BatchNodes:
+    """Return the nodes of a job.
+
+    Raises:
+        SlurmRefused: Slurm does not say.
+    """
+    script, nodes, state = _call(("squeue", "-h", "-j", job_id, "-o", "%B|%N|%T")).split("|")
+    return BatchNodes(script, tuple(expand_hosts(nodes)), state == "RUNNING")
+
+
+def requeue(job_id: str, lost: Sequence[str] = ()) -> None:
     """Have a job begin again, under the same id; its processes are ended soon.
+
+    It begins on other nodes than the ``lost`` ones if there are enough.
 
     Raises:
         SlurmRefused: Slurm has not done so; the text gives the reason.
     """
-    _call(("scontrol", "requeue", job_id))
+    if lost:
+        with contextlib.suppress(SlurmRefused):
+            users = _call(("squeue", "-h", "-j", job_id, "-o", "%x"))
+            excluded = ",".join(dict.fromkeys([*expand_hosts(users.replace(_NONE, "")), *lost]))
+            change = f"update JobId={job_id} ExcNodeList={excluded}"
+            # Only a job that waits takes it, and this process ends soon after: one call for both.
+            _call(("scontrol",), f"requeue {job_id}\n{change}\n")
+            return
+    if not lost or nodes_of(job_id).is_running:
+        _call(("scontrol", "requeue", job_id))
+
+
+def cancel(job_id: str) -> None:
+    """End a job for good.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    _call(("scancel", job_id))
 
 
 def submit(script: str, arguments: Sequence[str] = ()) -> str:

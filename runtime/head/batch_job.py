@@ -50,6 +50,8 @@ class BatchJob:
         self.incarnation = "" if allocation is None else allocation.label
         """The batch job, and which start of the run this is, in words."""
         self.limits = limits or TimeLimits(is_batch=allocation is not None)
+        self.lost_hosts: tuple[str, ...] = ()
+        """Those that the head has lost; the requeued job does without them."""
         self._unknown = unknown
         self._is_requeued = is_requeued
         self._used_hosts = used_hosts
@@ -115,7 +117,7 @@ class BatchJob:
             "it then goes on from its newest checkpoint"
         )
         try:
-            requeue(allocation.job_id)
+            requeue(allocation.job_id, self.lost_hosts)
         except SlurmRefused as error:
             say(
                 f"{allocation.label} is not requeued ({error}); submit it again: "

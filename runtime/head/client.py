@@ -350,6 +350,7 @@ class Client:
             block()  # this process ends next, with the job's exit code and no other
             self._leave()
         self.batch.limits = from_plain(TimeLimits, self._ended["limits"])
+        self.batch.lost_hosts = tuple(self._ended.get("lost", ()))
         return ExitCode(self._ended["exit_code"])
 
     def _watch(self, head: HeadProcess) -> None:

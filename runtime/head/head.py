@@ -181,7 +181,9 @@ class Head:
         decider = None if self._job is None else self._job.decider
         if decider is not None and decider.end is not None:
             code, limits = int(decider.end.exit_code), to_plain(decider.limits)
-            channel.post({"kind": "ended", "exit_code": code, "limits": limits})
+            lost = [] if self._hosts is None else self._hosts.missing
+            message = {"kind": "ended", "exit_code": code, "limits": limits, "lost": lost}
+            channel.post(message)
 
     def finish(self) -> None:
         """Write down what is left of the job, while there is still a writer for it.

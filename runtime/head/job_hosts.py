@@ -53,6 +53,11 @@ class JobHosts:
         return None if losses is None else {"losses": losses, "slots": self._slots}
 
     @property
+    def missing(self) -> list[str]:
+        """The hosts that were lost, in this job or a day before it, and are not back."""
+        return list(self._roster.missing)
+
+    @property
     def _slots(self) -> int:
         return total_slots(self._roster.takers)
 

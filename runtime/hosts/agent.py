@@ -23,6 +23,7 @@ from pathlib import Path
 
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.batch.orphans import bring_back
 from holdfast.runtime.host.host_messages import Exited, Seen, Told, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
@@ -89,6 +90,8 @@ class HostAgent:
         self._lease = HostLease.begin(timeout_s, lease_clock_s())
         self._watchdog = Watchdog(timeout_s)
         self._why_over: str | None = None
+        self.is_orphan = True
+        """Whether the end of the job is not the head's wish."""
         self._lines: deque[tuple[int, bytes]] = deque()
         self._dropped = 0
         wake_read, wake_write = os.pipe()
@@ -146,6 +149,7 @@ class HostAgent:
                 if found is not None:
                     found[0].take(changes, Writer.AGENT)
         elif kind == "end":
+            self.is_orphan = False
             self._end("the job has ended")
         else:
             self._obey(message)
@@ -271,6 +275,8 @@ def main() -> int:
         agent.run()
     finally:
         agent.close()
+    if agent.is_orphan:
+        bring_back(os.environ)
     return 0
 
 

@@ -65,20 +65,62 @@ def test_a_job_is_requeued_when_its_node_fails(
 
 @pytest.fixture
 def run(slurm: SlurmCluster, tmp_path: Path) -> BatchRun:
-    """A run that takes some seconds of training on the nodes."""
-    return BatchRun(slurm, tmp_path, pause_ms=30)
+    """A run that takes some twenty seconds of training on the nodes."""
+    return BatchRun(slurm, tmp_path, pause_ms=100)
 
 
 @pytest.mark.mpi
-def test_job_has_all_nodes_of_its_batch_job(
+def test_run_goes_on_in_place_on_the_nodes_that_are_left(
     run: BatchRun, cluster: Cluster, undisturbed: Undisturbed
 ) -> None:
-    (job,) = run.sbatch("-N", "3", "-t", "5")
+    """No host is named, nobody asks for tasks, and srun does not tell of the loss."""
+    (job,) = run.sbatch("-N", "3", "-t", "8")
+    run.wait_for_checkpoint(1)
+    cluster.kill("c", silently=True)
 
-    facts = run.wait_for_end(job)
+    facts = run.wait_for_end(job, within_s=240.0)
 
-    assert facts["JobState"] == "COMPLETED", run.log
-    assert run.events("completed")[0]["sha256"] == undisturbed(replace(LONG, pause_ms=0))
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "0"), run.log
     assert "3 hosts on the network 10.77.0.0/24: a:1, b:1, c:1" in run.log
-    assert "srun" not in run.log
-    assert [line for host in "abc" for line in cluster.wait_empty(host)] == []
+    assert [loss["host"] for loss in run.events("host_lost")] == ["c"]
+    assert "relaunching" not in run.log
+    assert run.events("completed")[0]["sha256"] == undisturbed(replace(LONG, pause_ms=0))
+    assert [line for host in "ab" for line in cluster.wait_empty(host)] == []
+
+
+@pytest.mark.mpi
+@pytest.mark.extended  # Slurm takes its time to give a node up
+def test_job_that_has_lost_the_node_of_its_script_is_requeued_by_another_node(
+    slurm: SlurmCluster, run: BatchRun, cluster: Cluster, undisturbed: Undisturbed
+) -> None:
+    """Slurm would let it hold the other one until its limit.  The controller is on another host."""
+    slurm.call("scontrol", "update", "NodeName=a", "State=DRAIN", "Reason=later")
+    (job,) = run.sbatch("-N", "2", "-t", "8")
+    run.wait_for_checkpoint(1)
+    slurm.call("scontrol", "update", "NodeName=a", "State=RESUME")
+    cluster.kill("b", silently=True)
+    slurm.wait(lambda: slurm.facts(job)["JobState"] == "PENDING", "requeue", within_s=240.0)
+
+    facts = run.wait_for_end(job, within_s=240.0)
+
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), run.log
+    assert facts["NodeList"] == "a,c"
+    assert run.events("restored")
+    assert run.events("completed")[0]["sha256"] == undisturbed(replace(LONG, pause_ms=0))
+
+
+@pytest.mark.mpi
+@pytest.mark.extended  # the requeue of one node (tests/batch/test_slurm.py), after a loss
+def test_job_that_its_limit_stops_after_a_loss_comes_back_on_other_nodes(
+    slurm: SlurmCluster, run: BatchRun, cluster: Cluster, undisturbed: Undisturbed
+) -> None:
+    (job,) = run.sbatch("-N", "2", "-t", "8")
+    run.wait_for_checkpoint(1)
+    cluster.kill("b", silently=True)
+    slurm.wait(lambda: bool(run.events("host_lost")), "loss")
+    slurm.call("scancel", "--batch", "--signal=USR2", str(job))
+    facts = run.wait_for_end(job, within_s=240.0)
+
+    assert (facts["JobState"], facts["Restarts"], facts["ExcNodeList"]) == ("COMPLETED", "1", "b")
+    assert facts["NodeList"] == "a,c"
+    assert run.events("completed")[0]["sha256"] == undisturbed(replace(LONG, pause_ms=0))

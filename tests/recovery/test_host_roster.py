@@ -26,13 +26,13 @@ def test_lost_host_takes_no_worker_until_it_is_back() -> None:
     assert not roster.answered("b")
 
     assert roster.lost("b", 10.0) == 1
-    assert names(roster) == "ac"
+    assert (names(roster), roster.missing) == ("ac", ("b",))
     assert roster.due(10.0) == ()
     assert roster.due(10.0 + FIRST_TRY_AFTER_S) == ("b",)
     assert names(roster) == "ac"
 
     assert roster.answered("b")
-    assert names(roster) == "abc"
+    assert (names(roster), roster.missing) == ("abc", ())
 
 
 def test_failed_tries_are_no_losses_and_come_less_and_less_often() -> None:

@@ -19,6 +19,7 @@ from holdfast.runtime.batch.sbatch import (
     BatchRequest,
     SlurmRefused,
     clock_s,
+    nodes_of,
     read_duration,
     requeue,
     script_of,
@@ -215,6 +216,56 @@ def test_requeue_names_the_job(programs: Path) -> None:
     requeue("7_3")
 
     assert (programs / "said").read_text() == "requeue 7_3\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("users", "excluded"), [("(null)", "n3"), ("n[7-8]", "n7,n8,n3"), ("n3", "n3")]
+)
+def test_requeue_after_a_loss_asks_for_other_nodes_instead(
+    programs: Path, users: str, excluded: str
+) -> None:
+    _write(programs, "squeue", f"echo '{users}'")
+    _write(programs, "scontrol", f'test -z "$1" && cat > {programs}/said')
+
+    requeue("7", ["n3"])
+
+    assert (programs / "said").read_text().splitlines() == [
+        "requeue 7",
+        f"update JobId=7 ExcNodeList={excluded}",
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("state", "is_asked_again"), [("RUNNING", True), ("PENDING", False)])
+def test_job_is_requeued_even_if_slurm_excludes_no_node(
+    programs: Path, state: str, *, is_asked_again: bool
+) -> None:
+    _write(programs, "squeue", f"case $* in *%x) echo n9;; *) echo 'n1|n1|{state}';; esac")
+    _write(programs, "scontrol", f'test -n "$1" && echo "$@" > {programs}/said')
+
+    requeue("7", ["n3"])
+
+    assert (programs / "said").exists() == is_asked_again
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("line", "is_lost", "is_running"),
+    [
+        ("n1|n[1-3]|RUNNING", False, True),
+        ("n1|n[2-3]|RUNNING", True, True),
+        ("n/a||PENDING", False, False),
+    ],
+)
+def test_job_that_has_lost_the_node_of_its_script(
+    programs: Path, line: str, *, is_lost: bool, is_running: bool
+) -> None:
+    _write(programs, "squeue", f"echo '{line}'")
+
+    nodes = nodes_of("7")
+
+    assert (nodes.script_is_lost, nodes.is_running) == (is_lost, is_running)
 
 
 @pytest.mark.process

@@ -49,7 +49,7 @@ def job_of(allocation: Allocation = ON_SLURM) -> BatchJob:
 def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that Slurm was asked to requeue."""
     asked: list[str] = []
-    monkeypatch.setattr(batch_job, "requeue", asked.append)
+    monkeypatch.setattr(batch_job, "requeue", lambda job, *_: asked.append(job))
     return asked
 
 
@@ -89,6 +89,20 @@ def test_limit_brings_a_job_back_and_an_order_does_not(
 
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == (["7"] if is_requeued else [])
+
+
+def test_requeued_job_does_without_the_lost_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(batch_job, "requeue", lambda *words: asked.extend(words))
+    job = job_of()
+    job.lost_hosts = ("b",)
+    heard(USR2)(job.limits)
+
+    job.end(ExitCode.STOPPED_EARLY, lambda _: None)
+
+    assert asked == ["7", ("b",)]
 
 
 def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
@@ -141,7 +155,7 @@ def test_exit_code_for_the_batch_system(
 
 
 def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_job: str) -> None:
+    def refuse(*_: object) -> None:
         raise SlurmRefused("scontrol: it is disabled")
 
     monkeypatch.setattr(batch_job, "requeue", refuse)

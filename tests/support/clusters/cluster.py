@@ -41,7 +41,16 @@ _HERE = Path(__file__).resolve().parent
 _CHECKOUT = _HERE.parents[2]
 _PROGRAMS = ("ip", "tc", "ss", "nsenter", "setpriv")
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_OF_THE_BED = ("bed-", "nsenter", "munged", "slurmctld", "slurmd", "slurmstepd", "sshd")
+_OF_THE_BED = (
+    "bed-",
+    "nsenter",
+    "munged",
+    "slurmctld",
+    "slurmscriptd",
+    "slurmd",
+    "slurmstepd",
+    "sshd",
+)
 """How the names of processes begin that belong to the hosts, not to what runs there."""
 _PROCESS = re.compile(r'"([^"]+)",pid=(\d+)')
 _LOOK_S = 0.02
