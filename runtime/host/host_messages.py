@@ -24,17 +24,20 @@ from holdfast.runtime.system.worker_status import WorkerStatus
 
 @dataclass(frozen=True, slots=True)
 class BeginLaunch:
-    """Another launch begins; nobody is watched before ``Watch``, and ``speaker`` is shown."""
+    """Another launch begins; nobody is watched before ``Watch``.
 
-    generation: int
-    speaker: WorkerId
+    The worker of the configuration is shown.  All others are told the same, but for their number.
+    """
+
+    config: WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class MakeWorker:
-    """Make the worker of this configuration; it waits for its guard."""
+class MakeWorkers:
+    """Make these workers of the launch; each waits for its guard."""
 
-    config: WorkerConfig
+    generation: int
+    workers: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Describe:
 
 Down = (
     BeginLaunch
-    | MakeWorker
+    | MakeWorkers
     | LetBegin
     | Watch
     | KillWorker

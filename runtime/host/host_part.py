@@ -11,6 +11,7 @@ whether a worker lives on another host.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +35,7 @@ from holdfast.runtime.host.host_messages import (
     KillWorker,
     LetBegin,
     LetLeave,
-    MakeWorker,
+    MakeWorkers,
     Noticed,
     Read,
     Reported,
@@ -52,6 +53,7 @@ from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolStart, WarmPool
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
@@ -92,6 +94,8 @@ class HostPart:
         self._silence = SilenceWatch(
             lambda event: tell(Told(event)), self._kill, heartbeat_timeout_s
         )
+        self._config: WorkerConfig | None = None
+        """That of the newest launch."""
         self._is_watching = False
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
@@ -112,12 +116,13 @@ class HostPart:
             OSError: a worker cannot be made, because the system has nothing to spare.
         """
         match message:
-            case BeginLaunch(_, speaker):
+            case BeginLaunch(config):
+                self._config = config
                 self._is_watching = False
                 self._silence.close()
-                self._output.speaker = speaker
-            case MakeWorker():
-                self._make(message)
+                self._output.speaker = config.worker
+            case MakeWorkers(generation, workers):
+                self._make(generation, workers)
             case LetBegin():
                 self._let_begin(message, fds)
             case Watch():
@@ -207,11 +212,15 @@ class HostPart:
         """The workers that were not killed."""
         return [process for process in self._processes.values() if not process.is_condemned]
 
-    def _make(self, order: MakeWorker) -> None:
-        config = order.config
-        process = WorkerProcess(config)
-        self._processes[(config.generation, config.worker)] = process
-        self.pool.request(config, process.their_fds)
+    def _make(self, generation: int, workers: Sequence[WorkerId]) -> None:
+        launch = self._config
+        if launch is None or launch.generation != generation:
+            return
+        for worker in workers:
+            config = dataclasses.replace(launch, worker=worker)
+            process = WorkerProcess(config)
+            self._processes[(generation, worker)] = process
+            self.pool.request(config, process.their_fds)
 
     def _let_begin(self, message: LetBegin, fds: Sequence[int]) -> None:
         process = self._processes.get((message.generation, message.worker))

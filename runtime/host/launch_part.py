@@ -34,7 +34,7 @@ from holdfast.runtime.host.host_messages import (
     Killed,
     LetBegin,
     LetLeave,
-    MakeWorker,
+    MakeWorkers,
     Noticed,
     OtherHost,
     Reported,
@@ -168,13 +168,16 @@ class LaunchPart:
         self._halting = Halting(self._tell_report, launch.config.host_of)
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
-        self._post_all(BeginLaunch(launch.generation, launch.workers[0]))
+        self._post_all(BeginLaunch(launch.config_of(launch.workers[0])))
         names = launch.config.host_of
         self._placed, self._world = placed or {}, launch.generation
+        of_hosts: dict[HostLink, list[WorkerId]] = {}
         for worker in launch.workers:
-            host = self._host_of(worker)
-            host.post(MakeWorker(launch.config_of(worker)))
-            key = (launch.generation, worker)
+            of_hosts.setdefault(self._host_of(worker), []).append(worker)
+        for host, workers in of_hosts.items():
+            host.post(MakeWorkers(launch.generation, tuple(workers)))
+        for worker in launch.workers:
+            key, host = (launch.generation, worker), self._host_of(worker)
             self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
 
     def add_host(self, host: OtherHost) -> None:

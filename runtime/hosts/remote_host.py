@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorker, Up
+from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import become_shell
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
@@ -93,10 +93,11 @@ class RemoteHost:
             os.close(fd)
         if self.is_lost:
             return
-        if isinstance(message, MakeWorker):
-            status = WorkerStatus.mirror()
-            key = (message.config.generation, message.config.worker)
-            self._mirrors[key] = (status, StatusChanges(status, Writer.AGENT))
+        if isinstance(message, MakeWorkers):
+            for worker in message.workers:
+                status = WorkerStatus.mirror()
+                changes = StatusChanges(status, Writer.AGENT)
+                self._mirrors[(message.generation, worker)] = (status, changes)
         self._channel.post(line_of(message))
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:

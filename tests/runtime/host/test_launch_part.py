@@ -24,7 +24,7 @@ from holdfast.runtime.host.host_messages import (
     KillWorker,
     LetBegin,
     LetLeave,
-    MakeWorker,
+    MakeWorkers,
     Noticed,
     Queue,
     Reported,
@@ -91,16 +91,20 @@ class FarHost:
     def _take(self, message: Down) -> None:
         self.heard.append(message)
         match message:
-            case MakeWorker(config):
-                real, mirror = WorkerStatus.mirror(), WorkerStatus.mirror()
-                self.statuses[config.worker], self._mirrors[config.worker] = real, mirror
-                changes = StatusChanges(real, Writer.WORKER), StatusChanges(mirror, Writer.AGENT)
-                self._changes[config.worker] = changes
+            case MakeWorkers(_, workers):
+                for worker in workers:
+                    self._make(worker)
             case KillWorker(generation, worker, why):
                 self.tell(Killed(generation, worker, why))
             case Inquire(case, generation, workers):
                 for worker in workers:
                     self.tell(Found(case, generation, worker, "", "", False, None))
+
+    def _make(self, worker: WorkerId) -> None:
+        real, mirror = WorkerStatus.mirror(), WorkerStatus.mirror()
+        self.statuses[worker], self._mirrors[worker] = real, mirror
+        changes = StatusChanges(real, Writer.WORKER), StatusChanges(mirror, Writer.AGENT)
+        self._changes[worker] = changes
 
     def of(self, kind: type) -> list[Any]:
         """Return the messages of a kind that it has had."""
@@ -174,10 +178,10 @@ def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on
     world: World,
 ) -> None:
     for host, workers in ((world.near, [0, 1]), (world.far, [2, 3])):
-        assert [message.config.worker for message in host.of(MakeWorker)] == workers
+        assert host.of(MakeWorkers) == [MakeWorkers(1, tuple(map(WorkerId, workers)))]
         assert [message.worker for message in host.of(LetBegin)] == workers
         assert host.of(Watch) == [Watch()]
-        assert host.of(BeginLaunch) == [BeginLaunch(1, WorkerId(0))]
+        assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH.config)]
     assert [event["worker"] for event in world.of_kind("worker_started")] == [0, 1, 2, 3]
 
 

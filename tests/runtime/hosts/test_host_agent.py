@@ -23,7 +23,7 @@ from holdfast.runtime.host.host_messages import (
     Exited,
     KillWorker,
     LetBegin,
-    MakeWorker,
+    MakeWorkers,
     Up,
 )
 from holdfast.runtime.hosts.remote_shell import python_there
@@ -109,8 +109,8 @@ class Far:
         config = worker_config(
             number, (0, number), argv=(behaviour,), run_dir=self.directory, heartbeat_timeout_s=5.0
         )
-        self.tell(BeginLaunch(config.generation, WorkerId(number)))
-        self.tell(MakeWorker(config))
+        self.tell(BeginLaunch(config))
+        self.tell(MakeWorkers(config.generation, (WorkerId(number),)))
         self.tell(LetBegin(config.generation, WorkerId(number), {}, str(self.directory)))
 
         def is_joined(line: Message) -> bool:

@@ -24,7 +24,7 @@ from holdfast.runtime.host.host_messages import (
     KillWorker,
     LetBegin,
     LetLeave,
-    MakeWorker,
+    MakeWorkers,
     Noticed,
     Read,
     Reported,
@@ -41,8 +41,8 @@ from holdfast.runtime.hosts.wire import line_of, read_down, read_up
 
 W = WorkerId(1)
 DOWN: tuple[Down, ...] = (
-    BeginLaunch(1, W),
-    MakeWorker(worker_config(4, (4, 5))),
+    BeginLaunch(worker_config(4, (4, 5))),
+    MakeWorkers(1, (W, WorkerId(3))),
     LetBegin(1, W, {"PMIX_RANK": "1"}, "/home/ä"),
     Watch(),
     KillWorker(1, W, "fenced", "stall"),
