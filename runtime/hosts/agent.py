@@ -12,6 +12,7 @@ watchdog, kills an agent whose lease ended long ago, so that nothing stays on th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ from holdfast.runtime.system.own_process import (
     die_with_parent,
     name_process,
 )
+from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -223,9 +225,10 @@ class Watchdog:
         self._shared = WorkerStatus.mirror()
         parent = os.getpid()
         self._shared.lease_ms = int(1000 * (lease_clock_s() + timeout_s))
-        self._pid = os.fork()
-        if self._pid == 0:
+        pid = os.fork()
+        if pid == 0:
             self._guard(parent, timeout_s)
+        self._process = HeldProcess(pid)
 
     @property
     def until_ms(self) -> int:
@@ -237,9 +240,11 @@ class Watchdog:
         self._shared.lease_ms = value
 
     def close(self) -> None:
-        """End the process."""
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        """End the process; one that was killed is reaped with other strays."""
+        self._process.kill()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._process.pid, 0)
+        self._process.close()
 
     def _guard(self, parent: int, timeout_s: float) -> None:
         name_process("holdfast-watch")

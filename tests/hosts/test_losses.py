@@ -27,10 +27,7 @@ _GATE = 12
 _OPTIONS = ("--heartbeat-timeout", "5")
 _NO_HOSTS = 2
 _NOBODY = Loss.WATCHDOG_KILLED
-_STUMBLES = pytest.mark.xfail(strict=True, reason="its agent kills it once more, and stumbles")
-_EACH = [
-    pytest.param(loss, id=loss.value, marks=[_STUMBLES] if loss is _NOBODY else []) for loss in Loss
-]
+_EACH = [pytest.param(loss, id=loss.value) for loss in Loss]
 _NETWORK = ip_network(NETWORK)
 
 
