@@ -149,7 +149,8 @@ class _Far:
         self.channel = LineChannel(
             os.open(folder / f"{name}.in", flags), os.open(folder / f"{name}.out", flags)
         )
-        self._workers: list[tuple[int, int]] = []
+        self._line = ""
+        """A message of its workers' words, in which WORDS and NOW stand for their values."""
         self.is_silent = False
 
     def take(self, message: Message) -> None:
@@ -160,14 +161,17 @@ class _Far:
             self.channel.post({"kind": "pong", "number": message["number"]})
         elif message["kind"] == "MakeWorkers":
             generation = message["value"]["generation"]
-            self._workers = [(generation, worker) for worker in message["value"]["workers"]]
+            workers = message["value"]["workers"]
+            of = ",".join(f"[{generation},{worker},WORDS]" for worker in workers)
+            self._line = f'{{"kind":"words","clock":NOW,"of":[{of}]}}\n'
 
     def tell_words(self, ticks: int) -> None:
         """Tell what a training changes: beats, steps and pieces of work."""
-        words = {"counter": ticks, "step": ticks, "commits": ticks, "turn": 2 * ticks}
-        of = [[*key, words] for key in self._workers]
-        if of and not self.is_silent:
-            self.channel.post({"kind": "words", "of": of, "clock": time.monotonic()})
+        if not self._line or self.is_silent or self.channel.wants_write:
+            return
+        words = f'{{"counter":{ticks},"step":{ticks},"commits":{ticks},"turn":{2 * ticks}}}'
+        line = self._line.replace("WORDS", words).replace("NOW", f"{time.monotonic():.6f}")
+        os.write(self.channel.write_fd, line.encode())
 
 
 def main() -> None:
