@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
@@ -85,7 +86,7 @@ def test_only_the_host_of_the_first_worker_takes_memory_and_saves(
     assert had_memory == [True, False]
 
 
-@pytest.mark.parametrize("hosts", ["a:2,b:2", "a:0,b:2,c:2"], ids=["the head's", "another one"])
+@pytest.mark.parametrize("hosts", ["a:2,b:2", extended("a:0,b:2,c:2")])
 def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
     cluster: Cluster, tmp_path: Path, sha256: str, hosts: str
 ) -> None:
@@ -107,7 +108,7 @@ def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
     assert len(job.events("launch")) == 1
 
 
-@pytest.mark.parametrize("loss", [Loss.POWER, Loss.CUT], ids=lambda loss: loss.value)
+@pytest.mark.parametrize("loss", shortened([Loss.POWER, Loss.CUT], [Loss.POWER]))
 def test_saves_move_when_the_host_that_saves_is_lost(
     cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
 ) -> None:
@@ -137,6 +138,7 @@ def test_save_of_a_launch_that_died_whole_is_settled_by_the_host_that_holds_it(
     assert _GATE < restored < _LATER
 
 
+@pytest.mark.extended  # a halt is planned over all hosts in test_halting.py
 def test_workers_that_hang_on_both_hosts_are_saved_on_one_by_an_order_to_stop(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
