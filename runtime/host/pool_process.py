@@ -19,15 +19,16 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import module_command
-from holdfast.runtime.system.processes import describe_status
-from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
+
+if TYPE_CHECKING:  # these would delay the first pool by a tenth of a second
+    from holdfast.runtime.options.worker_config import WorkerConfig
+    from holdfast.runtime.system.reactor import Reactor
 
 _DEATHS_IN_VAIN = 5
 """A pool that dies more often without a new worker is given up; the number is our choice."""
@@ -252,6 +253,8 @@ class WarmPool:
             self._owner.on_fork_failed(config.generation, config.worker, reason)
 
     def _on_death(self) -> None:
+        from holdfast.runtime.system.processes import describe_status  # needed at a death alone
+
         for message in self._channel.drain():
             self._on_message(message)
         self._stop_watching()
