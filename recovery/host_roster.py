@@ -3,7 +3,11 @@
 The first host is the head's own: it is there as long as anybody asks.  A host that was lost may
 come back.  It is tried again after a while, beside the training of the others, and takes workers
 from the next launch on.  A try that fails costs nothing, and doubles the time to the next one.  A
-host that was lost twice is left out: it would cost the job one repair after the other.
+host that was lost twice within a day is left out until the day has passed: it would cost the job
+one repair after the other.
+
+A loss is charged to the host, unless the head itself may be at fault: it stood still, or its own
+link was cut, so that all other hosts are lost within a moment.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ from holdfast.recovery.placement import MOST_LOSSES, HostSlots
 
 FIRST_TRY_AFTER_S = 5.0
 LONGEST_PAUSE_S = 600.0
+REMEMBERED_S = 86_400.0
+"""A host may be mended within a day."""
+
+_MOMENT_S = 15.0
+"""Hosts that are lost by one cause are given up one after the other."""
 
 
 class _State(Enum):
@@ -31,7 +40,8 @@ class _State(Enum):
 @dataclass(slots=True)
 class _Entry:
     state: _State
-    losses: int
+    losses: list[float]
+    """The moments of those that are charged to it."""
     try_at: float = 0.0
     pause_s: float = FIRST_TRY_AFTER_S
 
@@ -39,14 +49,16 @@ class _Entry:
 class HostRoster:
     """The hosts of a job by their state; feed it what happens to them."""
 
-    def __init__(self, hosts: Sequence[HostSlots], losses: Mapping[str, int]) -> None:
-        """Begin with no host but the first; ``losses`` are those of earlier jobs of the run."""
+    def __init__(
+        self, hosts: Sequence[HostSlots], losses: Mapping[str, int], now: float = 0.0
+    ) -> None:
+        """Begin with no host but the first; ``losses`` are those of the day before ``now``."""
         self._hosts = tuple(hosts)
         self._entries: dict[str, _Entry] = {}
         for host in hosts:
             count = losses.get(host.name, 0)
             state = _State.NEW if count < MOST_LOSSES else _State.LEFT_OUT
-            self._entries[host.name] = _Entry(state, count)
+            self._entries[host.name] = _Entry(state, [now] * count, now + REMEMBERED_S)
         for own in hosts[:1]:
             self._entries[own.name].state = _State.READY
 
@@ -62,6 +74,16 @@ class HostRoster:
         states = (_State.GONE, _State.RETURNING, _State.LEFT_OUT)
         return tuple(name for name, entry in self._entries.items() if entry.state in states)
 
+    def is_tried(self, name: str) -> bool:
+        """Whether a host was started to bring it back."""
+        return self._entries[name].state is _State.RETURNING
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a host may come back soon."""
+        states = (_State.GONE, _State.RETURNING)
+        return any(entry.state in states for entry in self._entries.values())
+
     def due(self, now: float) -> tuple[str, ...]:
         """Return the hosts to be started at ``now``; they count as started from here on."""
         found = []
@@ -69,7 +91,7 @@ class HostRoster:
             if entry.state is _State.NEW:
                 entry.state = _State.STARTED
                 found.append(name)
-            elif entry.state is _State.GONE and now >= entry.try_at:
+            elif entry.state in (_State.GONE, _State.LEFT_OUT) and now >= entry.try_at:
                 entry.state = _State.RETURNING
                 found.append(name)
         return tuple(found)
@@ -82,18 +104,34 @@ class HostRoster:
         entry.pause_s = FIRST_TRY_AFTER_S
         return is_back
 
-    def lost(self, name: str, now: float) -> int | None:
-        """Take note that a host is gone; return how often it was lost.
+    def lost(self, name: str, now: float, *, is_charged: bool = True) -> int | None:
+        """Take note that a host is gone; return how often it was lost within a day.
 
         None if it was not there: a try to bring it back has failed.
         """
         entry = self._entries[name]
-        is_loss = entry.state is not _State.RETURNING
-        entry.losses += is_loss
-        if is_loss:
-            entry.pause_s = FIRST_TRY_AFTER_S
-        else:
+        if entry.state is _State.RETURNING:
             entry.pause_s = min(2 * entry.pause_s, LONGEST_PAUSE_S)
-        entry.try_at = now + entry.pause_s
-        entry.state = _State.LEFT_OUT if entry.losses >= MOST_LOSSES else _State.GONE
-        return entry.losses if is_loss else None
+            self._try_later(entry, now)
+            return None
+        entry.pause_s = FIRST_TRY_AFTER_S
+        entry.losses = [at for at in entry.losses if now - at < REMEMBERED_S]
+        if is_charged:
+            entry.losses.append(now)
+        self._try_later(entry, now)
+        self._forgive_common_losses(now)
+        return len(entry.losses)
+
+    def _try_later(self, entry: _Entry, now: float) -> None:
+        is_left_out = len(entry.losses) >= MOST_LOSSES
+        entry.state = _State.LEFT_OUT if is_left_out else _State.GONE
+        entry.try_at = entry.losses[0] + REMEMBERED_S if is_left_out else now + entry.pause_s
+
+    def _forgive_common_losses(self, now: float) -> None:
+        """Charge nobody if all other hosts, at least two, were lost within a moment."""
+        others = [self._entries[host.name] for host in self._hosts[1:]]
+        fresh = [entry for entry in others if entry.losses and now - entry.losses[-1] < _MOMENT_S]
+        if len(others) > 1 and len(fresh) == len(others):
+            for entry in others:
+                entry.losses.pop()
+                self._try_later(entry, now)

@@ -127,6 +127,8 @@ class JobMachine:
         self._stop_code: ExitCode | None = None
         self._is_short_of_time = False
         self._has_checkpoint = terms.has_checkpoint
+        self._has_lost_host_early = False
+        """Whether a host was lost before the newest launch was up: no fault of the script."""
         self._fits = terms.workers  # so many have made the newest checkpoint
 
     @property
@@ -222,7 +224,10 @@ class JobMachine:
     def _change_slots(self, event: Event) -> Commands:
         """Remember it: a launch has no more workers than the hosts take."""
         assert isinstance(event, SlotsChanged)
+        before = self._terms.slots
         self._terms = replace(self._terms, slots=event.slots)
+        if self._state is JobState.LAUNCHING and before is not None and event.slots < before:
+            self._has_lost_host_early = True
         return ()
 
     def _hurry(self, _event: Event) -> Commands:
@@ -295,7 +300,8 @@ class JobMachine:
             return self._relaunch("a launch of all workers follows a worn one", is_renewal=True)
         causes = event.reason or self._view.causes
         before, checkpoints = self._budget, self._view.checkpoints
-        self._budget = before.charge(checkpoints)
+        if not self._has_lost_host_early:  # a host is lost twice at most
+            self._budget = before.charge(checkpoints)
         if not self._budget.is_spent:
             return self._relaunch(causes)
         return self._finish(
@@ -339,6 +345,7 @@ class JobMachine:
         self._next_generation = generation + count
         self._next_id += count
         self._view = LaunchView.of(workers, generation)
+        self._has_lost_host_early = False
         self._state = JobState.LAUNCHING
         account = (self._relaunches, reason, self._budget.spent)
         return (Launch(generation, workers, *account, is_renewal=is_renewal),)

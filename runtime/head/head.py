@@ -16,10 +16,11 @@ writer's process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,8 @@ class Head:
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
         self._hosts: JobHosts | None = None
+        self._held: Message | None = None
+        """The end of a launch that is followed by no other one before a host is back."""
         self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
         """The connections of those who have asked for the end, and hear of it."""
@@ -106,8 +109,12 @@ class Head:
             with job.errors_told():
                 if self._hosts is not None and job.decider.end is None:
                     self._hosts.poll(now)
-                job.decider.poll(now, is_idle=is_idle)
+                if self._held is None:
+                    job.decider.poll(now, is_idle=is_idle)
                 job.progress.show(self._agent.host.progress)
+            if self._held is not None and not self._waits_for_hosts(job):
+                held, self._held = self._held, None
+                self._handle(job, held)
             self._see_to_writer(job, now)
         end = job.decider.end
         return None if end is None or self._waits_for_client else end.exit_code
@@ -246,8 +253,9 @@ class Head:
 
     def _begin(self, message: Message) -> None:
         """Begin the job, or go on with it after another head."""
-        self._job_fields = message["job"]
-        job = from_plain(Job, message["job"])
+        after = message.get("after")
+        job = _with_losses(from_plain(Job, message["job"]), () if after is None else after["told"])
+        self._job_fields = {**message["job"], "losses": dict(job.losses)}
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
@@ -260,15 +268,12 @@ class Head:
         if self._writers is not None:
             run.connect(self._writers)
             self._writers = None
-        after = message.get("after")
-        for event in () if after is None else after["told"]:
-            if event["kind"] == "host_lost":
-                self._hosts.lose(event["host"])
         with self._job.errors_told():
             if after is None:
                 decider.begin()
             else:
-                decider.go_on(after["order"], after["told"], after["reason"])
+                told = [event for event in after["told"] if event["kind"] != "host_lost"]
+                decider.go_on(after["order"], told, after["reason"])
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
         """Tell a client all that it needs to start another head, should this one die."""
@@ -336,6 +341,9 @@ class Head:
             if found is None:
                 return
             event = {**event, **found}
+        if event["kind"] == "launch_ended" and self._waits_for_hosts(job):
+            self._held = event
+            return
         log = job.decider.log
         is_kept = log.note(event)
         with job.errors_told():
@@ -347,6 +355,17 @@ class Head:
             if client.order is not log.order:
                 client.order = log.order
                 client.channel.post({"kind": "launch", "order": log.order})
+
+    def _waits_for_hosts(self, job: _RunningJob) -> bool:
+        """Return whether the next launch must wait for a host; the user is told once."""
+        if self._hosts is None or job.decider.is_stopping:
+            return False
+        must_wait = self._hosts.must_wait(witnessed_s())
+        if must_wait and self._held is None:
+            names = ", ".join(self._hosts.missing)
+            with job.errors_told():
+                job.console.warned(f"no host takes a worker just now: waiting for {names}")
+        return must_wait
 
     def take_lease(self, fd: int) -> None:
         """Hold the lease of a run directory that was made again, in place of the old one."""
@@ -432,3 +451,9 @@ class _RunningJob:
         """Hold the lease of a directory that was made again."""
         self.run.hold(fd)
         self._head.take_lease(fd)
+
+
+def _with_losses(job: Job, told: Iterable[Message]) -> Job:
+    """Return a job with the losses of hosts that the head before this one has told."""
+    lost = Counter(event["host"] for event in told if event["kind"] == "host_lost")
+    return dataclasses.replace(job, losses=dict(Counter(job.losses) + lost))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.host_roster import HostRoster
 from holdfast.recovery.placement import place_workers, total_slots
 from holdfast.runtime.head.job import Job
@@ -15,6 +16,10 @@ from holdfast.runtime.host.__main__ import DEFAULT_ENTRY
 from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import lease_clock_s
+
+_WAITS_S = 600.0
+"""So long a job without a host waits for one to come back."""
 
 
 class JobHosts:
@@ -25,7 +30,13 @@ class JobHosts:
         self._job = job
         self._agent = agent
         self._tell = tell
-        self._roster = HostRoster(job.hosts, job.losses)
+        self._roster = HostRoster(job.hosts, job.losses, witnessed_s())
+        self._waits_since: float | None = None
+        for own in job.hosts[:1]:
+            agent.host.own_name = own.name
+        self._looked_at = self._stood_still_at = lease_clock_s()
+        self._lease_s = LEASE_SHARE * job.config.options.heartbeat_timeout_s
+        self._stood_still_at -= self._lease_s
 
     def place(self, count: int) -> tuple[str, ...]:
         """Start the hosts that are due, and return the host of each of ``count`` workers.
@@ -37,6 +48,7 @@ class JobHosts:
 
     def poll(self, now: float) -> None:
         """Start the hosts that are due."""
+        self._look_at_clock()
         for name in self._roster.due(now):
             try:
                 self._start(name)
@@ -49,8 +61,26 @@ class JobHosts:
 
         None if it was not there: a try to bring it back has failed.
         """
-        losses = self._roster.lost(name, witnessed_s())
+        self._look_at_clock()
+        # While this process stood still, the hosts' leases have run out: that is its own fault.
+        is_charged = self._looked_at - self._stood_still_at >= self._lease_s
+        losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
         return None if losses is None else {"losses": losses, "slots": self._slots}
+
+    def _look_at_clock(self) -> None:
+        now = lease_clock_s()
+        if now - self._looked_at >= self._lease_s:
+            self._stood_still_at = now
+        self._looked_at = now
+
+    def must_wait(self, now: float) -> bool:
+        """Whether no host takes a worker just now, and one may come back soon."""
+        if not self._job.hosts or self._slots or not self._roster.may_grow:
+            self._waits_since = None
+            return False
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since < _WAITS_S
 
     @property
     def missing(self) -> list[str]:
@@ -63,6 +93,7 @@ class JobHosts:
 
     def _answered(self, name: str) -> None:
         if self._roster.answered(name):
+            self._agent.host.admit(name)
             self._tell({"kind": "host_back", "host": name, "slots": self._slots})
 
     def _start(self, name: str) -> None:
@@ -87,5 +118,6 @@ class JobHosts:
         self._agent.host.add_host(
             lambda hear, lose: RemoteHost(
                 reactor, output, command, greeting, hear, lose, lambda: self._answered(name)
-            )
+            ),
+            is_tried=self._roster.is_tried(name),
         )

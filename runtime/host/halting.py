@@ -96,8 +96,10 @@ class Halting:
             hosted.page.halt()
 
     def _is_lost(self, hosted: HostedWorker, waited_s: float) -> bool:
+        """Return whether a worker has not answered in time; on several hosts a link may be slow."""
         beats = hosted.page.counter != self._beats.get(hosted.worker)
-        return waited_s > (_CHANGED_WITHIN_S if beats else _ANSWERED_WITHIN_S)
+        is_patient = beats or len(set(self._host_of.values())) > 1
+        return waited_s > (_CHANGED_WITHIN_S if is_patient else _ANSWERED_WITHIN_S)
 
     def _give_up(self, killed: Sequence[HostedWorker]) -> None:
         """Say for workers that were all killed that they have stopped."""

@@ -302,8 +302,11 @@ class OtherHost(HostLink, Protocol):
     def give_up(self, why: str) -> None:
         """Lose a host that is of no use any more."""
 
-    def close(self) -> None:
-        """End it, and wait for the end of the connection."""
+    def end(self) -> None:
+        """Tell it that the job has ended; wait for nothing."""
+
+    def close(self, within_s: float) -> None:
+        """Wait for the end of the connection, which is ended after so long."""
 
 
 class Queue:

@@ -13,7 +13,6 @@ is settled.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +52,7 @@ from holdfast.runtime.run.progress import describe, short_report
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
 
 
@@ -189,10 +189,12 @@ class LaunchPart:
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
         if host not in self._hosts:
+            self._tell({"kind": "host_lost", "host": host.name, "reason": why, "workers": []})
             return
         self._hosts.remove(host)
         self._others = [other for other in self._others if other is not host]
         self._seen.pop(host, None)
+        self._warmed_without(host)
         lost = [hosted for hosted in self.workers if hosted.host is host]
         cause = f"host {host.name} was lost: {why}"
         workers = [hosted.worker for hosted in lost]
@@ -237,7 +239,7 @@ class LaunchPart:
     def stop_all(self) -> None:
         """Ask every worker to stop; those that come to no step in time are halted."""
         self.ask_all(RequestFlag.STOP)
-        self._halting.order(time.monotonic())
+        self._halting.order(witnessed_s())
 
     def kill_all(self, why: str, *, is_urgent: bool = False) -> None:
         """SIGKILL all workers; their ends are reported as they come.
@@ -306,6 +308,14 @@ class LaunchPart:
                 hosted.resident_bytes = message.resident_bytes
                 hosted.silent_s = message.silent_s
 
+    def _warmed_without(self, host: HostLink) -> None:
+        """Forget a host that was cold, perhaps as the last one."""
+        was_cold = any(cold in self._hosts for cold in self._cold)
+        was_awaited = host in self._cold
+        self._cold = [cold for cold in self._cold if cold is not host]
+        if was_awaited and not was_cold:
+            self._tell({"kind": "warm"})
+
     def _on_told(self, host: HostLink, event: Message) -> None:
         """Pass an event on; another host that can make no worker is as good as lost."""
         kind = event["kind"]
@@ -365,11 +375,11 @@ class LaunchPart:
     def _on_report(self, hosted: HostedWorker, report: Message) -> None:
         if hosted.note(report):
             self._look_at_ends()
-            self._halting.poll([h for h in self.workers if not h.is_condemned], time.monotonic())
+            self._halting.poll([h for h in self.workers if not h.is_condemned], witnessed_s())
             return
         kind = report.get("kind")
         if kind == "stopped":
-            self._halting.order(time.monotonic())  # the script may close what it has open
+            self._halting.order(witnessed_s())  # the script may close what it has open
         launch, world = self._launch, report.get("workers", ())
         if kind == "world" and launch is not None and hosted.generation == launch.generation:
             for first in world[:1]:

@@ -6,6 +6,7 @@ carries them, which hands them over one at a time, in order.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -20,8 +21,11 @@ from holdfast.runtime.host.pool_process import PoolStart, WarmPool
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 
+_OTHERS_END_WITHIN_S = 5.0
+"""The agents of all other hosts end at once, and side by side."""
 _OnMessage: TypeAlias = Callable[[HostLink, Up], None]
 _OnLost: TypeAlias = Callable[[HostLink, str], None]
 
@@ -65,6 +69,8 @@ class WorkerHost:
         """Start both parts; ``on_files`` gets each writer's channel for the run directory."""
         self._queue = Queue()
         self._others: list[OtherHost] = []
+        self.own_name = ""
+        """The name of this host in a job of several."""
         link = LocalHost(self._queue)
         self._output = output
         self._launch = link.launch = LaunchPart(
@@ -139,17 +145,31 @@ class WorkerHost:
         links = {host.name: host for host in self._others if not host.is_lost}
         places = launch.config.host_of
         placed = {w: links[name] for w, name in places.items() if name in links}
+        gone = sorted(set(places.values()) - set(links) - {self.own_name, ""})
+        if gone:
+            raise OSError(errno.EHOSTDOWN, f"{', '.join(gone)} cannot be reached")
         self._launch.begin(launch, placed)
 
-    def add_host(self, start: Callable[[_OnMessage, _OnLost], OtherHost]) -> None:
+    def add_host(
+        self, start: Callable[[_OnMessage, _OnLost], OtherHost], *, is_tried: bool = False
+    ) -> None:
         """Start another host, for the next launch; ``start`` takes what hears of it.
+
+        One that ``is_tried`` again concerns no launch before it is ``admit``ted.
 
         Raises:
             OSError: it cannot be started.
         """
         host = start(self._hear, self._lose)
         self._others.append(host)
-        self._launch.add_host(host)
+        if not is_tried:
+            self._launch.add_host(host)
+
+    def admit(self, name: str) -> None:
+        """Let a host that was tried again, and has answered, take workers of the next launch."""
+        for host in self._others:
+            if host.name == name and not host.is_lost:
+                self._launch.add_host(host)
 
     def _hear(self, host: HostLink, message: Up) -> None:
         self._queue.put(lambda: self._launch.hear(host, message))
@@ -202,5 +222,8 @@ class WorkerHost:
         """Kill all workers, wait for them if they end, and end pool and writer."""
         self._launch.kill_all("the agent ends", is_urgent=True)
         for host in self._others:
-            host.close()
+            host.end()
+        bound = Bound(_OTHERS_END_WITHIN_S)
+        for host in self._others:
+            host.close(bound.left_s())
         self.part.close()

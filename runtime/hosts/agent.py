@@ -54,8 +54,8 @@ from holdfast.runtime.system.worker_status import (
 
 _LONGEST_PAUSE_S = 0.1
 """Statuses are mirrored ten times a second at least."""
-_MOST_OUTPUT_BYTES = 4 << 20
-"""Output that the head does not take piles up so far, and is dropped then."""
+_MOST_OUTPUT_BYTES = 256 << 10
+"""Output that the head does not take piles up so far, and is dropped then: answers wait behind."""
 _ENDS_WITHIN_S = 2.0
 
 _THIS_HOSTS = ("HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "SLURMD_NODENAME", "SLURM_NODEID")
@@ -140,6 +140,7 @@ class HostAgent:
     def _look_at_lease(self) -> None:
         if self._lease.has_ended(lease_clock_s()):
             self._end("the head was not heard of in time")
+            self._part.writer.replace("without the lease of its host")  # another one saves by now
 
     def _take(self, message: Message) -> None:
         kind = message.get("kind")

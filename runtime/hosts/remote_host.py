@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.processes import kill_group
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -33,7 +35,8 @@ from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, W
 
 _FIRST_ANSWER_WITHIN_S = 60.0
 """A shell that logs in, and a Python that imports over a busy network file system."""
-_SHELL_ENDS_WITHIN_S = 3.0
+_UNANSWERED_SHARE, _SHORTEST_SILENCE_S = 0.3, 1.0
+"""A link that was silent for so long before its end may be cut: 10 pings belong to a timeout."""
 _NOBODY = -1
 """What the shell itself says is shown to those who want to see everything."""
 
@@ -77,9 +80,9 @@ class RemoteHost:
         self._said = output.forward(said_fd, f"[{self.name}] ", 2, worker=_NOBODY)
         for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
             pipe.close()
-        self._is_ready = False
+        self._is_ready = self._has_no_shell = False
         self.is_lost = False
-        reactor.watch_channel(self._channel, self._take, lambda: self.give_up(self._why_ended()))
+        reactor.watch_channel(self._channel, self._take, self._on_end)
         self._channel.post({"kind": "greeting", "value": to_plain(greeting)})
 
     @property
@@ -111,7 +114,7 @@ class RemoteHost:
         self._pings = self._pings.polled(now)
         if self._pings.is_lost:
             self.give_up(f"it has not answered for {self._pings.silent_s:.1f} s")
-        elif self._pings.is_ping_due:
+        elif self._pings.is_ping_due and not self._has_no_shell:
             self._ping()
 
     def push(self) -> None:
@@ -123,20 +126,32 @@ class RemoteHost:
         if changed:
             self._channel.post({"kind": "words", "of": changed})
 
-    def close(self) -> None:
-        """End the agent; a shell that does not end with it is killed."""
+    def end(self) -> None:
+        """Tell the agent that the job has ended; wait for nothing."""
         if not self.is_lost:
             self.is_lost = True
             self._channel.post({"kind": "end"})
             self._disconnect()
+
+    def close(self, within_s: float) -> None:
+        """Wait for the end of the shell; one that does not end is killed."""
+        self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._shell.wait(_SHELL_ENDS_WITHIN_S)
-        self._shell.kill()
-        self._shell.wait()
+            self._shell.wait(within_s)
+        if self._shell.poll() is None:
+            kill_group(self._shell.pid)
+            self._shell.wait()
 
     def _take(self, message: Message) -> None:
+        """Take a message; a host that sends what makes no sense is of no use."""
         if self.is_lost:
             return
+        try:
+            self._read(message)
+        except (KeyError, TypeError, ValueError) as error:
+            self.give_up(f"it sent what makes no sense: {type(error).__name__}: {error}")
+
+    def _read(self, message: Message) -> None:
         kind = message.get("kind")
         if kind == "pong":
             self._pings = self._pings.answered(int(message["number"]))
@@ -178,6 +193,18 @@ class RemoteHost:
         ping = {"kind": "ping", "number": self._pings.sent, "heard": self._pings.heard}
         self._channel.post(ping)
 
+    def _on_end(self) -> None:
+        """Give the host up, if the end can have come from there.
+
+        A shell may also end here, beside a link that is cut: then only the clock tells when the
+        workers there are dead.
+        """
+        unanswered_s = max(_UNANSWERED_SHARE * self._timeout_s, _SHORTEST_SILENCE_S)
+        if self._is_ready and self._pings.silent_s > unanswered_s:
+            self._has_no_shell = True
+        else:
+            self.give_up(self._why_ended())
+
     def _why_ended(self) -> str:
         words = " ".join(self._said.last_lines()[-2:]).strip()
         return words or "the connection has ended"
@@ -189,7 +216,8 @@ class RemoteHost:
         self.is_lost = True
         self._disconnect()
         self._mirrors.clear()
-        self._shell.terminate()  # one whose link is dead waits for minutes
+        with contextlib.suppress(ProcessLookupError):  # one whose link is dead waits for minutes
+            os.killpg(self._shell.pid, signal.SIGTERM)
         self._on_lost(self, why)
 
     @property

@@ -26,6 +26,8 @@ _OF_SSH = (
     *("-o", f"ConnectTimeout={CONNECTS_WITHIN_S}"),
     # A connection that is shared with others would end with theirs.
     *("-o", "ControlPath=none"),
+    # The leases decide when a host is lost, and ssh must not end before them.
+    *("-o", "ServerAliveInterval=0"),
 )
 """The user's own options stand before these, and ssh takes the first value of each."""
 

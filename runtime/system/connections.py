@@ -12,6 +12,8 @@ import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+_ANY = "0.0.0.0"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -27,7 +29,7 @@ def own_endpoint(address: str) -> Endpoint:
         one.getsockname()[1]
         for one in _own_sockets()
         if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        and one.getsockname()[0] == address
+        and one.getsockname()[0] in (address, _ANY)  # any: where binds cannot be answered
     ]
     return Endpoint(address, tuple(sorted(ports)))
 

@@ -132,6 +132,20 @@ def test_a_host_that_is_cut_off_in_one_direction_is_lost(
     assert _lost(job) == [2, 3]
 
 
+def test_a_job_without_a_host_waits_for_one_to_come_back(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path, "b:4") as gated:
+        gated.job.strike(Loss.CUT, "b")
+        gated.open()
+        gated.job.wait_for("host_lost", host="b")
+        gated.job.undo(Loss.CUT, "b")
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert len(job.events("launch")) == 2
+    assert "waiting for b" in job.stderr
+
+
 def test_a_lost_head_takes_all_along_and_the_next_job_goes_on(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:

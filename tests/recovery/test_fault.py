@@ -115,9 +115,11 @@ def test_words_of_a_fault_may_come_in_any_order_and_spacing(
 
 @given(FAULTS)
 def test_what_has_a_default_may_be_left_out(fault: Fault) -> None:
-    text = f"{fault.kind.value} worker={fault.worker} step={fault.step}"
+    victim = f"host={fault.host}" if fault.host else f"worker={fault.worker}"
+    text = f"{fault.kind.value} {victim} step={fault.step}"
 
-    assert parse_fault(text) == Fault(fault.kind, fault.worker, fault.step, Site.COMPUTE, 1)
+    least = Fault(fault.kind, fault.worker, fault.step, Site.COMPUTE, 1, fault.host)
+    assert parse_fault(text) == least
 
 
 @given(st.text(max_size=30))

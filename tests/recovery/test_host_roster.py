@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.recovery.host_roster import FIRST_TRY_AFTER_S, LONGEST_PAUSE_S, HostRoster
+from holdfast.recovery.host_roster import (
+    FIRST_TRY_AFTER_S,
+    LONGEST_PAUSE_S,
+    REMEMBERED_S,
+    HostRoster,
+)
 from holdfast.recovery.placement import HostSlots
 
 HOSTS = (HostSlots("a", 2), HostSlots("b", 2), HostSlots("c", 4))
@@ -57,8 +62,9 @@ def test_host_that_was_lost_twice_is_left_out() -> None:
     roster.answered("c")
 
     assert roster.lost("c", 1.0) == 2
-    assert "c" not in roster.due(1e9)
+    assert "c" not in roster.due(REMEMBERED_S - 1.0)
     assert names(roster) == "ab"
+    assert "c" in roster.due(REMEMBERED_S)
 
 
 def test_losses_of_earlier_jobs_count_but_not_against_the_heads_own_host() -> None:
@@ -66,6 +72,35 @@ def test_losses_of_earlier_jobs_count_but_not_against_the_heads_own_host() -> No
 
     assert roster.due(0.0) == ("c",)
     assert names(roster) == "ac"
+
+
+def test_losses_of_different_days_leave_no_host_out() -> None:
+    roster = HostRoster(HOSTS, {})
+    for day in range(4):
+        now = day * REMEMBERED_S
+        assert "b" in roster.due(now + FIRST_TRY_AFTER_S)
+        roster.answered("b")
+        assert roster.lost("b", now + 10.0) == 1
+
+
+def test_loss_that_is_the_heads_own_fault_is_not_charged() -> None:
+    roster = HostRoster(HOSTS, {})
+    roster.due(0.0)
+    for now in (10.0, 20.0, 30.0):
+        assert roster.lost("b", now, is_charged=False) == 0
+        assert roster.due(now + FIRST_TRY_AFTER_S) == ("b",)
+        roster.answered("b")
+
+
+def test_hosts_that_are_all_lost_within_a_moment_are_charged_nothing() -> None:
+    roster = HostRoster(HOSTS, {})
+    roster.due(0.0)
+    for now in (10.0, 110.0, 210.0):
+        roster.lost("b", now)
+        roster.lost("c", now + 2.0)
+        assert set(roster.due(now + 2.0 + FIRST_TRY_AFTER_S)) == {"b", "c"}
+        roster.answered("b")
+        roster.answered("c")
 
 
 def test_host_that_never_answered_at_first_is_a_loss() -> None:

@@ -422,6 +422,18 @@ def test_launch_has_no_more_workers_than_the_hosts_take() -> None:
     assert told(machine.handle(ENDED)) == "launch 5+6+7 at g6"
 
 
+def test_launch_that_lost_a_host_before_it_was_up_costs_nothing() -> None:
+    machine = JobMachine(JobTerms(4, 1, can_shrink=True, slots=4))
+    machine.start()
+    feed(machine, [*quiet(SlotsChanged(2)), (died(0, "host b was lost"), "kill"), *quiet(died(1))])
+
+    assert told(machine.handle(ENDED)) == "launch 4+5 at g5"
+
+    feed(machine, [(died(4), "kill")])  # a death of its own is charged
+    (end,) = machine.handle(ENDED)
+    assert isinstance(end, End)
+
+
 def test_job_without_a_host_is_over() -> None:
     machine = machine_of()
     feed(machine, [*UP, *quiet(saved(), SlotsChanged(0), died(0), died(1), died(2, "host lost"))])

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 MPI_TIMEOUT_S = 320
@@ -39,7 +39,7 @@ def play_on_mpi(
         directory=directory,
         guard=(sys.executable, str(path), str(directory), *names),
         as_root=os.geteuid() == 0,
-        mca=tuple(mca),
+        terms=LaunchTerms(mca=tuple(mca)),
     )
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(

@@ -45,7 +45,7 @@ REPORT = StepReport(
 
 WORKER = {
     "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
-    "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "",
+    "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "", "host": "",
 }  # fmt: skip
 
 ANSWER = {
