@@ -28,7 +28,7 @@ from cluster import Cluster
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")
-_WITHIN_S = 60.0
+_WITHIN_S = 240.0
 _MUNGE_OF_HOST = "/run/munge.socket"
 _KEEPER = Path(__file__).resolve().parent / "slurm_keeper.py"
 
