@@ -172,6 +172,7 @@ def test_host_that_is_gone_is_told_in_the_words_of_ssh(
 SRUN = "srun --overlap -N1 -n1 --mpi=none --wait=0 -w"
 
 
+@pytest.mark.extended  # as tests/hosts/test_slurm_hosts.py: one Slurm at a time
 def test_hosts_of_an_allocation_answer_over_srun(
     slurm: SlurmCluster, cluster: Cluster, script: Path
 ) -> None:

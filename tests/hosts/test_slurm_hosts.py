@@ -12,7 +12,7 @@ from slurm import SlurmCluster
 from slurm_jobs import BatchRun
 from workload import LONG, Undisturbed
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.extended]  # ci/slurm runs them, one at a time
 
 _STEP = "srun --overlap -N1 -n1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none"
 
