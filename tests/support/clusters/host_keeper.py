@@ -108,13 +108,12 @@ class Keeper:
         self._ports += 1
         port, temporary = port_of(name), f"new{self._ports}"
         hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
-        # The kernel takes a moment to remove a dead host's.
-        interfaces = [interface for _, interface in socket.if_nameindex()]
-        old = [f"link del {port}"] if port in interfaces else []
+        # The kernel takes a moment to remove a dead host's, and may do so at this very one.
+        old = ["ip", "link", "del", port]
+        subprocess.run(old, stderr=subprocess.DEVNULL, check=False)
         peer = f"peer name {INTERFACE} address {hardware} netns {pid}"
         _ip(
             [
-                *old,
                 f"link add {temporary} type veth {peer}",
                 f"link set {temporary} name {port}",
                 f"link set {port} master {BRIDGE} up",
