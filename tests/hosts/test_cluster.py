@@ -94,10 +94,11 @@ def test_hosts_have_names_addresses_and_folders_of_their_own_and_one_in_common(
 
 def test_a_process_is_seen_on_its_host_with_what_it_listens_on(cluster: Cluster) -> None:
     with _echo(cluster, "c"):
-        assert [line.split(":")[0] for line in cluster.processes("c").values()] == ["python3"]
+        name = Path(sys.executable).name
+        assert [line.split(":")[0] for line in cluster.processes("c").values()] == [name]
         (listener,) = cluster.listening("c")
         assert (listener.address, listener.port) == ("0.0.0.0", 7000)
-        assert listener.processes == ("python3",)
+        assert listener.processes == (name,)
         assert cluster.listening("b") == []
         assert cluster.processes("b") == {}
     assert cluster.wait_empty("c") == []
@@ -302,6 +303,6 @@ def test_nothing_outlives_a_test_that_is_killed(tmp_path: Path) -> None:
     ) as test:
         assert test.stdout is not None
         pids = [int(word) for word in test.stdout.readline().split()]
-        assert len(pids) >= 6
+        assert len(pids) >= 4  # the first process of each host, and the keeper
         test.send_signal(signal.SIGKILL)
     assert wait_all_ended(pids, WITHIN_S) == ()
