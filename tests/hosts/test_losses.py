@@ -150,6 +150,7 @@ def test_a_lost_head_takes_all_along_and_the_next_job_goes_on(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
     with _at_gate(cluster, tmp_path) as gated:
+        gated.job.wait_for("checkpoint")  # it is written beside the training
         gated.job.strike(Loss.KILL, "a")
         for host in ("b", "c"):
             assert cluster.wait_empty(host) == []
