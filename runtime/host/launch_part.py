@@ -310,10 +310,9 @@ class LaunchPart:
 
     def _warmed_without(self, host: HostLink) -> None:
         """Forget a host that was cold, perhaps as the last one."""
-        was_cold = any(cold in self._hosts for cold in self._cold)
-        was_awaited = host in self._cold
+        was_cold = host in self._cold
         self._cold = [cold for cold in self._cold if cold is not host]
-        if was_awaited and not was_cold:
+        if was_cold and not any(cold in self._hosts for cold in self._cold):
             self._tell({"kind": "warm"})
 
     def _on_told(self, host: HostLink, event: Message) -> None:

@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from holdfast.recovery.host_roster import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
-
-REMEMBERED_S = 86_400.0
-"""A host may be mended within a day."""
 
 _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""

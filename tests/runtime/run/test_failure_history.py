@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.recovery.host_roster import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.failure_history import (
-    REMEMBERED_S,
     HistoryReader,
     RunHistory,
     host_losses,
