@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import shlex
 import signal
@@ -20,8 +21,17 @@ from holdfast.runtime.cli.option_flags import PATH, given_flags
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.options.sources import check_script
-from holdfast.runtime.tools.strike import BLOWS, parse_blows, parse_plan
+from holdfast.runtime.hosts.named_hosts import settle_hosts
+from holdfast.runtime.options.option import RUN
+from holdfast.runtime.options.sources import Sources, build_options, check_script
+from holdfast.runtime.tools.strike import (
+    BLOWS,
+    BLOWS_ON_HOSTS,
+    Strike,
+    Target,
+    parse_blows,
+    parse_plan,
+)
 from holdfast.runtime.tools.verdict import REPORT_NAME, ChaosTerms, Verdict, run_chaos, shares
 
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
@@ -70,8 +80,8 @@ def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -
     if "plan" not in given:
         given["seed"] = options["seed"]
     inner = _inner(context, command)
-    terms = _terms(command[1:], options)
     check_script(inner.params["script"])
+    terms = _terms(command[1:], options, _hosts(inner))
     # A signal to end must not leave a job behind that nobody follows.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
@@ -108,19 +118,46 @@ def _inner(context: click.Context, command: tuple[str, ...]) -> click.Context:
     return inner
 
 
-def _terms(arguments: tuple[str, ...], options: dict[str, Any]) -> ChaosTerms:
+def _hosts(inner: click.Context) -> tuple[str, ...]:
+    """Return the hosts of a job over several, the head's first; none if it has one."""
+    tables = inner.find_object(dict) or {}
+    sources = Sources(given_flags(inner), os.environ, tables.get(RUN, {}), Path.cwd())
+    built = build_options(inner.params["script"], inner.params["argv"], sources)
+    return tuple(host.name for host in settle_hosts(built.options))
+
+
+def _terms(
+    arguments: tuple[str, ...], options: dict[str, Any], hosts: tuple[str, ...]
+) -> ChaosTerms:
     seed = options["seed"]
+    blows = BLOWS_ON_HOSTS if hosts else BLOWS
     out = options["out"] or Path(f"holdfast-chaos-{seed}")
     return ChaosTerms(
         arguments=arguments,
         out=out.absolute(),
         seed=seed,
-        blows=parse_blows(options["kinds"]) if options["kinds"] is not None else BLOWS,
+        blows=blows if options["kinds"] is None else parse_blows(options["kinds"], blows),
         count=options["count"],
         mtbf_s=options["mtbf"],
-        strikes=None if options["plan"] is None else parse_plan(_read(options["plan"])),
+        strikes=None if options["plan"] is None else _plan(options["plan"], hosts),
         hang_after_s=options["hang_after"],
+        hosts=hosts,
     )
+
+
+def _plan(path: Path, hosts: tuple[str, ...]) -> tuple[Strike, ...]:
+    """Return the strikes of a plan; refuse those on hosts that cannot be struck."""
+    plan = parse_plan(_read(path))
+    for strike in plan:
+        is_of_host = strike.blow.target is Target.HOST
+        if (is_of_host or strike.host) and not hosts:
+            raise UsageError(f"'{strike}' names a host, and the job has one; give it --hosts")
+        if strike.host and strike.host not in hosts[is_of_host:]:
+            raise UsageError(
+                f"'{strike}' names no host to be struck; there are {', '.join(hosts)}"
+                + (f", but all of {hosts[0]} cannot be struck from there" if is_of_host else "")
+            )
+    return plan
 
 
 def _read(path: Path) -> str:

@@ -33,6 +33,7 @@ from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.host.superior import PeerSilence, Visitor, kill_peer, kill_standing_parent
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
@@ -143,7 +144,7 @@ class Head:
         return ExitCode.DONE
 
     def introduce(self, visitor: Visitor, message: Message) -> None:
-        """Serve a client, or a request for a checkpoint or for the end."""
+        """Serve a client, or a request for a checkpoint, for the end, or for a strike."""
         try:
             self._introduce(visitor, message)
         except (KeyError, TypeError, ValueError, JobError):  # no message of a holdfast
@@ -164,6 +165,10 @@ class Head:
                 self._client.channel.post({"kind": "stop_asked"})
             with self._job.errors_told():
                 self._job.decider.stop(is_urgent=bool(message.get("is_urgent")))
+        elif kind == "strike":
+            order = from_plain(BeStruck, message["order"])
+            is_sent = self._agent.host.strike(str(message["host"]), order)
+            visitor.channel.post({"kind": "struck", "is_sent": is_sent})
         else:
             if self._job is None:
                 visitor.channel.post({"kind": "starting"})

@@ -34,6 +34,7 @@ from holdfast.runtime.run.run_directory import CHAOS_DRAWS, RunDirectory, RunRec
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import state_of, wait_all_ended
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
+from holdfast.runtime.tools.other_hosts import OtherHosts
 from holdfast.runtime.tools.strike import Agenda, Kind, Progress, Target
 from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces, Striker, Struck
 
@@ -63,11 +64,15 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """One run: the arguments of ``holdfast run``, its folder, and how long it may stand still."""
+    """One run: the arguments of ``holdfast run``, its folder, and how long it may stand still.
+
+    ``hosts`` are those of a job over several, the head's first.
+    """
 
     arguments: tuple[str, ...]
     folder: Path
     hang_after_s: float
+    hosts: tuple[str, ...] = ()
 
     @property
     def run_dir(self) -> Path:
@@ -107,9 +112,11 @@ class _Follower:
         self._terms = terms
         self._agenda = agenda
         self._traces = JobTraces(_VARIABLE)
-        self._striker = Striker(self._traces)
+        directory = RunDirectory(terms.run_dir)
+        self._hosts = OtherHosts(directory, terms.hosts) if terms.hosts else None
+        self._striker = Striker(self._traces, self._hosts)
         self._rule = Resubmission()
-        self._reader = JournalReader(RunDirectory(terms.run_dir).journal_path)
+        self._reader = JournalReader(directory.journal_path)
         self._entries: list[Entry[Any]] = []
         self._newest: deque[Record] = deque(maxlen=_TAIL_RECORDS)
         self._progress = Progress()
@@ -142,6 +149,8 @@ class _Follower:
 
     def close(self) -> None:
         """End every process of the job, and remove its files."""
+        if self._hosts is not None:
+            self._hosts.close()
         self._traces.kill_all()
         for incarnation in self._incarnations:
             incarnation.reap()

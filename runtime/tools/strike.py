@@ -5,9 +5,12 @@ Examples of lines::
     kill worker #2 at 12.5s
     stop+cont agent at step 40 for 3s
     full stderr on checkpoint 2 for 3s
+    kill worker of b at step 30
+    stop+cont host b at step 40 for 3s
 
 ``#2`` chooses among several processes of the kind: it is taken modulo their number.  A moment is a
-time since the run began, a step, or the n-th record of an event in the journal.
+time since the run began, a step, or the n-th record of an event in the journal.  A job over several
+hosts has an agent, a pool and a writer on each; and a whole host may be struck, but the first one.
 
 A plan is a file of such lines, or follows from a seed.  The same seed, kinds and figures give the
 same plan on every machine and in every release of Python: all draws come from splitmix64.  There
@@ -39,7 +42,8 @@ from holdfast.runtime.run.events import Step
 
 _EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
 _LINE = re.compile(
-    r"(?P<kind>\S+)\s+(?P<target>[a-z]+)(\s+#(?P<index>\d+))?\s+"
+    r"(?P<kind>\S+)\s+(?P<target>[a-z]+)(\s+#(?P<index>\d+))?"
+    r"(\s+(of\s+)?(?P<host>(?!(at|on|of)\s)[^\s#]\S*))?\s+"
     r"(at\s+(?P<seconds>\d+(\.\d+)?)\s*s|at\s+step\s+(?P<step>\d+)"
     r"|on\s+(?P<event>[a-z_]+)(\s+(?P<count>[1-9]\d*))?)"
     r"(\s+for\s+(?P<lasting>\d+(\.\d+)?)\s*s)?"
@@ -77,10 +81,16 @@ class Target(Enum):
     MPIEXEC = "mpiexec"
     CLIENT = "client"
     STDERR = "stderr"
+    HOST = "host"
+    """All that a job has on one of its hosts, but for the first one."""
 
 
 PLACES = (Target.STDERR,)
-PROCESSES = tuple(target for target in Target if target not in PLACES)
+PROCESSES = tuple(target for target in Target if target not in (*PLACES, Target.HOST))
+OF_EACH_HOST = (Target.WORKER, Target.AGENT, Target.POOL, Target.WRITER, Target.HOST)
+"""What other hosts of a job have, too."""
+_OF_HOSTS = (Kind.KILL, Kind.STOP, Kind.STOP_CONT)
+"""What is done to a whole host: the agents of other hosts take no SIGTERM for an order."""
 LASTING = (Kind.STOP_CONT, Kind.FULL)
 """The kinds that end after a time."""
 
@@ -137,6 +147,8 @@ class Blow:
                 f"{self.kind.value!r} and {self.target.value!r} do not go together: full needs "
                 f"one of {_names(PLACES)}; the other kinds need a process"
             )
+        if self.target is Target.HOST and self.kind not in _OF_HOSTS:
+            raise ValueError(f"a host takes one of {_names(_OF_HOSTS)}, not {self.kind.value}")
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.target.value}"
@@ -144,27 +156,36 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One strike; ``for_s`` is None for the kinds that do not end."""
+    """One strike; ``for_s`` is None for the kinds that do not end.
+
+    Without a ``host`` the index chooses among the victims of all hosts.
+    """
 
     blow: Blow
     moment: Moment
     index: int = 0
     for_s: float | None = None
+    host: str = ""
 
     def __str__(self) -> str:
         index = f" #{self.index}" if self.index else ""
+        of = " " if self.blow.target is Target.HOST else " of "
+        host = f"{of}{self.host}" if self.host else ""
         lasting = "" if self.for_s is None else f" for {self.for_s:g}s"
-        return f"{self.blow}{index} {self.moment}{lasting}"
+        return f"{self.blow}{index}{host} {self.moment}{lasting}"
 
 
 PROCESS_BLOWS = tuple(
     Blow(kind, target) for kind in Kind if kind is not Kind.FULL for target in PROCESSES
 )
 BLOWS = (*PROCESS_BLOWS, *(Blow(Kind.FULL, place) for place in PLACES))
+"""What may strike a job on one host; a seed draws from them in this order."""
+BLOWS_ON_HOSTS = (*BLOWS, *(Blow(kind, Target.HOST) for kind in _OF_HOSTS))
+"""What may strike a job over several hosts."""
 
 
-def parse_blows(text: str) -> tuple[Blow, ...]:
-    """Return the blows that a list such as ``kill, stop agent, full stderr`` names.
+def parse_blows(text: str, blows: Sequence[Blow] = BLOWS) -> tuple[Blow, ...]:
+    """Return those of ``blows`` that a list such as ``kill, stop agent, full stderr`` names.
 
     A kind alone stands for all its targets, a target alone for all kinds.
 
@@ -174,10 +195,10 @@ def parse_blows(text: str) -> tuple[Blow, ...]:
     found: list[Blow] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         words = set(item.split())
-        blows = [b for b in BLOWS if words <= {b.kind.value, b.target.value}]
-        if not blows:
+        named = [b for b in blows if words <= {b.kind.value, b.target.value}]
+        if not named:
             raise UsageError(f"cannot read the kind of strike {item!r}: {_trouble(words)}")
-        found += [blow for blow in blows if blow not in found]
+        found += [blow for blow in named if blow not in found]
     if not found:
         raise UsageError(f"--kinds is empty: {_WANTED}")
     return tuple(found)
@@ -195,7 +216,7 @@ def _trouble(words: set[str]) -> str:
             Blow(kinds[0], targets[0])
         except ValueError as error:
             return str(error)
-    return _WANTED
+    return "the job has one host" if targets == [Target.HOST] else _WANTED
 
 
 def parse_strike(line: str) -> Strike:
@@ -213,7 +234,7 @@ def parse_strike(line: str) -> Strike:
     except ValueError as error:
         raise UsageError(f"cannot read the strike {line.strip()!r}: {error}") from error
     for_s = float(match["lasting"] or DEFAULT_FOR_S) if blow.kind in LASTING else None
-    return Strike(blow, _moment(match), int(match["index"] or 0), for_s)
+    return Strike(blow, _moment(match), int(match["index"] or 0), for_s, match["host"] or "")
 
 
 def parse_plan(text: str) -> tuple[Strike, ...]:
@@ -243,6 +264,8 @@ def _check(match: re.Match[str], blow: Blow) -> None:
         raise ValueError(
             f"{blow.kind.value} cannot last; leave `for` out, or take full or stop+cont"
         )
+    if match["host"] is not None and blow.target not in OF_EACH_HOST:
+        raise ValueError(f"{blow.target.value} is on the first host; leave {match['host']} out")
 
 
 def _moment(match: re.Match[str]) -> Moment:
@@ -266,24 +289,30 @@ def _member(choices: type[_Choice], word: str) -> _Choice:
 
 
 _SEVERAL = (Target.WORKER, Target.GUARD)
+_SEVERAL_ON_HOSTS = (*OF_EACH_HOST, Target.GUARD)
 _EVENTS = ("launch", "world", "checkpoint", "failure", "completed")
 """Starting, training again, in a save, in a repair, ending."""
 
 
-def strikes_by_mtbf(seed: int, mtbf_s: float, blows: Sequence[Blow]) -> Iterator[Strike]:
+def strikes_by_mtbf(
+    seed: int, mtbf_s: float, blows: Sequence[Blow], *, has_hosts: bool = False
+) -> Iterator[Strike]:
     """Yield strikes for ever, with exponential gaps of ``mtbf_s`` on average."""
+    several = _SEVERAL_ON_HOSTS if has_hosts else _SEVERAL
     seconds = 0.0
     for number in itertools.count():
         seconds += -mtbf_s * math.log(1.0 - _draw(seed, number, _WHEN))
-        yield _strike(seed, number, blows, AtTime(round(seconds, 2)))
+        yield _strike(seed, number, blows, AtTime(round(seconds, 2)), several)
 
 
 def strikes_by_count(
-    seed: int, count: int, steps: int, blows: Sequence[Blow]
+    seed: int, count: int, steps: int, blows: Sequence[Blow], *, has_hosts: bool = False
 ) -> tuple[Strike, ...]:
     """Return ``count`` strikes on a run of ``steps`` steps."""
+    several = _SEVERAL_ON_HOSTS if has_hosts else _SEVERAL
     return tuple(
-        _strike(seed, number, blows, _random_moment(seed, number, steps)) for number in range(count)
+        _strike(seed, number, blows, _random_moment(seed, number, steps), several)
+        for number in range(count)
     )
 
 
@@ -292,12 +321,14 @@ def pick(seed: int, purpose: int, least: int, most: int) -> int:
     return least + int(_draw(seed, purpose, _COUNT) * (most - least + 1))
 
 
-def _strike(seed: int, number: int, blows: Sequence[Blow], moment: Moment) -> Strike:
+def _strike(
+    seed: int, number: int, blows: Sequence[Blow], moment: Moment, several: Sequence[Target]
+) -> Strike:
     blow = blows[int(_draw(seed, number, _BLOW) * len(blows))]
     return Strike(
         blow,
         moment,
-        index=int(_draw(seed, number, _INDEX) * _INDICES) if blow.target in _SEVERAL else 0,
+        index=int(_draw(seed, number, _INDEX) * _INDICES) if blow.target in several else 0,
         for_s=DEFAULT_FOR_S if blow.kind in LASTING else None,
     )
 

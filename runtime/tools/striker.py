@@ -3,6 +3,9 @@
 A strike whose victim is not there yet waits for it, because a job that starts has no workers.  What
 lasts for a time is undone by ``poll``.
 
+In a job over several hosts, the head finds the victims of those kinds that every host has, and a
+victim of another host is struck by that host's agent (`other_hosts`).
+
 Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.  So all
 that the job may leave behind is found, and nothing of another one.  ``holdfast`` names its own
 processes.  mpiexec and its guards are found by their command lines, and a guard's rank by its
@@ -30,7 +33,8 @@ from holdfast.runtime.system.processes import (
     variables_of,
     wait_all_ended,
 )
-from holdfast.runtime.tools.strike import Kind, Strike, Target
+from holdfast.runtime.tools.other_hosts import SIGNALS, FoundVictim
+from holdfast.runtime.tools.strike import OF_EACH_HOST, Kind, Strike, Target
 
 WAITS_FOR_VICTIM_S = 10.0
 """A job without the victim for so long has none."""
@@ -39,13 +43,6 @@ ENDS_WITHIN_S = 30.0
 """How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
 
 SHARED_MEMORY = Path("/dev/shm")
-
-SIGNALS = {
-    Kind.KILL: signal.SIGKILL,
-    Kind.STOP: signal.SIGSTOP,
-    Kind.STOP_CONT: signal.SIGSTOP,
-    Kind.TERM: signal.SIGTERM,
-}
 
 _NAMES = {
     Target.AGENT: "holdfast-agent",
@@ -68,6 +65,19 @@ class Place(Protocol):
         """Take everything again."""
 
 
+class Hosts(Protocol):
+    """The hosts of a job over several."""
+
+    def find(self, strike: Strike) -> FoundVictim | None:
+        """Return the victim that a strike chooses just now, None if there is none."""
+
+    def is_here(self, victim: FoundVictim) -> bool:
+        """Whether it is on this host."""
+
+    def strike(self, victim: FoundVictim, strike: Strike) -> bool:
+        """Have a victim of another host struck; return whether the order went there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Struck:
     """A strike that was carried out, or missed; ``now`` is in monotonic seconds."""
@@ -84,10 +94,11 @@ class Struck:
 
 
 class Striker:
-    """Carries out the strikes on one job."""
+    """Carries out the strikes on one job; a job on one host has no ``hosts``."""
 
-    def __init__(self, traces: JobTraces) -> None:
+    def __init__(self, traces: JobTraces, hosts: Hosts | None = None) -> None:
         self._traces = traces
+        self._hosts = hosts
         self._places: dict[Target, Place] = {}
         self._waiting: list[tuple[Strike, float]] = []
         self._undone: list[tuple[float, Callable[[], object]]] = []
@@ -137,7 +148,15 @@ class Striker:
             self._undo_later(now, strike, place.release)
             return strike.blow.target.value
         processes = self._traces.processes()
-        pid = choose_victim(strike.blow.target, strike.index, processes, client)
+        if self._hosts is not None and strike.blow.target in OF_EACH_HOST:
+            victim = self._hosts.find(strike)
+            if victim is None:
+                return None
+            if not self._hosts.is_here(victim):
+                return str(victim) if self._hosts.strike(victim, strike) else None
+            pid = find_victims(victim.target, processes, client).get(victim.worker)
+        else:
+            pid = choose_victim(strike.blow.target, strike.index, processes, client)
         if pid is None or not self._traces.signal(pid, SIGNALS[strike.blow.kind]):
             return None
         if strike.blow.kind is Kind.STOP_CONT:

@@ -38,7 +38,7 @@ _PLAN_NAME = "plan.txt"
 _EVIDENCE_NAME = "evidence.txt"
 _LOST = (Bucket.REPAIR, Bucket.RELAUNCH)
 _WORK = (Bucket.TRAINING, Bucket.REPEATED)
-_CARRIES_TRAINING = (Target.WORKER, Target.GUARD, Target.AGENT, Target.MPIEXEC)
+_CARRIES_TRAINING = (Target.WORKER, Target.GUARD, Target.AGENT, Target.MPIEXEC, Target.HOST)
 _TAKES_ORDERS = (Target.AGENT, Target.CLIENT)
 
 
@@ -47,7 +47,7 @@ class ChaosTerms:
     """Everything that one call of ``holdfast chaos`` was told.
 
     ``strikes`` is a plan from a file; without it strikes come every ``mtbf_s`` on average, or
-    ``count`` in all.
+    ``count`` in all.  ``hosts`` are those of a job over several, the head's first.
     """
 
     arguments: tuple[str, ...]
@@ -58,15 +58,25 @@ class ChaosTerms:
     mtbf_s: float | None = None
     strikes: tuple[Strike, ...] | None = None
     hang_after_s: float
+    hosts: tuple[str, ...] = ()
+
+    def run_in(self, folder: Path) -> RunTerms:
+        """Return what one of both runs is told."""
+        return RunTerms(self.arguments, folder, self.hang_after_s, self.hosts)
 
     def agenda(self, steps: int) -> Agenda:
         """Return the strikes on a run that has so many steps."""
         if self.strikes is not None:
             return Agenda(self.strikes)
         if self.mtbf_s is not None:
-            endless = strikes_by_mtbf(self.seed, self.mtbf_s, self.blows)
+            endless = strikes_by_mtbf(
+                self.seed, self.mtbf_s, self.blows, has_hosts=bool(self.hosts)
+            )
             return Agenda(endless, is_endless=True)
-        return Agenda(strikes_by_count(self.seed, self.count, steps, self.blows))
+        of_count = strikes_by_count(
+            self.seed, self.count, steps, self.blows, has_hosts=bool(self.hosts)
+        )
+        return Agenda(of_count)
 
 
 def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
@@ -78,12 +88,11 @@ def run_chaos(terms: ChaosTerms, tell: Callable[[str], None]) -> Verdict:
     """
     _make(terms.out)
     tell(f"the undisturbed twin runs in {terms.out / 'twin'}")
-    twin = follow_run(RunTerms(terms.arguments, terms.out / "twin", terms.hang_after_s), Agenda(()))
+    twin = follow_run(terms.run_in(terms.out / "twin"), Agenda(()))
     _refuse_bad(twin, terms.out / "twin")
     steps = summarize(twin.entries).steps
     tell(f"the twin made {steps} steps in {twin.ended - twin.began:.1f} s; now the strikes")
-    struck = RunTerms(terms.arguments, terms.out / "struck", terms.hang_after_s)
-    run = follow_run(struck, terms.agenda(steps))
+    run = follow_run(terms.run_in(terms.out / "struck"), terms.agenda(steps))
     verdict = judge(run, twin)
     _write(terms, verdict)
     return verdict

@@ -14,6 +14,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "empty"):
         (tmp_path / name).write_text("")
+    (tmp_path / "of b").write_text("kill worker of b at 1s")
     return tmp_path
 
 
@@ -25,6 +26,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([], ["gone.py"], "script gone.py does not exist"),
         (["--kinds", "maim"], ["train.py"], "cannot read the kind of strike 'maim'"),
         (["--kinds", ""], ["train.py"], "--kinds is empty"),
+        (["--kinds", "kill host"], ["train.py"], "the job has one host"),
+        (["--plan", "of b"], ["train.py"], "names a host, and the job has one"),
+        (["--plan", "of b"], ["--hosts", "localhost,c", "train.py"], "names no host to be struck"),
         (["--plan", "missing"], ["train.py"], "the plan missing cannot be read: No such file"),
         (["--plan", "empty"], ["train.py"], "the plan has no strike"),
         (["--plan", "missing", "--mtbf", "3"], ["train.py"], "--plan and --mtbf both choose"),
@@ -46,4 +50,4 @@ def test_request_without_sense_is_refused_in_one_line_and_leaves_nothing(
     said = capsys.readouterr().err
     assert (code, len(said.splitlines())) == (2, 1)
     assert words in said
-    assert sorted(path.name for path in folder.iterdir()) == ["empty", "train.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["empty", "of b", "train.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from signal import Signals
 from typing import get_args
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import (
     Abandon,
     BeginLaunch,
+    BeStruck,
     Describe,
     Described,
     Down,
@@ -53,6 +55,7 @@ DOWN: tuple[Down, ...] = (
     EndMaintenance(),
     Speak(W),
     Describe(),
+    BeStruck("worker", Signals.SIGSTOP, 2.5, 1, W),
 )
 UP: tuple[Up, ...] = (
     Forked(1, W, 77),

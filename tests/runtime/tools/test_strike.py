@@ -14,7 +14,9 @@ from journal_entries import entry
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.tools.strike import (
     BLOWS,
+    BLOWS_ON_HOSTS,
     LASTING,
+    OF_EACH_HOST,
     Agenda,
     AtStep,
     AtTime,
@@ -40,9 +42,11 @@ MOMENTS = st.one_of(
 
 @st.composite
 def strikes(draw: st.DrawFn) -> Strike:
-    blow = draw(st.sampled_from(BLOWS))
+    blow = draw(st.sampled_from(BLOWS_ON_HOSTS))
     lasting = draw(st.integers(1, 100)) / 4 if blow.kind in LASTING else None
-    return Strike(blow, draw(MOMENTS), draw(st.integers(0, 99)), lasting)
+    host = draw(st.sampled_from(["", "b", "user@node-1.site"]))
+    host = host if blow.target in OF_EACH_HOST else ""
+    return Strike(blow, draw(MOMENTS), draw(st.integers(0, 99)), lasting, host)
 
 
 @given(strikes())
@@ -61,6 +65,14 @@ def test_printed_strike_is_read_again(strike: Strike) -> None:
         (
             "full stderr on checkpoint 2",
             Strike(Blow(Kind.FULL, Target.STDERR), OnEvent("checkpoint", 2), 0, 3.0),
+        ),
+        (
+            "kill agent #1 of b at step 30",
+            Strike(Blow(Kind.KILL, Target.AGENT), AtStep(30), 1, host="b"),
+        ),
+        (
+            "stop+cont host b on launch for 2s",
+            Strike(Blow(Kind.STOP_CONT, Target.HOST), OnEvent("launch"), 0, 2.0, "b"),
         ),
         (
             "term client on launch",
@@ -86,6 +98,8 @@ def test_line_of_a_plan_is_read(line: str, strike: Strike) -> None:
         "kill worker on launch 0",
         "kill worker #-1 at 3s",
         "kill worker at step 3 and more",
+        "kill worker of at step 3",
+        "term host b at step 3",
     ],
 )
 def test_line_that_is_no_strike_is_refused_with_its_words(line: str) -> None:
@@ -101,6 +115,8 @@ def test_line_that_is_no_strike_is_refused_with_its_words(line: str) -> None:
         ("kill worker on chekpoint 2", "no journal has an event 'chekpoint'; events: agent_killed"),
         ("full worker at 3s", "'full' and 'worker' do not go together"),
         ("kill worker at 3s for 3s", "kill cannot last; leave `for` out"),
+        ("kill guard of b at 3s", "guard is on the first host; leave b out"),
+        ("term host at 3s", "a host takes one of kill, stop, stop+cont, not term"),
     ],
 )
 def test_message_says_which_word_is_wrong_and_on_which_line(line: str, words: str) -> None:
@@ -121,6 +137,8 @@ def test_plan_without_a_strike_is_refused(text: str) -> None:
         (" , ", "--kinds is empty"),
         ("full agent", "'full' and 'agent' do not go together"),
         ("kill wrker", "give a kind, a target or both"),
+        ("kill host", "the job has one host"),
+        ("host", "the job has one host"),
     ],
 )
 def test_list_of_kinds_that_means_nothing_is_refused_with_the_reason(text: str, words: str) -> None:
@@ -136,9 +154,9 @@ def test_plan_has_comments_and_empty_lines() -> None:
 
 def test_plan_of_the_documentation_is_one() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "chaos.md").read_text(encoding="utf-8")
-    (plan,) = re.findall(r"^```\n(kill .*?)^```", page, re.MULTILINE | re.DOTALL)
+    plans = re.findall(r"^```\n(kill .*?)^```", page, re.MULTILINE | re.DOTALL)
 
-    assert len(parse_plan(plan)) == 3
+    assert [len(parse_plan(plan)) for plan in plans] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +167,11 @@ def test_list_of_kinds_names_kinds_targets_or_both(text: str, count: int) -> Non
     blows = parse_blows(text)
 
     assert len(blows) == len(set(blows)) == count
+
+
+@pytest.mark.parametrize(("text", "count"), [("kill", 8), ("host", 3), ("stop host", 1)])
+def test_list_of_kinds_may_name_whole_hosts_of_a_job_over_several(text: str, count: int) -> None:
+    assert len(parse_blows(text, BLOWS_ON_HOSTS)) == count
 
 
 BY_COUNT = [
@@ -169,6 +192,16 @@ def test_seed_has_these_strikes_for_ever() -> None:
     """A bad run is replayed by its seed, in later versions too."""
     assert [str(strike) for strike in strikes_by_count(7, 4, 100, BLOWS)] == BY_COUNT
     assert [str(s) for s in islice(strikes_by_mtbf(7, 10.0, BLOWS), 3)] == BY_MTBF
+
+
+def test_seed_strikes_agents_and_hosts_of_a_job_over_several() -> None:
+    on_hosts = strikes_by_count(7, 400, 100, BLOWS_ON_HOSTS, has_hosts=True)
+    indices = {s.index for s in on_hosts if s.blow.target is Target.AGENT}
+    struck = sum(s.blow.target is Target.HOST for s in on_hosts)
+
+    assert len(indices) > 20
+    assert 20 < struck < 60  # 3 of 32 kinds
+    assert tuple(map(parse_strike, map(str, on_hosts))) == on_hosts
 
 
 @given(st.integers(0, 2**64), st.integers(0, 8), st.integers(0, 1000))

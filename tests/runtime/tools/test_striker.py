@@ -14,9 +14,12 @@ import pytest
 
 from holdfast.runtime.host import guard
 from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchLine
+from holdfast.runtime.run.progress import WorkerReport
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.owned_directory import make_owned_directory
 from holdfast.runtime.tools import striker
-from holdfast.runtime.tools.strike import Target, parse_plan, parse_strike
+from holdfast.runtime.tools.other_hosts import FoundVictim, choose_on_hosts
+from holdfast.runtime.tools.strike import Strike, Target, parse_plan, parse_strike
 from holdfast.runtime.tools.striker import (
     WAITS_FOR_VICTIM_S,
     JobTraces,
@@ -183,6 +186,91 @@ def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
 
     told = [(str(s.strike), s.now, s.step, s.victim) for s in striker.struck]
     assert told == [("kill agent at 1s", 5.0, 12, None), ("kill pool on failure", 5.0, 12, None)]
+
+
+HOSTS = ("a", "b", "c")
+STATUS = {
+    "hosts": ["c", "b"],
+    "workers": [
+        to_plain(WorkerReport(worker, pid, "training", 5, 4, None, None, host=host))
+        for worker, pid, host in [(7, 2**22 + 2, "a"), (9, 11, "b"), (8, 12, "c"), (6, None, "b")]
+    ],
+}
+
+
+class FakeHosts:
+    """Hosts whose head answers so, and what was ordered there."""
+
+    def __init__(self, *, is_connected: bool = True) -> None:
+        self.is_connected = is_connected
+        self.ordered: list[str] = []
+
+    def find(self, strike: Strike) -> FoundVictim | None:
+        return choose_on_hosts(strike, HOSTS, STATUS)
+
+    def is_here(self, victim: FoundVictim) -> bool:
+        return victim.host == HOSTS[0]
+
+    def strike(self, victim: FoundVictim, strike: Strike) -> bool:
+        self.ordered += [f"{strike.blow.kind.value} {victim}"] if self.is_connected else []
+        return self.is_connected
+
+
+@pytest.mark.parametrize(
+    ("strike", "victim"),
+    [
+        ("kill worker #1 at 1s", "w8 of c"),
+        ("kill worker #5 at 1s", "w9 of b"),
+        ("kill worker of b at 1s", "w9 of b"),
+        ("kill agent #4 at 1s", "agent of b"),
+        ("kill pool of c at 1s", "pool of c"),
+        ("kill host #2 at 1s", "host b"),
+        ("kill host c at 1s", "host c"),
+        ("kill writer of d at 1s", "None"),
+    ],
+)
+def test_index_chooses_among_the_victims_of_all_hosts(strike: str, victim: str) -> None:
+    assert str(choose_on_hosts(parse_strike(strike), HOSTS, STATUS)) == victim
+
+
+def test_host_that_is_lost_is_no_victim() -> None:
+    answer = {"hosts": ["c"], "workers": []}
+
+    assert choose_on_hosts(parse_strike("kill host b at 1s"), HOSTS, answer) is None
+    assert str(choose_on_hosts(parse_strike("kill agent #1 at 1s"), HOSTS, answer)) == "agent of c"
+
+
+def test_victim_of_another_host_is_struck_by_its_agent(fakes: FakeTraces) -> None:
+    hosts = FakeHosts()
+    striker = Striker(fakes, hosts)
+    striker.order(parse_strike("stop+cont host #1 at 1s for 2s"), 1.0)
+
+    (struck,) = striker.poll(1.0, 5, None)
+
+    assert hosts.ordered == ["stop+cont host c"]
+    assert struck.victim == "host c"
+    assert (fakes.sent, striker.is_done) == ([], True)  # the agent's host wakes itself
+
+
+def test_victim_of_this_host_is_struck_from_here(fakes: FakeTraces) -> None:
+    hosts = FakeHosts()
+    striker = Striker(fakes, hosts)
+    striker.order(parse_strike("kill worker at 1s"), 1.0)
+
+    striker.poll(1.0, 5, None)
+
+    assert fakes.sent == [(2**22 + 2, signal.SIGKILL)]
+    assert hosts.ordered == []
+
+
+def test_strike_that_did_not_get_to_its_host_waits(fakes: FakeTraces) -> None:
+    hosts = FakeHosts(is_connected=False)
+    striker = Striker(fakes, hosts)
+    striker.order(parse_strike("kill agent of b at 1s"), 1.0)
+
+    assert striker.poll(1.0, 5, None) == []
+    hosts.is_connected = True
+    assert [struck.victim for struck in striker.poll(2.0, 5, None)] == ["agent of b"]
 
 
 GUARD = (sys.executable, "-I", "-S", guard.__file__)
