@@ -58,25 +58,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _ALL_WITH_TENSORFLOW = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.tensorflow", re.MULTILINE)
+_IN_TEXT = {"extended": r"\b(?:extended|shortened)\b", "hypothesis": r"\bhypothesis\b"}
+"""What a file has in its text if its tests have these markers; it names others as `mark.NAME`."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave a file out whose tests are all deselected, since its import loads TensorFlow."""
-    if collection_path.suffix != ".py" or _takes_tensorflow(config.option.markexpr):
+    """Leave a file out whose tests are all deselected: its import takes time, TensorFlow's most."""
+    expression = config.option.markexpr
+    if collection_path.suffix != ".py" or not expression:
         return None
-    return bool(_ALL_WITH_TENSORFLOW.search(collection_path.read_text(encoding="utf-8"))) or None
+    text = collection_path.read_text(encoding="utf-8")
+    markers = set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
+    may_have = {
+        name for name in markers if re.search(_IN_TEXT.get(name, rf"\bmark\.{name}\b"), text)
+    }
+    all_have = {"tensorflow"} if _ALL_WITH_TENSORFLOW.search(text) else set()
+    return not _selects_any(expression, frozenset(may_have), frozenset(all_have)) or None
 
 
 @functools.cache
-def _takes_tensorflow(markers: str) -> bool:
-    """Return whether ``-m`` may select a test with the marker, whatever others it has."""
-    if not markers:
-        return True
-    wanted = Expression.compile(markers)
-    beside = sorted(set(re.findall(r"\w+", markers)) - {"and", "or", "not", "tensorflow"})
+def _selects_any(expression: str, may_have: frozenset[str], all_have: frozenset[str]) -> bool:
+    """Return whether ``-m`` selects tests with some of the markers, of which each has a few."""
+    wanted = Expression.compile(expression)
+    others = sorted(may_have - all_have)
     return any(
-        wanted.evaluate({"tensorflow", *itertools.compress(beside, chosen)}.__contains__)
-        for chosen in itertools.product((True, False), repeat=len(beside))
+        wanted.evaluate({*all_have, *itertools.compress(others, chosen)}.__contains__)
+        for chosen in itertools.product((True, False), repeat=len(others))
     )
 
 
