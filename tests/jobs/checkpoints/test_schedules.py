@@ -16,7 +16,9 @@ from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = pytest.mark.mpi
 
-ENDLESS = Workload(microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9)
+ENDLESS = Workload(
+    microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9, pause_ms=20
+)
 MAIN = "from holdfast.runtime.cli.main import main; main()"
 
 

@@ -1,6 +1,8 @@
 """A sample of the Keras suite: ordinary scripts end with the same bytes, and as under plain Keras.
 
-`ci/keras` runs all of them.
+`ci/keras` runs all of them.  In `./ci/test` others show the same: test_stages.py and
+test_callbacks.py compare scripts that all workers have died in, test_stopped_epoch.py
+a script with plain Keras, and test_global_loss.py masks with it.
 """
 
 from __future__ import annotations
@@ -8,22 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from extended import shortened
 from suite_run import run_script
 from suite_table import SUITE
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.extended]
 
 SAMPLE = ("lstm_masks", "tagger", "dict_strings", "early_stopping")
 """Masks and the loss of a whole batch, in two sizes; a pipeline with strings; a callback."""
-SHORT = ("tagger",)
-"""In test_stopped_epoch.py a callback stops an epoch as under plain Keras, through a death.
-
-In test_pipelines.py all die within an epoch of a pipeline; strings: test_models.py.
-"""
 
 
-@pytest.mark.parametrize("name", shortened(SAMPLE, here=SHORT))
+@pytest.mark.parametrize("name", SAMPLE)
 def test_script_ends_alike_alone_on_one_worker_and_after_all_have_died(
     name: str, tmp_path: Path
 ) -> None:
