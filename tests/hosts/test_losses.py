@@ -27,7 +27,7 @@ _GATE = 12
 _OPTIONS = ("--heartbeat-timeout", "5")
 _NO_HOSTS = 2
 _NOBODY = Loss.WATCHDOG_KILLED
-_EACH = shortened(Loss, [Loss.KILL, Loss.CUT, Loss.AGENT_STOPPED])
+_EACH = shortened(Loss, [Loss.KILL, Loss.CUT, Loss.MUTE, Loss.AGENT_STOPPED])
 _NETWORK = ip_network(NETWORK)
 
 
@@ -120,18 +120,6 @@ def test_a_host_that_comes_back_after_its_loss_disturbs_nobody(
     assert _lost(job) == [2, 3]
 
 
-@pytest.mark.parametrize("way", shortened(["deafen", "mute"], ["mute"]))
-def test_a_host_that_is_cut_off_in_one_direction_is_lost(
-    cluster: Cluster, tmp_path: Path, sha256: str, way: str
-) -> None:
-    with _at_gate(cluster, tmp_path) as gated:
-        getattr(cluster, way)("b")
-        gated.open()
-        job = gated.job.wait()
-    _assert_whole(job, sha256)
-    assert _lost(job) == [2, 3]
-
-
 def test_a_job_without_a_host_waits_for_one_to_come_back(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
@@ -177,7 +165,7 @@ def test_nothing_listens_beyond_the_named_network(cluster: Cluster, tmp_path: Pa
 @pytest.mark.timeout(1200)
 def test_losses_at_random_moments_change_no_byte() -> None:
     done = subprocess.run(
-        [Path(__file__).parents[2] / "ci" / "cluster", "--seed", "2003", "--runs", "3"],
+        [Path(__file__).parents[2] / "ci" / "cluster", "--seed", "2003", "--runs", "2"],
         capture_output=True,
         text=True,
         check=False,

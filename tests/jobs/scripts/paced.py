@@ -7,6 +7,8 @@ gradient of the update that follows.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from examples import flags_of_workload, load, train
 from holdfast import Microbatch
 
 example = load("02_custom_replica")
+_HOST = socket.gethostname()
 
 
 class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
@@ -39,7 +42,7 @@ class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
             wait_for(options.gates / str(self._applied))
         if self._trace is not None:
             with self._trace.open("a") as trace:
-                trace.write("applied\n")
+                trace.write(f"{time.monotonic()} {_HOST} {os.getpid()}\n")
         time.sleep(self._pause_s)
 
 
@@ -54,7 +57,7 @@ parser.add_argument("--linger", type=Path, help="do not end before this file exi
 parser.add_argument("--gates", type=Path, help="where a file for each gate opens it")
 parser.add_argument("--gate-steps", type=int, nargs="*", default=(), help="the gates' updates")
 parser.add_argument("--hang-after", type=int, help="the update after which the gate `gradient` is")
-parser.add_argument("--trace", type=Path, help="gets a line for each update of each worker")
+parser.add_argument("--trace", type=Path, help="gets moment, host and process of each update")
 options = parser.parse_args()
 
 result = train(

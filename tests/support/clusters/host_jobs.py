@@ -22,7 +22,7 @@ from holdfast.runtime.tools.summary import summarize
 from holdfast.testing import JobRequest
 
 TIMEOUT_S = 240.0
-_AGENT, _WATCHDOG = "holdfast-host", "holdfast-watch"
+_HEAD, _AGENT, _WATCHDOG = "holdfast-agent", "holdfast-host", "holdfast-watch"
 _LOOK_S = 0.02
 
 
@@ -32,6 +32,8 @@ class Loss(Enum):
     KILL = "kill"
     POWER = "power"
     CUT = "cut"
+    DEAF = "deaf"
+    MUTE = "mute"
     FREEZE = "freeze"
     AGENT_KILLED = "agent-killed"
     AGENT_STOPPED = "agent-stopped"
@@ -136,6 +138,10 @@ class HostJob:
         """Return the workers' processes on a host."""
         return self._named(host, r"holdfast-w\d+")
 
+    def kill_head(self) -> None:
+        """Kill the head alone; its client and its host live on."""
+        os.kill(self._only(self._cluster.head, _HEAD), signal.SIGKILL)
+
     def strike(self, loss: Loss, host: str) -> None:
         """Lose a host, or what the loss names of it."""
         cluster = self._cluster
@@ -145,6 +151,10 @@ class HostJob:
                 cluster.kill(host, silently=loss is Loss.POWER)
             case Loss.CUT:
                 cluster.cut(host)
+            case Loss.DEAF:
+                cluster.deafen(host)
+            case Loss.MUTE:
+                cluster.mute(host)
             case Loss.FREEZE:
                 cluster.freeze(host)
             case Loss.AGENT_KILLED:
@@ -166,7 +176,7 @@ class HostJob:
             case Loss.KILL | Loss.POWER:
                 self._cluster.restart(host)
                 self._lost.discard(host)
-            case Loss.CUT:
+            case Loss.CUT | Loss.DEAF | Loss.MUTE:
                 self._cluster.heal(host)
             case Loss.FREEZE:
                 self._cluster.thaw(host)
