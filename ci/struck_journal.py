@@ -70,15 +70,19 @@ def updates_in(trace: str) -> list[Update]:
 def outage_of(journal: Sequence[Record], strike: Strike) -> Outage | None:
     """Return the outage of a strike, None while it has not ended.
 
-    It ends with the first step of a world without the victims.  When nobody died, it is the longest
-    time without a step from the strike until it was undone.
+    It ends with the first step of a world without the victims.  A dead head takes along what the
+    journal had of the last quarter of a second: then it begins with the strike, less than a step
+    late.  When nobody died, it is the longest time without a step until the strike was undone.
     """
     steps = _steps(journal)
     generation = _generation_without(journal, strike)
     if generation is not None:
         before = [step["now"] for step in steps if step["generation"] < generation]
         after = [step["now"] for step in steps if step["generation"] >= generation]
-        return Outage(max(before), min(after)) if before and after else None
+        is_relaunch = any(_begins(record, generation) for record in journal)
+        if is_relaunch or not before:
+            before.append(strike.at)
+        return Outage(max(before), min(after)) if after else None
     if not strike.may_pass:
         return None
     until = strike.at if strike.undone_at is None else strike.undone_at
@@ -152,6 +156,10 @@ def fenced_updates(journal: Sequence[Record], updates: Iterable[Update]) -> Iter
         for process, count in late.items():
             if count > _UPDATES_UNDER_WAY:
                 yield f"process {process} applied {count} updates after the loss of its host"
+
+
+def _begins(record: Record, generation: int) -> bool:
+    return record["event"] == "launch" and record["generation"] == generation
 
 
 def _steps(journal: Iterable[Record]) -> list[Record]:
