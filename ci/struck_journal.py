@@ -159,7 +159,7 @@ def fenced_updates(journal: Sequence[Record], updates: Iterable[Update]) -> Iter
 
 
 def _begins(record: Record, generation: int) -> bool:
-    return record["event"] == "launch" and record["generation"] == generation
+    return record["event"] == "launch" and int(record["generation"]) == generation
 
 
 def _steps(journal: Iterable[Record]) -> list[Record]:
