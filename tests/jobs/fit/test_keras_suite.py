@@ -1,8 +1,6 @@
 """A sample of the Keras suite: ordinary scripts end with the same bytes, and as under plain Keras.
 
-`ci/keras` runs all of them.  In `./ci/test` others show the same: test_stages.py and
-test_callbacks.py compare scripts that all workers have died in, test_stopped_epoch.py
-a script with plain Keras, and test_global_loss.py masks with it.
+`ci/keras` runs all of them.
 """
 
 from __future__ import annotations
@@ -10,16 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from suite_run import run_script
 from suite_table import SUITE
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.extended]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SAMPLE = ("lstm_masks", "tagger", "dict_strings", "early_stopping")
 """Masks and the loss of a whole batch, in two sizes; a pipeline with strings; a callback."""
+SHORT = ("tagger",)
+"""The only whole job of `./ci/test` that is compared with plain Keras.
+
+Callbacks that end a training: test_callbacks.py.  Death of all readers of a pipeline:
+test_pipelines.py.  Strings: test_models.py.
+"""
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", shortened(SAMPLE, here=SHORT))
 def test_script_ends_alike_alone_on_one_worker_and_after_all_have_died(
     name: str, tmp_path: Path
 ) -> None:
