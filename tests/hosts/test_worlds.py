@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, why_not
 from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun
 from secure_shell import start_ssh
@@ -76,6 +76,30 @@ def test_a_run_goes_on_with_other_hosts_and_without_any(
         job = alone.wait()
     assert job.exit_code == 0, job.stderr
     assert job.sha256 == undisturbed(EVEN)
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3, 4], [3]))
+def test_a_run_that_four_hosts_lost_goes_on_with_any_number_of_them(
+    tmp_path: Path, undisturbed: Undisturbed, count: int
+) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    gates = ("--gates", str(tmp_path), "--gate-steps", "10")
+    workload = replace(EVEN, save_every=3, pause_ms=1)
+    request = request_of(workload, tmp_path / "run", workers=4, options=_PATIENT)
+    with Cluster(tmp_path, "abcd") as cluster:
+        gated = replace(request, argv=[*request.argv, *gates])
+        with HostJob(cluster, gated, "a:1,b:1,c:1,d:1") as job:
+            job.wait_for("checkpoint")
+            for host in cluster.names:  # the head first, so nobody tells of the others
+                cluster.kill(host)
+        for host in cluster.names:
+            cluster.restart(host)
+        hosts = ",".join(f"{host}:{4 // count}" for host in cluster.names[:count])
+        resumed = replace(request, workers=4 // count * count)
+        with HostJob(cluster, resumed, hosts) as job:
+            _assert_whole(done := job.wait(), undisturbed(workload))
+    assert done.events("restored")
 
 
 @pytest.mark.tensorflow
