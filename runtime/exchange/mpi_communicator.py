@@ -21,6 +21,12 @@ go on after it (MPI 5.0 ULFM chapter; measured on Open MPI 5.0.9):
    again, and MPI puts that where the receive was, although the request has long ended.
    So this file keeps such arrays for ever, a few for each death, and ends the connections
    to lost peers.  A caller makes new arrays for the next try.
+6. Nor are its requests used again.  Parts of a long message name their request by its address,
+   so a late one would reach the request that has taken its place.  And a send that has failed
+   halfway keeps the rest of its plan: the next send in its place then waits for ever on the
+   connection to the dead.  MPI takes first what was freed last.  So this file takes requests
+   right after the break, and once more when the connections to the lost are closed, for some are
+   freed only then.  It never uses and never frees them.
 
 If MPI refuses a collective because of its arguments, that is a mistake of holdfast, not a
 death.  The exception passes through unchanged, and the job is not relaunched for it.
@@ -35,6 +41,7 @@ import contextlib
 import ctypes
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -47,7 +54,12 @@ import numpy as np
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 from holdfast.runtime.system.bind_answers import bound_by, rank_rule
 from holdfast.runtime.system.codec import decode, encode
-from holdfast.runtime.system.connections import Endpoint, end_connections, own_endpoint
+from holdfast.runtime.system.connections import (
+    Endpoint,
+    end_connections,
+    own_endpoint,
+    own_sockets,
+)
 from holdfast.runtime.system.network import Interface, interface_on
 from holdfast.runtime.system.own_process import home_for_mpi
 
@@ -67,6 +79,10 @@ _MISTAKES = frozenset({MPI.ERR_ARG, MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE}
 
 _QUARANTINE: list[Buffer] = []
 """Arrays that a message of a broken exchange may still be written to."""
+_RETIRED: list[MPI.Request] = []
+"""Requests in the places of those that a broken exchange has freed."""
+_RETIRED_AT_ONCE = 1024
+_CLOSED_WITHIN_S = 1.0
 
 
 class MpiCommunicator:
@@ -163,11 +179,15 @@ class MpiCommunicator:
         before.Free()
         survivors._endpoints = tuple(self._endpoints[rank] for rank in left)
         lost = set(range(self.size)) - set(left)
-        end_connections(
+        ended = end_connections(
             self._endpoints[self.rank],
             [self._endpoints[rank] for rank in lost],
             survivors._endpoints,
         )
+        deadline = time.monotonic() + _CLOSED_WITHIN_S
+        while ended & own_sockets() and time.monotonic() < deadline:
+            survivors._comm.Iprobe()  # MPI closes them in its progress
+        _retire_requests(self.size)
 
     def leave(self) -> None:
         """Return when every survivor has called this.
@@ -206,6 +226,7 @@ class MpiCommunicator:
             if error.Get_error_class() in _MISTAKES:
                 raise
             _keep(filled)
+            _retire_requests(self.size)
             self.revoke()
             raise WorldBroken(str(error)) from error
 
@@ -215,6 +236,7 @@ class MpiCommunicator:
         self._call(filled, call, *arguments)
         if self._shrinkable and self._is_broken():
             _keep(filled)
+            _retire_requests(self.size)
             self.revoke()
             raise WorldBroken("a member died, or revoked the world, during the exchange")
 
@@ -288,6 +310,7 @@ class _MpiFlight:
         if error is not None or self._broken is not None:
             for array in self._filled:
                 _keep(array)
+            _retire_requests(len(self._requests))
         if error is None and self._broken is not None:
             raise WorldBroken(str(self._broken)) from self._broken
 
@@ -309,6 +332,14 @@ def _keep(array: Buffer | None) -> None:
     """
     if array is not None and not _transports() <= _INSIDE_A_HOST:
         _QUARANTINE.append(array)
+
+
+def _retire_requests(more: int) -> None:
+    """Take the sends and receives that MPI would use next, ``more`` than usual, for ever."""
+    nothing = np.empty(0, np.uint8)
+    for _ in range(_RETIRED_AT_ONCE + more):
+        _RETIRED.append(MPI.COMM_SELF.Send_init(nothing, 0))
+        _RETIRED.append(MPI.COMM_SELF.Recv_init(nothing, 0))
 
 
 def _transports() -> set[str]:

@@ -30,7 +30,8 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
   that the job names, and no other one.  ``btl_tcp_disable_family``: no listener for IPv6;
 * ``btl_tcp_flags send``: the receiver of a long message would else ask for its parts (``put``).  A
   request to a dead peer then waits in a list of ``pml ob1`` after its receive was freed, and the
-  next message crashes: 8 of 32 deaths within a sum took a second worker along, and 0 of 34 so;
+  next message crashes: 8 of 32 deaths within a sum took a second worker along, and 0 of 34 so.
+  What sends leave behind, `mpi_communicator` keeps away from later messages;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
 * ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
   the network, although no peer is there.

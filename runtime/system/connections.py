@@ -34,8 +34,10 @@ def own_endpoint(address: str) -> Endpoint:
     return Endpoint(address, tuple(sorted(ports)))
 
 
-def end_connections(own: Endpoint, lost: Collection[Endpoint], left: Collection[Endpoint]) -> int:
-    """End the connections between this process and lost ones; return their number.
+def end_connections(
+    own: Endpoint, lost: Collection[Endpoint], left: Collection[Endpoint]
+) -> frozenset[int]:
+    """End the connections between this process and lost ones; return the inodes of the sockets.
 
     Which side has begun a connection is nobody's business.  A lost process that has begun one is
     known by its address alone, so such a connection is ended when nobody is left there.  Its own
@@ -43,15 +45,20 @@ def end_connections(own: Endpoint, lost: Collection[Endpoint], left: Collection[
     """
     theirs = {(peer.address, port) for peer in lost for port in peer.ports}
     lost_addresses = {peer.address for peer in lost} - {peer.address for peer in (own, *left)}
-    ended = 0
+    ended = set()
     for one in _own_sockets():
         with contextlib.suppress(OSError):
             peer = one.getpeername()[:2]
             is_from_there = peer[0] in lost_addresses and one.getsockname()[1] in own.ports
             if peer in theirs or is_from_there:
                 one.shutdown(socket.SHUT_RDWR)
-                ended += 1
-    return ended
+                ended.add(os.fstat(one.fileno()).st_ino)
+    return frozenset(ended)
+
+
+def own_sockets() -> frozenset[int]:
+    """Return the inodes of the TCP sockets of IPv4 of this process."""
+    return frozenset(os.fstat(one.fileno()).st_ino for one in _own_sockets())
 
 
 def _own_sockets() -> Iterator[socket.socket]:

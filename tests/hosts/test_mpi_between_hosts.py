@@ -162,7 +162,6 @@ def late_bytes(cluster: Cluster, *, ends_connections: bool) -> list[int]:
     return [int(late) for _, late in told]
 
 
-@pytest.mark.extended  # two survivors on one host may wait for each other for ever (docs/limits.md)
 def test_what_a_lost_host_had_sent_arrives_nowhere_after_it_is_healed(cluster: Cluster) -> None:
     assert late_bytes(cluster, ends_connections=True) == [0, 0]
 

@@ -25,7 +25,7 @@ LIFETIME_S = 300
 def main(folder: Path, *, ends_connections: bool) -> None:
     signal.alarm(LIFETIME_S)  # its default action ends a process even inside a hanging MPI call
     if not ends_connections:
-        mpi_communicator.end_connections = lambda *_: 0
+        mpi_communicator.end_connections = lambda *_: frozenset()
     world = join_world(shrinkable=True)
     me, step, is_over = world.rank, 0, False
     copies: list[np.ndarray] = []

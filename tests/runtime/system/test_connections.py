@@ -9,7 +9,12 @@ from contextlib import ExitStack
 import pytest
 from open_files import open_files
 
-from holdfast.runtime.system.connections import Endpoint, end_connections, own_endpoint
+from holdfast.runtime.system.connections import (
+    Endpoint,
+    end_connections,
+    own_endpoint,
+    own_sockets,
+)
 
 HERE, THERE, BESIDE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
@@ -78,8 +83,11 @@ def test_connections_to_a_lost_host_end_whoever_has_begun_them(net: Net) -> None
     lost = [net.begun_here(THERE), net.begun_there(THERE)]
     others = [net.begun_here(BESIDE), net.begun_there(BESIDE)]
 
-    end_connections(net.endpoint(HERE), [net.endpoint(THERE)], [net.endpoint(BESIDE)])
+    before = own_sockets()
+    ended = end_connections(net.endpoint(HERE), [net.endpoint(THERE)], [net.endpoint(BESIDE)])
 
+    assert len(ended) == len(lost)
+    assert ended < before
     assert [one.has_ended for one in lost] == [True, True]
     assert [one.has_ended for one in others] == [False, False]
 
