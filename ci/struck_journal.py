@@ -79,7 +79,9 @@ def outage_of(journal: Sequence[Record], strike: Strike) -> Outage | None:
     if generation is not None:
         before = [step["now"] for step in steps if step["generation"] < generation]
         after = [step["now"] for step in steps if step["generation"] >= generation]
-        is_relaunch = any(_begins(record, generation) for record in journal)
+        is_relaunch = any(
+            record["event"] == "launch" and record["generation"] == generation for record in journal
+        )
         if is_relaunch or not before:
             before.append(strike.at)
         return Outage(max(before), min(after)) if after else None
@@ -156,10 +158,6 @@ def fenced_updates(journal: Sequence[Record], updates: Iterable[Update]) -> Iter
         for process, count in late.items():
             if count > _UPDATES_UNDER_WAY:
                 yield f"process {process} applied {count} updates after the loss of its host"
-
-
-def _begins(record: Record, generation: int) -> bool:
-    return record["event"] == "launch" and int(record["generation"]) == generation
 
 
 def _steps(journal: Iterable[Record]) -> list[Record]:

@@ -81,7 +81,8 @@ _QUARANTINE: list[Buffer] = []
 """Arrays that a message of a broken exchange may still be written to."""
 _RETIRED: list[MPI.Request] = []
 """Requests in the places of those that a broken exchange has freed."""
-_RETIRED_AT_ONCE = 1024
+_MANY = 1024
+"""More requests than a collective uses at a time, but for one with each rank."""
 _CLOSED_WITHIN_S = 1.0
 
 
@@ -187,7 +188,7 @@ class MpiCommunicator:
         deadline = time.monotonic() + _CLOSED_WITHIN_S
         while ended & own_sockets() and time.monotonic() < deadline:
             survivors._comm.Iprobe()  # MPI closes them in its progress
-        _retire_requests(self.size)
+        _retire_requests(_MANY + self.size)
 
     def leave(self) -> None:
         """Return when every survivor has called this.
@@ -225,9 +226,7 @@ class MpiCommunicator:
         except MPI.Exception as error:
             if error.Get_error_class() in _MISTAKES:
                 raise
-            _keep(filled)
-            _retire_requests(self.size)
-            self.revoke()
+            self._break_off(filled)
             raise WorldBroken(str(error)) from error
 
     def _collective(
@@ -235,10 +234,14 @@ class MpiCommunicator:
     ) -> None:
         self._call(filled, call, *arguments)
         if self._shrinkable and self._is_broken():
-            _keep(filled)
-            _retire_requests(self.size)
-            self.revoke()
+            self._break_off(filled)
             raise WorldBroken("a member died, or revoked the world, during the exchange")
+
+    def _break_off(self, filled: Buffer | None) -> None:
+        """Keep what a failed collective has touched, and end it on all ranks."""
+        _keep(filled)
+        _retire_requests(_MANY + self.size)
+        self.revoke()
 
     def _is_broken(self) -> bool:
         """Return whether this rank knows of a death or a revoke; takes about a microsecond."""
@@ -334,10 +337,10 @@ def _keep(array: Buffer | None) -> None:
         _QUARANTINE.append(array)
 
 
-def _retire_requests(more: int) -> None:
-    """Take the sends and receives that MPI would use next, ``more`` than usual, for ever."""
+def _retire_requests(count: int) -> None:
+    """Take the sends and receives that MPI would use next, ``count`` of each, for ever."""
     nothing = np.empty(0, np.uint8)
-    for _ in range(_RETIRED_AT_ONCE + more):
+    for _ in range(count):
         _RETIRED.append(MPI.COMM_SELF.Send_init(nothing, 0))
         _RETIRED.append(MPI.COMM_SELF.Recv_init(nothing, 0))
 

@@ -8,7 +8,6 @@ host, this one, is struck as in any job.
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +17,8 @@ from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.run.progress import WorkerReport
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.tools.living_job import JobSocket, order_strike
-from holdfast.runtime.tools.strike import Kind, Strike, Target
+from holdfast.runtime.tools.strike import SIGNALS, Strike, Target
 
-SIGNALS = {
-    Kind.KILL: signal.SIGKILL,
-    Kind.STOP: signal.SIGSTOP,
-    Kind.STOP_CONT: signal.SIGSTOP,
-    Kind.TERM: signal.SIGTERM,
-}
 _ANSWERS_WITHIN_S = 0.5
 """The job is followed meanwhile no further; an answer that is late is taken at the next look."""
 

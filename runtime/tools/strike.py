@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,12 @@ OF_EACH_HOST = (Target.WORKER, Target.AGENT, Target.POOL, Target.WRITER, Target.
 """What other hosts of a job have, too."""
 _OF_HOSTS = (Kind.KILL, Kind.STOP, Kind.STOP_CONT)
 """What is done to a whole host: the agents of other hosts take no SIGTERM for an order."""
+SIGNALS = {
+    Kind.KILL: signal.SIGKILL,
+    Kind.STOP: signal.SIGSTOP,
+    Kind.STOP_CONT: signal.SIGSTOP,
+    Kind.TERM: signal.SIGTERM,
+}
 LASTING = (Kind.STOP_CONT, Kind.FULL)
 """The kinds that end after a time."""
 

@@ -33,8 +33,8 @@ from holdfast.runtime.system.processes import (
     variables_of,
     wait_all_ended,
 )
-from holdfast.runtime.tools.other_hosts import SIGNALS, FoundVictim
-from holdfast.runtime.tools.strike import OF_EACH_HOST, Kind, Strike, Target
+from holdfast.runtime.tools.other_hosts import FoundVictim
+from holdfast.runtime.tools.strike import OF_EACH_HOST, SIGNALS, Kind, Strike, Target
 
 WAITS_FOR_VICTIM_S = 10.0
 """A job without the victim for so long has none."""

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from workload import Undisturbed, Workload, request_of
 
-from holdfast.runtime.tools.other_hosts import SIGNALS
-from holdfast.runtime.tools.strike import PROCESSES, Kind, Target
+from holdfast.runtime.tools.strike import PROCESSES, SIGNALS, Kind, Target
 from holdfast.runtime.tools.striker import find_victims
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
