@@ -170,7 +170,11 @@ def keep_in_memory() -> None:
 
     @functools.wraps(load)
     def load_source(source: str, *args: Any, **arguments: Any) -> Any:
-        module, path = load(source, *args, **arguments)
+        writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+        try:
+            module, path = load(source, *args, **arguments)
+        finally:
+            sys.dont_write_bytecode = writes_none
         _keep(path, source)
         return module, path
 

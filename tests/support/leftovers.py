@@ -35,7 +35,8 @@ SLOW_MARKS = ("mpi", "process", "tensorflow")
 """Tests with these marks start processes that do not stay their children."""
 _SHARED_MEMORY = Path("/dev/shm")
 _REMOVED_AT_EXIT = "__autograph_generated_file"
-"""TensorFlow keeps the source of a traced function as long as the process lives."""
+"""TensorFlow keeps the source of a traced function as long as the process lives.  Python may write
+its bytecode beside it."""
 _OWNER = re.compile(r"holdfast-(?:\w+-)?(\d+)-")
 
 
@@ -99,7 +100,7 @@ class Leftovers:
 
     def _files(self) -> Iterator[str]:
         for path in sorted(self.temporary.iterdir()):
-            if path.name.startswith(_REMOVED_AT_EXIT):
+            if _is_of_traced_functions(path):
                 continue
             yield f"file {path}"
             _remove(path)
@@ -141,6 +142,12 @@ def _leaves_nothing(leftovers: Leftovers, request: pytest.FixtureRequest) -> Ite
     left = leftovers.take(thoroughly=thoroughly)
     if left:
         pytest.fail(f"{request.node.nodeid} has left behind: {'; '.join(left)}", pytrace=False)
+
+
+def _is_of_traced_functions(path: Path) -> bool:
+    """Whether it is the source of a traced function, or the folder of such bytecode alone."""
+    files = [*path.iterdir()] if path.name == "__pycache__" else [path]
+    return bool(files) and all(file.name.startswith(_REMOVED_AT_EXIT) for file in files)
 
 
 def _names(directory: Path) -> set[str]:

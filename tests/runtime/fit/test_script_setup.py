@@ -399,6 +399,7 @@ def test_function_is_translated_without_a_file(
     import tensorflow as tf
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     loader: Any = sys.modules[LOADER]
     monkeypatch.setattr(loader, "load_source", loader.load_source)
     keep_in_memory()
@@ -416,6 +417,7 @@ def test_function_is_translated_without_a_file(
     made = [name for name in set(sys.modules) - before if name.startswith("__autograph_generated")]
     assert made
     assert list(tmp_path.iterdir()) == []
+    assert not sys.dont_write_bytecode
     assert "def tf__absolute" in inspect.getsource(sys.modules[made[0]])
     with pytest.raises(ValueError, match=r"(?s)in user code.*absolute.*of one number only"):
         absolute(tf.constant([1.0, -2.0]))
