@@ -102,13 +102,16 @@ class Far:
         children = children_of(self.process.pid)
         return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in children}
 
-    def wait_until_empty(self) -> None:
-        """Wait until no process of the host is left."""
+    def wait_until_empty(self, *pids: int) -> None:
+        """Wait until no process of the host is left, and none of ``pids``.
+
+        A process that is ending loses its mark before it is gone.
+        """
         deadline = time.monotonic() + _WITHIN_S
-        while marked_processes(self.mark):
-            assert time.monotonic() < deadline, marked_processes(self.mark)
-            time.sleep(0.05)
         self.process.wait(_WITHIN_S)
+        while marked_processes(self.mark) or any(map(is_alive, pids)):
+            assert time.monotonic() < deadline, (marked_processes(self.mark), pids)
+            time.sleep(0.05)
 
     def worker(self, behaviour: str, number: int = 1) -> int:
         """Start a worker, and return its process once it trains."""
@@ -172,8 +175,7 @@ def test_host_ends_with_its_connection(start: Callable[..., Far]) -> None:
 
     far.channel.close()
 
-    far.wait_until_empty()
-    assert not is_alive(pid)
+    far.wait_until_empty(pid)
 
 
 def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
@@ -211,8 +213,7 @@ def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Fa
 
     os.kill(far.process.pid, signal.SIGSTOP)
 
-    far.wait_until_empty()
-    assert not is_alive(pid)
+    far.wait_until_empty(pid)
     assert far.process.returncode == -signal.SIGKILL
 
 
@@ -249,8 +250,7 @@ def test_strike_kills_what_it_names(start: Callable[..., Far], target: str) -> N
         far.wait_for(lambda line: line["kind"] == "pong" and not any(map(is_alive, victims)))
         assert far.process.poll() is None
     else:
-        far.wait_until_empty()
-    assert not any(map(is_alive, victims))
+        far.wait_until_empty(*victims)
 
 
 def test_host_that_is_stopped_for_a_time_goes_on_after_it(start: Callable[..., Far]) -> None:
