@@ -134,4 +134,5 @@ class HostRoster:
         if len(others) > 1 and len(fresh) == len(others):
             for entry in others:
                 entry.losses.pop()
-                self._try_later(entry, now)
+                if entry.state in (_State.GONE, _State.LEFT_OUT):  # others are on their way back
+                    self._try_later(entry, now)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from holdfast.recovery.host_roster import (
     FIRST_TRY_AFTER_S,
     LONGEST_PAUSE_S,
@@ -103,9 +106,56 @@ def test_hosts_that_are_all_lost_within_a_moment_are_charged_nothing() -> None:
         roster.answered("c")
 
 
+def test_forgiven_hosts_that_are_back_or_on_their_way_stay_so() -> None:
+    hosts = (*HOSTS, HostSlots("d", 1))
+    roster = HostRoster(hosts, {})
+    roster.due(0.0)
+    roster.lost("b", 10.0)
+    roster.lost("c", 13.0)
+    assert roster.due(10.0 + FIRST_TRY_AFTER_S) == ("b",)
+    assert roster.answered("b")
+    assert roster.due(13.0 + FIRST_TRY_AFTER_S) == ("c",)
+
+    roster.lost("d", 20.0)
+
+    assert names(roster) == "ab"
+    assert roster.is_tried("c")
+    assert roster.due(20.0 + FIRST_TRY_AFTER_S) == ("d",)
+    assert roster.answered("c")
+    assert names(roster) == "abc"
+
+
 def test_host_that_never_answered_at_first_is_a_loss() -> None:
     roster = HostRoster(HOSTS, {})
     roster.due(0.0)
 
     assert roster.lost("b", 1.0) == 1
     assert names(roster) == "ac"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.5, 6.0)), st.booleans(), st.sampled_from("bc")), max_size=60
+    )
+)
+def test_host_is_started_only_when_it_is_gone_and_takes_workers_only_when_it_answers(
+    events: list[tuple[float, bool, str]],
+) -> None:
+    roster = HostRoster([HostSlots(name, 1) for name in "abc"], {})
+    now = 0.0
+    running = {*roster.due(now)}
+    answering = set(running)  # the first launch counts on them
+
+    for pause_s, is_lost, name in events:
+        now += pause_s
+        if name in running and is_lost:
+            roster.lost(name, now)
+            running.discard(name)
+            answering.discard(name)
+        elif name in running:
+            roster.answered(name)
+            answering.add(name)
+        due = roster.due(now)
+        assert not running & set(due)
+        running |= set(due)
+        assert set(names(roster)) == {"a", *answering}
