@@ -28,7 +28,7 @@ from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.host.worker_host import WorkerHost
-from holdfast.runtime.hosts.remote_host import RemoteHost
+from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -98,7 +98,7 @@ class Head:
 
         self.host.add_host(
             lambda hear, lose: RemoteHost(
-                self.reactor, self.output, command, greeting, hear, lose, answered
+                self.reactor, self.output, HostStart(command, greeting), hear, lose, answered
             )
         )
 

@@ -140,7 +140,7 @@ class JobConsole:
             self._say(_stalled_line(message))
             fields = {name: message[name] for name in ("limit", "seconds", "workers")}
             self._journal.record("stalled", **fields)
-        elif kind in ("host_lost", "host_back"):
+        elif kind in ("host_lost", "host_refused", "host_back"):
             self._heard_of_host(message)
         elif kind == "pressure":
             self._say(message["text"])
@@ -284,6 +284,10 @@ class JobConsole:
         if message["kind"] == "host_back":
             self._say(f"host {message['host']} is back, and takes workers of the next launch")
             self._journal.record("host_back", host=message["host"])
+            return
+        if message["kind"] == "host_refused":
+            self._say(f"host {message['host']} stays out: {message['reason']}")
+            self._journal.record("host_refused", host=message["host"], reason=message["reason"])
             return
         fields = {name: message[name] for name in ("host", "reason", "workers")}
         workers = ", ".join(map(str, fields["workers"]))

@@ -69,6 +69,7 @@ class Job:
         losses: how often hosts were lost in earlier jobs of the run, of late.
         network: the network between them, as CIDR; None if there is no other host.
         addresses: the address of each host on it, as ``hosts``.
+        facts: what each host has said before the job began (`HostFacts`), as ``hosts``.
     """
 
     config: WorkerConfig
@@ -84,6 +85,7 @@ class Job:
     losses: Mapping[str, int] = dataclasses.field(default_factory=dict)
     network: str | None = None
     addresses: tuple[str, ...] = ()
+    facts: tuple[Mapping[str, object], ...] = ()
 
     @property
     def terms(self) -> JobTerms:

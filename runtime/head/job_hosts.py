@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.host_roster import HostRoster
@@ -14,9 +17,14 @@ from holdfast.recovery.placement import place_workers, total_slots
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.__main__ import DEFAULT_ENTRY
 from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import lease_clock_s
+
+if TYPE_CHECKING:
+    from holdfast.runtime.hosts.examination import Examination
 
 _WAITS_S = 600.0
 """So long a job without a host waits for one to come back."""
@@ -32,6 +40,9 @@ class JobHosts:
         self._tell = tell
         self._roster = HostRoster(job.hosts, job.losses, witnessed_s())
         self._waits_since: float | None = None
+        self._examinations: dict[str, Examination] = {}
+        self._refusals: dict[str, str] = {}
+        """What was told last of a host that may not come back."""
         for own in job.hosts[:1]:
             agent.host.own_name = own.name
         self._looked_at = self._stood_still_at = lease_clock_s()
@@ -62,6 +73,7 @@ class JobHosts:
         None if it was not there: a try to bring it back has failed.
         """
         self._look_at_clock()
+        self._end_examination(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
         is_charged = self._looked_at - self._stood_still_at >= self._lease_s
         losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
@@ -91,14 +103,26 @@ class JobHosts:
     def _slots(self) -> int:
         return total_slots(self._roster.takers)
 
+    def _end_examination(self, name: str) -> None:
+        """Tell why a host may not come back, once as long as that does not change."""
+        examination = self._examinations.pop(name, None)
+        if examination is None:
+            return
+        examination.close()
+        if examination.refusal and examination.refusal != self._refusals.get(name):
+            self._refusals[name] = examination.refusal
+            self._tell({"kind": "host_refused", "host": name, "reason": examination.refusal})
+
     def _answered(self, name: str) -> None:
+        self._end_examination(name)
+        self._refusals.pop(name, None)
         if self._roster.answered(name):
             self._agent.host.admit(name)
             self._tell({"kind": "host_back", "host": name, "slots": self._slots})
 
     def _start(self, name: str) -> None:
         # A job on one host imports nothing for others.
-        from holdfast.runtime.hosts.remote_host import RemoteHost
+        from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
         from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
         from holdfast.runtime.hosts.wire import Greeting
 
@@ -114,10 +138,30 @@ class JobHosts:
         )
         shell = RemoteShell.of(options.rsh)
         command = shell.command(name, python_there("holdfast.runtime.hosts.agent"))
+        is_tried = self._roster.is_tried(name)
+        if is_tried:
+            self._examinations[name] = self._examination(name)
+        start = HostStart(command, greeting, self._examinations.get(name))
         reactor, output = self._agent.reactor, self._agent.output
         self._agent.host.add_host(
             lambda hear, lose: RemoteHost(
-                reactor, output, command, greeting, hear, lose, lambda: self._answered(name)
+                reactor, output, start, hear, lose, lambda: self._answered(name)
             ),
-            is_tried=self._roster.is_tried(name),
+            is_tried=is_tried,
         )
+
+    def _examination(self, name: str) -> Examination:
+        """Return how a host is examined that was away."""
+        from holdfast.runtime.hosts.checked_hosts import CheckedHosts
+        from holdfast.runtime.hosts.examination import Examination
+        from holdfast.runtime.hosts.network import JobNetwork
+        from holdfast.runtime.hosts.probe import HostFacts, Question
+
+        job, config = self._job, self._job.config
+        network = JobNetwork(IPv4Network(job.network or ""), job.addresses)
+        facts = tuple(from_plain(HostFacts, found) for found in job.facts)
+        begun = CheckedHosts(job.hosts, network, config.record.threads, facts)
+        lease = RunDirectory(config.run_dir).lease_path
+        script = config.options.script
+        question = Question(Path.cwd(), script, lease, config.lease_token, job.mpiexec)
+        return Examination(begun, name, question, os.environ)

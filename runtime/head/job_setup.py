@@ -41,6 +41,7 @@ from holdfast.runtime.run.find_run import another_home, find_key, moved_to, othe
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.witnessed_time import Stillness
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class JobSetup:
             losses={} if checked is None else _losses_in(self.options),
             network=None if checked is None else str(checked.network.network),
             addresses=() if checked is None else checked.network.addresses,
+            facts=() if checked is None else tuple(map(to_plain, checked.facts)),
         )
 
     def _struck(self) -> tuple[tuple[object, ...], ...]:

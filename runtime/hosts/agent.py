@@ -33,7 +33,7 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts import strikes
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
-from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.devices import VISIBLE
 from holdfast.runtime.system.own_process import (
     adopt_orphans,
@@ -269,6 +269,9 @@ def main() -> int:
     _let_go_of_the_shell()
     try:
         first = channel.receive()
+        if first is not None and first["kind"] == "question":
+            _answer(channel, first["value"])
+            first = channel.receive()
     except ChannelError as error:
         print(f"holdfast: what came first is no greeting of a head: {error}", file=sys.stderr)
         return 1
@@ -296,6 +299,15 @@ def _let_go_of_the_shell() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     os.close(null)
+
+
+def _answer(channel: LineChannel, question: object) -> None:
+    """Say what this host is like, before it may come back to a job."""
+    from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, Question, facts
+
+    signal.alarm(int(ANSWERS_WITHIN_S))  # a file system may hang
+    channel.send({"kind": "facts", "value": to_plain(facts(from_plain(Question, question)))})
+    signal.alarm(0)
 
 
 def _move_in(greeting: Greeting) -> None:

@@ -46,7 +46,7 @@ _MOST_SENTENCES = 4
 _SHOWN_LETTERS = 60
 _TOLD_AFTER_S = 10.0
 """Longer than a host waits for the file that proves the run directory."""
-_SAME = "install the same on all hosts, or share one installation"
+SAME = "install the same on all hosts, or share one installation"
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
 
@@ -77,10 +77,15 @@ class CheckedHosts:
     network: JobNetwork
     threads: int
     """What each worker can have on every host."""
-    devices: tuple[Devices, ...]
-    """Those of each host, as ``hosts``."""
+    facts: tuple[HostFacts, ...]
+    """What each host has said, as ``hosts``."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the environment of all processes must say, so that their processors compute alike."""
+
+    @property
+    def devices(self) -> tuple[Devices, ...]:
+        """Those of each host, as ``hosts``."""
+        return tuple(host.devices for host in self.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ def check_hosts(
         hosts,
         choose(options.network, names, found, asking.tried),
         threads=threads_of_all(options.workers, hosts, found),
-        devices=tuple(host.devices for host in found),
+        facts=tuple(found),
         variables=common_numerics(os.environ, found),
     )
 
@@ -188,7 +193,7 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
     try:
         found = decode(HostFacts, answer)
     except ValueError as error:
-        fault = f"the holdfast of {name} gives another answer ({error}): {_SAME}"
+        fault = f"the holdfast of {name} gives another answer ({error}): {SAME}"
         return Asked(name, fault=fault)
     return Asked(name, found, asked_at=began, answered_at=time.time())
 
@@ -276,7 +281,7 @@ def _unlike(what: str, value: str, found: Mapping[str, str], head: str) -> Itera
         names = [name for name, theirs in found.items() if theirs == other]
         yield (
             f"{what} is {other or 'not installed'} on {_names(names)}, and "
-            f"{value or 'not installed'} on {head}: {_SAME}"
+            f"{value or 'not installed'} on {head}: {SAME}"
         )
 
 

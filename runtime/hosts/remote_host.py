@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
@@ -33,12 +35,27 @@ from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, Writer
 
+if TYPE_CHECKING:
+    from holdfast.runtime.hosts.examination import Examination
+
 _FIRST_ANSWER_WITHIN_S = 60.0
 """A shell that logs in, and a Python that imports over a busy network file system."""
 _UNANSWERED_SHARE, _SHORTEST_SILENCE_S = 0.3, 1.0
 """A link that was silent for so long before its end may be cut: 10 pings belong to a timeout."""
 _NOBODY = -1
 """What the shell itself says is shown to those who want to see everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostStart:
+    """How the agent of a host is started: its command, and what it is told first.
+
+    A host that was lost is examined before it gets its greeting.
+    """
+
+    command: Sequence[str]
+    greeting: Greeting
+    examination: Examination | None = None
 
 
 class RemoteHost:
@@ -48,29 +65,29 @@ class RemoteHost:
         self,
         reactor: Reactor,
         output: OutputForwarder,
-        command: Sequence[str],
-        greeting: Greeting,
+        start: HostStart,
         on_message: Callable[[HostLink, Up], None],
         on_lost: Callable[[HostLink, str], None],
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the agent by ``command``; ``on_ready`` hears of its first answer.
+        """Start the agent; ``on_ready`` hears of its first answer to a ping.
 
         Raises:
             OSError: the remote shell cannot be started.
         """
-        self.name = greeting.host
+        self._start = start
+        self.name = start.greeting.host
         self._reactor = reactor
         self._output = output
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_ready = on_ready
-        self._timeout_s = greeting.heartbeat_timeout_s
-        self._pings = HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
+        self._timeout_s = start.greeting.heartbeat_timeout_s
+        self._pings = self._first_pings()
         self._mirrors: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._ahead_s = float("inf")
         """How far our clock is ahead of the host's; the fastest message knows best."""
-        self._shell = _start(command)
+        self._shell = _started(start.command)
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         assert self._shell.stderr is not None
@@ -80,10 +97,13 @@ class RemoteHost:
         self._said = output.forward(said_fd, f"[{self.name}] ", 2, worker=_NOBODY)
         for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
             pipe.close()
-        self._is_ready = self._has_no_shell = False
+        self._is_greeted = self._is_ready = self._has_no_shell = False
         self.is_lost = False
         reactor.watch_channel(self._channel, self._take, self._on_end)
-        self._channel.post({"kind": "greeting", "value": to_plain(greeting)})
+        if start.examination is None:
+            self._greet()
+        else:
+            self._channel.post({"kind": "question", "value": to_plain(start.examination.question)})
 
     @property
     def pid(self) -> int:
@@ -114,7 +134,7 @@ class RemoteHost:
         self._pings = self._pings.polled(now)
         if self._pings.is_lost:
             self.give_up(f"it has not answered for {self._pings.silent_s:.1f} s")
-        elif self._pings.is_ping_due and not self._has_no_shell:
+        elif self._pings.is_ping_due and self._is_greeted and not self._has_no_shell:
             self._ping()
 
     def push(self) -> None:
@@ -169,10 +189,30 @@ class RemoteHost:
                 found = self._mirrors.get((generation, WorkerId(worker)))
                 if found is not None:
                     found[0].take(self._by_our_clock(changes), Writer.WORKER)
+        elif kind == "facts":
+            self._take_facts(message["value"])
         elif kind == "output":
             self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
         else:
             self._hear(message)
+
+    def _first_pings(self) -> HostPings:
+        return HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
+
+    def _greet(self) -> None:
+        self._is_greeted = True
+        self._channel.post({"kind": "greeting", "value": to_plain(self._start.greeting)})
+
+    def _take_facts(self, answer: object) -> None:
+        """Let a host come back that is as it was when the job began."""
+        examination = self._start.examination
+        if examination is None or self._is_greeted:
+            raise ValueError("facts that nobody has asked for")
+        if examination.admits(answer):
+            self._pings = self._first_pings()
+            self._greet()
+        else:
+            self.give_up(examination.refusal)
 
     def _by_our_clock(self, changes: Message) -> Message:
         """Return the words of a worker; its moments are those of another clock."""
@@ -231,7 +271,7 @@ class RemoteHost:
         self._channel.close()
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a remote shell that dies with this process, in a session of its own."""
     shim = (sys.executable, "-I", "-S", str(become_shell.__file__), str(os.getpid()))
     with blocked():

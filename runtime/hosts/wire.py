@@ -1,8 +1,8 @@
 """Messages between the head and the agent of another host, as lines of JSON.
 
-The words of `host_messages` travel with their names.  Beside them there are four of the connection
-itself: ``greeting``, ``ping`` and its answer ``pong``, ``words`` of the workers' statuses, and
-``output``.  State and gradients never travel here.
+The words of `host_messages` travel with their names.  Beside them there are those of the connection
+itself: ``question`` and its answer ``facts``, ``greeting``, ``ping`` and its answer ``pong``,
+``words`` of the workers' statuses, ``output`` and ``end``.  State and gradients never travel here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = "latin-1"
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first message of a head: all that its host must know."""
+    """The first message of a head to a host that may work: all that it must know."""
 
     host: str
     environment: Mapping[str, str]

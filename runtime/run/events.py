@@ -359,6 +359,17 @@ class HostLost(NamedTuple):
         return f"host {self.host} was lost with {_named(self.workers)}: {self.reason}"
 
 
+@event("host_refused")
+class HostRefused(NamedTuple):
+    """A host that was lost answers again, but differs from what it was when the job began."""
+
+    host: str
+    reason: str
+
+    def words(self) -> str:
+        return f"host {self.host} stays out: {self.reason}"
+
+
 @event("host_back")
 class HostBack(NamedTuple):
     """A host that was lost answers again, and takes workers of the next launch."""

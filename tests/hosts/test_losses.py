@@ -43,6 +43,7 @@ class _Gated:
 
     job: HostJob
     gate: Path
+    script: Path
 
     def open(self) -> None:
         self.gate.touch()
@@ -56,7 +57,7 @@ def _at_gate(cluster: Cluster, folder: Path, hosts: str = "a:2,b:2,c:2") -> Iter
     gates = ("--gates", str(folder), "--gate-steps", str(_GATE), "--trace", str(trace))
     with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
         job.wait_until(lambda: _lines(trace) >= workers * (_GATE - 1), "workers at the gate")
-        yield _Gated(job, folder / str(_GATE))
+        yield _Gated(job, folder / str(_GATE), Path(request.script))
 
 
 def _lines(path: Path) -> int:
@@ -118,6 +119,27 @@ def test_a_host_that_comes_back_after_its_loss_disturbs_nobody(
         job = gated.job.wait()
     _assert_whole(job, sha256)
     assert _lost(job) == [2, 3]
+
+
+def test_a_host_that_comes_back_with_another_script_stays_out(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.strike(Loss.CUT, "b")
+        gated.job.wait_for("host_lost", host="b")
+        other = tmp_path / "other.py"
+        other.write_text(f"{gated.script.read_text()}# as it was mended on b\n")
+        cluster.run("b", ["mount", "--bind", str(other), str(gated.script)])
+        gated.job.undo(Loss.CUT, "b")
+        reason = gated.job.wait_for("host_refused", host="b")["reason"]
+        assert cluster.wait_empty("b") == []
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert len(job.events("launch")) == 1, job.stderr
+    assert not job.events("host_back")
+    assert str(reason).startswith(f"the script {gated.script} on b is another one than the job")
+    assert f"host b stays out: {reason}" in job.stderr
 
 
 def test_a_job_without_a_host_waits_for_one_to_come_back(

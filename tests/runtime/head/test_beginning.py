@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from heads import Run
+from probed import facts
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.head import beginning
@@ -89,11 +90,13 @@ def test_devices_of_the_workers_are_told(
 def test_hosts_their_network_and_their_devices_are_told() -> None:
     hosts = (HostSlots("a", 0), HostSlots("b", 2))
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
-    devices = (Devices(), Devices("CUDA_VISIBLE_DEVICES", ("0", "1")))
+    two = Devices("CUDA_VISIBLE_DEVICES", ("0", "1"))
 
     lines = told(
         is_resumed=False,
-        checked_hosts=CheckedHosts(hosts, network, 1, devices, {"A": "1", "B": "2"}),
+        checked_hosts=CheckedHosts(
+            hosts, network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}
+        ),
     )
 
     assert lines[1:] == [

@@ -128,14 +128,16 @@ def test_lost_host_has_one_line_and_its_workers_none_but_all_are_recorded(told: 
         cause = "host b was lost: it has not answered for 2.0 s"
         death = {**DEATH, "worker": worker, "cause": cause, "limit": "host", "host": "b"}
         told.voice.heard(death)
+    told.voice.heard({"kind": "host_refused", "host": "b", "reason": "numpy is 2.1.0 on b"})
     told.voice.heard({"kind": "host_back", "host": "b", "slots": 4})
 
     assert told.lines() == [
         "holdfast: host b was lost with its workers (2, 3): it has not answered for 2.0 s",
+        "holdfast: host b stays out: numpy is 2.1.0 on b",
         "holdfast: host b is back, and takes workers of the next launch",
     ]
     assert [record["event"] for record in told.records()] == [
-        "host_lost", "failure", "failure", "host_back",
+        "host_lost", "failure", "failure", "host_refused", "host_back",
     ]  # fmt: skip
     assert told.records("host_lost")[0].items() >= lost.items()
     assert {record["host"] for record in told.records("failure")} == {"b"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from heads import setup_in
+from probed import facts
 
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.placement import HostSlots
@@ -37,6 +38,7 @@ from holdfast.runtime.host.launchers import (
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
+from holdfast.runtime.hosts.probe import HostFacts
 from holdfast.runtime.mpi.fitness import Verdict
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Trust
@@ -44,7 +46,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.find_run import claim
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
-from holdfast.runtime.system.devices import Devices
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.network import own_name
 from holdfast.runtime.system.own_process import answer_of, program_command
 from holdfast.runtime.system.witnessed_time import Stillness
@@ -329,7 +331,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
     """Return what a check of all hosts finds, without any other host."""
     hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
-    found = CheckedHosts(hosts, network, 3, (Devices(), Devices()), {"ONEDNN_MAX_CPU_ISA": "AVX"})
+    found = CheckedHosts(hosts, network, 3, (facts("a"), facts("b")), {"ONEDNN_MAX_CPU_ISA": "AVX"})
     monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
     return found
@@ -346,6 +348,7 @@ def test_head_is_told_its_hosts_its_own_first(options: JobOptions, checked: Chec
     setup.lease.release()
     assert job.hosts == checked.hosts
     assert (job.network, job.addresses) == ("10.1.0.0/16", ("10.1.0.1", "10.1.0.2"))
+    assert [from_plain(HostFacts, found) for found in job.facts] == [facts("a"), facts("b")]
 
 
 @pytest.mark.usefixtures("directory")

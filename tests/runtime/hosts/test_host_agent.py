@@ -5,6 +5,7 @@ Its workers are tiny ones, without MPI.  No remote shell is needed: stdin and st
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -27,10 +28,11 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Up,
 )
+from holdfast.runtime.hosts.probe import HostFacts, Question, versions
 from holdfast.runtime.hosts.remote_shell import python_there
 from holdfast.runtime.hosts.wire import Greeting, line_of, read_up
 from holdfast.runtime.system.channel import LineChannel, Message
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import children_of, is_alive, is_stopped, marked_processes
 
 pytestmark = pytest.mark.process
@@ -215,6 +217,21 @@ def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Fa
 
     far.wait_until_empty(pid)
     assert far.process.returncode == -signal.SIGKILL
+
+
+def test_host_that_comes_back_says_what_it_is_like_before_it_is_greeted(tmp_path: Path) -> None:
+    (tmp_path / "lease").write_text("token")
+    question = Question(tmp_path, None, tmp_path / "lease", "token", Path("/nowhere/mpiexec"))
+    line = json.dumps({"kind": "question", "value": to_plain(question)}).encode() + b"\n"
+    command = python_there("holdfast.runtime.hosts.agent")
+
+    ended = subprocess.run(command, input=line, stdout=subprocess.PIPE, check=True, timeout=120)
+
+    answer = json.loads(ended.stdout)
+    found = from_plain(HostFacts, answer["value"])
+    assert answer["kind"] == "facts"
+    assert (found.has_cwd, found.has_token) == (True, True)
+    assert found.versions == versions(question.mpiexec)
 
 
 def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:

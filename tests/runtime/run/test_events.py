@@ -106,6 +106,10 @@ TOLD: list[tuple[Event, str]] = [
         events.HostLost("b", "its link is cut", (2, 3)),
         "host b was lost with workers 2, 3: its link is cut",
     ),
+    (
+        events.HostRefused("b", "numpy is 2.1.0 on b: install the same"),
+        "host b stays out: numpy is 2.1.0 on b: install the same",
+    ),
     (events.HostBack("b"), "host b is back"),
     (saves.Checkpoint(4, 0.5, 900, generation=1, place="local directory"), ""),
     (saves.Checkpoint(4, 0.5, 900, generation=1), ""),

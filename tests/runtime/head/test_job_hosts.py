@@ -1,0 +1,119 @@
+"""Hosts that were lost and are tried again, by remote shells that are small programs here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heads import job_of
+from probed import facts, on_lan
+
+from holdfast.recovery.host_roster import FIRST_TRY_AFTER_S
+from holdfast.recovery.placement import HostSlots
+from holdfast.runtime.head import job_hosts as module
+from holdfast.runtime.head.job_hosts import JobHosts
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.reactor import Reactor
+
+pytestmark = pytest.mark.process
+
+_SHELL = """#!{python}
+import json, pathlib, sys
+for line in sys.stdin:
+    if json.loads(line)["kind"] == "question":
+        facts = json.loads(pathlib.Path({answer!r}).read_text())
+        print(json.dumps(dict(kind="facts", value=facts)), flush=True)
+    elif json.loads(line)["kind"] == "ping":
+        print(json.dumps(dict(kind="pong", number=json.loads(line)["number"])), flush=True)
+"""
+"""It answers as the agent of a host does, and says what stands in a file."""
+
+
+class _Hosts:
+    """The two hosts of a job, the links to the other one, and what is told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(module, "witnessed_s", lambda: self.now)
+        shell = folder / "shell"
+        self.answer = folder / "facts"
+        shell.write_text(_SHELL.format(python=sys.executable, answer=str(self.answer)))
+        shell.chmod(0o700)
+        self.begun = tuple(facts(name, **on_lan(n)) for n, name in enumerate("ab", start=1))
+        job = job_of(rsh=str(shell), run_dir=folder)
+        job = replace(
+            job,
+            hosts=(HostSlots("a", 1), HostSlots("b", 1)),
+            network="10.1.0.0/16",
+            addresses=("10.1.0.1", "10.1.0.2"),
+            facts=tuple(map(to_plain, self.begun)),
+        )
+        self.told: list[Message] = []
+        self.links: list[Any] = []
+        self.tries: list[bool] = []
+        self._lost: list[str] = []
+        self.reactor = Reactor()
+        self.output = OutputForwarder({}, verbose=False)
+        host = SimpleNamespace(own_name="", add_host=self._add, admit=lambda name: None)
+        agent: Any = SimpleNamespace(host=host, reactor=self.reactor, output=self.output)
+        self.hosts = JobHosts(job, agent, self.told.append)
+
+    def _add(self, start: Any, *, is_tried: bool) -> None:
+        self.tries.append(is_tried)
+        self.links.append(start(lambda *_: None, lambda link, why: self._lost.append(link.name)))
+
+    def lose(self) -> None:
+        self.links[-1].give_up("its link is cut")
+        self.serve(lambda: bool(self._lost))
+
+    def serve(self, is_over: Any) -> None:
+        """Let the loop of an agent run until something is so, and tell the head of losses."""
+        while not is_over():
+            self.links[-1].poll(self.now)
+            self.reactor.run_once(0.01)
+        while self._lost:
+            self.hosts.lose(self._lost.pop())
+
+    def try_again(self, pause_s: float) -> None:
+        count = len(self.links)
+        self.now += pause_s
+        self.hosts.poll(self.now)
+        assert len(self.links) == count + 1
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close(60.0)
+        self.output.close(60.0)
+        self.reactor.close()
+
+
+def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch)
+    other = {**found.begun[1].versions, "numpy": "2.1.0"}
+    found.answer.write_text(json.dumps(to_plain(replace(found.begun[1], versions=other))))
+    found.hosts.poll(0.0)
+    found.lose()
+
+    for pause_s in (FIRST_TRY_AFTER_S, 2 * FIRST_TRY_AFTER_S, 4 * FIRST_TRY_AFTER_S):
+        found.try_again(pause_s)
+        found.serve(lambda: found.links[-1].is_lost)
+    missing = found.hosts.missing
+    found.answer.write_text(json.dumps(to_plain(found.begun[1])))
+    found.try_again(8 * FIRST_TRY_AFTER_S)
+    found.serve(lambda: found.told[-1]["kind"] == "host_back")
+    found.close()
+
+    assert missing == ["b"]
+    assert found.tries == [False, True, True, True, True]
+    assert [event["kind"] for event in found.told] == ["host_refused", "host_back"]
+    assert found.told[0]["reason"].startswith("numpy is 2.1.0 on b, and 2.2.0 on a: install the")
+    assert found.hosts.missing == []
