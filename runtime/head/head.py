@@ -265,7 +265,7 @@ class Head:
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
-        self._hosts = JobHosts(job, self._agent, self.tell)
+        self._hosts = JobHosts(job, self._agent, self.tell, is_taken_over=after is not None)
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
         self._job = _RunningJob(job, run, progress, console, decider, saves, self)

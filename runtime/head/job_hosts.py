@@ -33,16 +33,27 @@ _WAITS_S = 600.0
 class JobHosts:
     """Starts the other hosts of a job, and places workers on those that take some."""
 
-    def __init__(self, job: Job, agent: Agent, tell: Callable[[Message], None]) -> None:
-        """Take the way to tell that a host is back."""
+    def __init__(
+        self,
+        job: Job,
+        agent: Agent,
+        tell: Callable[[Message], None],
+        *,
+        is_taken_over: bool = False,
+    ) -> None:
+        """Take the way to tell that a host is back.
+
+        No host has been asked of late if another head had the job before.
+        """
         self._job = job
+        self._is_taken_over = is_taken_over
         self._agent = agent
         self._tell = tell
         self._roster = HostRoster(job.hosts, job.losses, witnessed_s())
         self._waits_since: float | None = None
         self._examinations: dict[str, Examination] = {}
         self._refusals: dict[str, str] = {}
-        """What was told last of a host that may not come back."""
+        """What was told last of a host that may not work."""
         for own in job.hosts[:1]:
             agent.host.own_name = own.name
         self._looked_at = self._stood_still_at = lease_clock_s()
@@ -73,9 +84,10 @@ class JobHosts:
         None if it was not there: a try to bring it back has failed.
         """
         self._look_at_clock()
-        self._end_examination(name)
+        refusal = self._end_examination(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
-        is_charged = self._looked_at - self._stood_still_at >= self._lease_s
+        has_stood_still = self._looked_at - self._stood_still_at < self._lease_s
+        is_charged = not (refusal or has_stood_still)
         losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
         return None if losses is None else {"losses": losses, "slots": self._slots}
 
@@ -103,15 +115,17 @@ class JobHosts:
     def _slots(self) -> int:
         return total_slots(self._roster.takers)
 
-    def _end_examination(self, name: str) -> None:
-        """Tell why a host may not come back, once as long as that does not change."""
+    def _end_examination(self, name: str) -> str:
+        """Tell why a host may not work, once as long as that does not change; return it."""
         examination = self._examinations.pop(name, None)
         if examination is None:
-            return
+            return ""
         examination.close()
-        if examination.refusal and examination.refusal != self._refusals.get(name):
-            self._refusals[name] = examination.refusal
-            self._tell({"kind": "host_refused", "host": name, "reason": examination.refusal})
+        refusal = examination.refusal
+        if refusal and refusal != self._refusals.get(name):
+            self._refusals[name] = refusal
+            self._tell({"kind": "host_refused", "host": name, "reason": refusal})
+        return refusal
 
     def _answered(self, name: str) -> None:
         self._end_examination(name)
@@ -139,7 +153,7 @@ class JobHosts:
         shell = RemoteShell.of(options.rsh)
         command = shell.command(name, python_there("holdfast.runtime.hosts.agent"))
         is_tried = self._roster.is_tried(name)
-        if is_tried:
+        if is_tried or self._is_taken_over:
             self._examinations[name] = self._examination(name)
         start = HostStart(command, greeting, self._examinations.get(name))
         reactor, output = self._agent.reactor, self._agent.output
@@ -151,7 +165,7 @@ class JobHosts:
         )
 
     def _examination(self, name: str) -> Examination:
-        """Return how a host is examined that was away."""
+        """Return how a host is examined that was asked long ago."""
         from holdfast.runtime.hosts.checked_hosts import CheckedHosts
         from holdfast.runtime.hosts.examination import Examination
         from holdfast.runtime.hosts.network import JobNetwork

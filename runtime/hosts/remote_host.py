@@ -50,7 +50,7 @@ _NOBODY = -1
 class HostStart:
     """How the agent of a host is started: its command, and what it is told first.
 
-    A host that was lost is examined before it gets its greeting.
+    A host that was lost, or whose head was, is examined before it gets its greeting.
     """
 
     command: Sequence[str]
@@ -93,6 +93,8 @@ class RemoteHost:
         assert self._shell.stderr is not None
         fds = (self._shell.stdout.fileno(), self._shell.stdin.fileno())
         self._channel = LineChannel(*map(os.dup, fds))
+        self._held: list[Message] = []
+        """What waits for the greeting."""
         said_fd = os.dup(self._shell.stderr.fileno())
         self._said = output.forward(said_fd, f"[{self.name}] ", 2, worker=_NOBODY)
         for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
@@ -121,7 +123,10 @@ class RemoteHost:
                 status = WorkerStatus.mirror()
                 changes = StatusChanges(status, Writer.AGENT)
                 self._mirrors[(message.generation, worker)] = (status, changes)
-        self._channel.post(line_of(message))
+        if self._is_greeted:
+            self._channel.post(line_of(message))
+        else:
+            self._held.append(line_of(message))
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
         """Return the mirror of the status of a worker that the host was told to make."""
@@ -139,7 +144,7 @@ class RemoteHost:
 
     def push(self) -> None:
         """Send what has changed in the words of the agent: requests, and answers to saves."""
-        if self.is_lost:
+        if self.is_lost or not self._is_greeted:
             return
         looks = [(*key, changes.look()) for key, (_, changes) in self._mirrors.items()]
         changed = [list(look) for look in looks if look[2]]
@@ -150,7 +155,8 @@ class RemoteHost:
         """Tell the agent that the job has ended; wait for nothing."""
         if not self.is_lost:
             self.is_lost = True
-            self._channel.post({"kind": "end"})
+            if self._is_greeted:  # before that, the end of the connection says the same
+                self._channel.post({"kind": "end"})
             self._disconnect()
 
     def close(self, within_s: float) -> None:
@@ -202,9 +208,12 @@ class RemoteHost:
     def _greet(self) -> None:
         self._is_greeted = True
         self._channel.post({"kind": "greeting", "value": to_plain(self._start.greeting)})
+        for message in self._held:
+            self._channel.post(message)
+        self._held.clear()
 
     def _take_facts(self, answer: object) -> None:
-        """Let a host come back that is as it was when the job began."""
+        """Let a host work that is as it was when the job began."""
         examination = self._start.examination
         if examination is None or self._is_greeted:
             raise ValueError("facts that nobody has asked for")
@@ -212,7 +221,7 @@ class RemoteHost:
             self._pings = self._first_pings()
             self._greet()
         else:
-            self.give_up(examination.refusal)
+            self.give_up("it is not as it was when the job began")  # the head tells what differs
 
     def _by_our_clock(self, changes: Message) -> Message:
         """Return the words of a worker; its moments are those of another clock."""

@@ -361,7 +361,7 @@ class HostLost(NamedTuple):
 
 @event("host_refused")
 class HostRefused(NamedTuple):
-    """A host that was lost answers again, but differs from what it was when the job began."""
+    """A host answers, but differs from what it was when the job began."""
 
     host: str
     reason: str

@@ -15,8 +15,10 @@ from probed import facts, on_lan
 
 from holdfast.recovery.host_roster import FIRST_TRY_AFTER_S
 from holdfast.recovery.placement import HostSlots
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head import job_hosts as module
 from holdfast.runtime.head.job_hosts import JobHosts
+from holdfast.runtime.host.host_messages import MakeWorkers
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain
@@ -27,19 +29,23 @@ pytestmark = pytest.mark.process
 _SHELL = """#!{python}
 import json, pathlib, sys
 for line in sys.stdin:
+    with open({answer!r} + ".heard", "a") as heard:
+        print(json.loads(line)["kind"], file=heard)
     if json.loads(line)["kind"] == "question":
         facts = json.loads(pathlib.Path({answer!r}).read_text())
         print(json.dumps(dict(kind="facts", value=facts)), flush=True)
     elif json.loads(line)["kind"] == "ping":
         print(json.dumps(dict(kind="pong", number=json.loads(line)["number"])), flush=True)
 """
-"""It answers as the agent of a host does, and says what stands in a file."""
+"""It answers as the agent of a host does, says what stands in a file, and notes what it hears."""
 
 
 class _Hosts:
     """The two hosts of a job, the links to the other one, and what is told."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_taken_over: bool = False
+    ) -> None:
         self.now = 0.0
         monkeypatch.setattr(module, "witnessed_s", lambda: self.now)
         shell = folder / "shell"
@@ -58,12 +64,13 @@ class _Hosts:
         self.told: list[Message] = []
         self.links: list[Any] = []
         self.tries: list[bool] = []
+        self.losses: list[Message | None] = []
         self._lost: list[str] = []
         self.reactor = Reactor()
         self.output = OutputForwarder({}, verbose=False)
         host = SimpleNamespace(own_name="", add_host=self._add, admit=lambda name: None)
         agent: Any = SimpleNamespace(host=host, reactor=self.reactor, output=self.output)
-        self.hosts = JobHosts(job, agent, self.told.append)
+        self.hosts = JobHosts(job, agent, self.told.append, is_taken_over=is_taken_over)
 
     def _add(self, start: Any, *, is_tried: bool) -> None:
         self.tries.append(is_tried)
@@ -79,7 +86,12 @@ class _Hosts:
             self.links[-1].poll(self.now)
             self.reactor.run_once(0.01)
         while self._lost:
-            self.hosts.lose(self._lost.pop())
+            self.losses.append(self.hosts.lose(self._lost.pop()))
+
+    def heard(self) -> list[str]:
+        """Return the kinds of messages that the other host has heard."""
+        path = Path(f"{self.answer}.heard")
+        return path.read_text().split() if path.exists() else []
 
     def try_again(self, pause_s: float) -> None:
         count = len(self.links)
@@ -117,3 +129,43 @@ def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_
     assert [event["kind"] for event in found.told] == ["host_refused", "host_back"]
     assert found.told[0]["reason"].startswith("numpy is 2.1.0 on b, and 2.2.0 on a: install the")
     assert found.hosts.missing == []
+
+
+def test_host_of_a_head_that_takes_over_hears_of_its_workers_when_it_was_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch, is_taken_over=True)
+    found.answer.write_text(json.dumps(to_plain(found.begun[1])))
+
+    placed = found.hosts.place(2)
+    found.links[-1].post(MakeWorkers(4, (WorkerId(1),)))
+    found.links[-1].push()
+    found.serve(lambda: "ping" in found.heard())
+    found.close()
+
+    assert placed == ("a", "b")
+    assert found.tries == [False]
+    assert found.heard()[:4] == ["question", "greeting", "MakeWorkers", "ping"]
+    assert found.told == []
+
+
+def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch, is_taken_over=True)
+    other = {**found.begun[1].versions, "numpy": "2.1.0"}
+    found.answer.write_text(json.dumps(to_plain(replace(found.begun[1], versions=other))))
+
+    found.hosts.place(2)
+    found.links[-1].post(MakeWorkers(4, (WorkerId(1),)))
+    found.serve(lambda: found.links[-1].is_lost)
+    placed = found.hosts.place(1)
+    found.try_again(FIRST_TRY_AFTER_S)
+    found.serve(lambda: found.links[-1].is_lost)
+    found.close()
+
+    assert placed == ("a",)
+    assert found.losses == [{"losses": 0, "slots": 1}, None]
+    assert found.tries == [False, True]
+    assert found.heard() == ["question", "question"]
+    assert [event["kind"] for event in found.told] == ["host_refused"]
