@@ -1,6 +1,6 @@
 """The exact sum over hosts against MPI_Allreduce of the same vector over the same links.
 
-    PYTHONPATH=tests/support/clusters python bench/network.py [--layouts 2x2 2x1 3x2]
+    python bench/network.py [--layouts 2x2 2x1 3x2]
 
 Hosts are namespaces of this machine with a bridge between them, so it needs root.  A layout is
 hosts x workers on each.  ``--gbit`` gives each link a rate in each direction; 0 is no limit.  As in
@@ -27,8 +27,9 @@ from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 if TYPE_CHECKING:
-    from cluster import Cluster
     from mpi4py import MPI
+
+    from holdfast.runtime.clusters.cluster import Cluster
 
 METHODS = ("tree", "allreduce")
 SIZES = (4 * KIB, 64 * KIB, 400 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
@@ -65,7 +66,7 @@ def _measure(
     names: Sequence[str], gbit: float, options: argparse.Namespace
 ) -> list[harness.Record]:
     """Return what the ranks have measured that live on the hosts ``names``."""
-    from cluster import NETWORK, Cluster  # a rank has no need of it
+    from holdfast.runtime.clusters.cluster import NETWORK, Cluster  # a rank has no need of it
 
     with harness.private_directory() as directory:
         launch = directory / "launch"

@@ -13,11 +13,11 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
-from cluster import NETWORK, Cluster
 from extended import shortened
 from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
+from holdfast.runtime.clusters.cluster import NETWORK, Cluster
 from holdfast.runtime.options.host_list import read_hosts
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, wait_until
 from slurm import SlurmCluster
 from slurm_jobs import BatchRun
 from workload import LONG, Undisturbed
+
+from holdfast.runtime.clusters.cluster import Cluster, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.extended]  # ci/slurm runs them, one at a time
 

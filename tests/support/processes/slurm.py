@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cluster import Cluster
+
+from holdfast.runtime.clusters.cluster import Cluster
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")

@@ -1,11 +1,11 @@
-"""Keeps the hosts of a test cluster: ``host_keeper.py PLAN``; ends with its stdin.
+"""Keeps the hosts of a cluster, as a program: ``host_keeper PLAN``; ends with its stdin.
 
 A host is a set of namespaces.  They have no names and no files, so nothing of them outlives their
-processes: the first one of a host, which serves its remote shell, and whatever runs beside it.
+processes: the first one of a host, which serves its remote shell, and all that the host runs.
 The bridge between the hosts lies in this process's own network namespace.
 
 Each line on stdin is the name of a host to start; the answer is a line with the number of its
-first process.  Only Python's standard library is here: the file runs as a program of its own.
+first process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote_shell import PORT, SESSION, serve
+from holdfast.runtime.clusters.remote_shell import PORT, SESSION, serve
 
 FIRST = "bed-first"
 """The name of a host's first process; that of each process of the bed begins alike."""

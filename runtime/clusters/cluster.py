@@ -1,4 +1,4 @@
-"""Hosts of a cluster on one machine, with a network between them that tests can break.
+"""Hosts of a cluster on one machine, with a network between them that can be broken.
 
 A host has namespaces of its own: network, name, ``/dev/shm`` and ``/tmp``, IPC, and processes.  The
 rest of the file system is everybody's, and so is the folder that the cluster was made with::
@@ -32,13 +32,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_keeper import BRIDGE, INTERFACE, kill_all, port_of, processes_of
+from holdfast.runtime.clusters.host_keeper import (
+    BRIDGE,
+    INTERFACE,
+    kill_all,
+    port_of,
+    processes_of,
+)
+from holdfast.runtime.system.own_process import module_command
 
 NETWORK = "10.77.0.0/24"
 """The network between the hosts of each cluster."""
 WITHIN_S = 240.0
-_HERE = Path(__file__).resolve().parent
-_CHECKOUT = _HERE.parents[2]
+_HERE = Path(__file__).resolve()
+_PROGRAM_FOLDERS = (str(_HERE.parents[2]), sys.prefix, sys.base_prefix)
+"""Where holdfast and its Python are: each host sees them, wherever they lie."""
+_FOR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _PROGRAMS = ("ip", "tc", "ss", "nsenter", "setpriv")
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _OF_THE_BED = (
@@ -89,10 +98,16 @@ class _Link:
 class Cluster:
     """Some hosts; as a context manager they live as long as the block."""
 
-    def __init__(self, shared: Path, names: Sequence[str] = ("a", "b", "c")) -> None:
-        """Name the hosts; all of them see the folder ``shared``, wherever it lies."""
+    def __init__(
+        self, shared: Path, names: Sequence[str] = ("a", "b", "c"), also: Sequence[Path] = ()
+    ) -> None:
+        """Name the hosts; all see the folder ``shared``, and those of ``also``, wherever they lie.
+
+        Files of the cluster itself are in a new folder of ``shared``.
+        """
         self.names = tuple(names)
         self.shared = shared
+        self._seen = sorted({str(shared), *map(str, also), *_PROGRAM_FOLDERS})
         self.directory = shared / "cluster"
         self.rsh = str(self.directory / "rsh")
         self._addresses = {name: f"10.77.0.{n}" for n, name in enumerate(names, start=1)}
@@ -120,16 +135,17 @@ class Cluster:
         """Make the hosts."""
         self.directory.mkdir()
         self._write_files()
-        shared = {str(self.shared), str(_CHECKOUT), sys.prefix, sys.base_prefix}
         plan = {
             "addresses": self._addresses,
             "prefix": int(NETWORK.partition("/")[2]),
             "hosts_file": str(self.directory / "hosts"),
-            "shared": sorted(shared),
+            "shared": self._seen,
         }
+        # Nothing else of this environment: what begins with a host is not what runs there.
+        python = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
         self._keeper = subprocess.Popen(
-            [sys.executable, "-E", "-s", str(_HERE / "host_keeper.py"), json.dumps(plan)],
-            env={"PATH": _PATH},
+            module_command("holdfast.runtime.clusters.host_keeper", json.dumps(plan)),
+            env={"PATH": _PATH, **python},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -186,7 +202,7 @@ class Cluster:
         program is killed with that.
         """
         environment = {**os.environ, "PATH": _PATH} if env is None else dict(env)
-        # What the tests have for themselves in /tmp is not there on a host.
+        # What the caller has for itself in /tmp is not there on a host.
         environment.pop("OMPI_MCA_btl_sm_backing_directory", None)
         environment["TMPDIR"] = "/tmp"
         line = [*self.entering(host), "env", "-C", str(cwd), *argv]
@@ -335,16 +351,15 @@ class Cluster:
 
     def _files(self, host: str, folder: str) -> Iterator[str]:
         """Return what lies in a folder of a host, but the shared folders and the way to them."""
-        shared = {str(self.shared), str(_CHECKOUT), sys.prefix, sys.base_prefix}
         root = Path(f"/proc/{self._first[host]}/root")
         waiting = [folder]
         while waiting:
             below = waiting.pop()
             for name in os.listdir(root / below.lstrip("/")):
                 path = f"{below}/{name}"
-                if path in shared:
+                if path in self._seen:
                     continue
-                if any(Path(one).is_relative_to(path) for one in shared):
+                if any(Path(one).is_relative_to(path) for one in self._seen):
                     waiting.append(path)
                 else:
                     yield path
@@ -370,7 +385,7 @@ class Cluster:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         lines += [f"{address} {name}" for name, address in self._addresses.items()]
         (self.directory / "hosts").write_text("\n".join(lines) + "\n")
-        shell = [sys.executable, "-E", "-s", "-S", str(_HERE / "remote_shell.py")]
+        shell = [sys.executable, "-E", "-s", "-S", str(_HERE.parent / "remote_shell.py")]
         Path(self.rsh).write_text(f'#!/bin/sh\nexec {shlex.join(shell)} "$@"\n')
         Path(self.rsh).chmod(0o755)
 

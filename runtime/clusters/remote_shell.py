@@ -1,9 +1,11 @@
-"""A remote shell over TCP for hosts of a test cluster: ``remote_shell.py HOST COMMAND...``.
+"""A remote shell over TCP for hosts of a cluster: ``remote_shell.py HOST COMMAND...``.
 
 It does what ``ssh`` without a terminal does: the words are joined for a shell on the host, stdin,
 stdout and stderr travel, and so does the exit code.  A lost connection is 255 here.  There, the
 command finds its stdin at its end and nobody behind its stdout; nothing kills it.  All goes
 through the network of the hosts, so a cut holds it up as it does any program.
+
+Only Python's standard library is here: the file is also run by its path, without packages.
 """
 
 from __future__ import annotations

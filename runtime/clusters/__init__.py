@@ -1,0 +1,1 @@
+"""Hosts that are made on this machine, to lose them in tests."""
