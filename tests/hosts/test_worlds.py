@@ -18,7 +18,7 @@ from holdfast.testing import JobRequest, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
-_KERAS = Path(__file__).parents[1] / "jobs" / "scripts" / "everything_keras.py"
+_SCRIPTS = Path(__file__).parents[1] / "jobs" / "scripts"
 _PATIENT = ("--heartbeat-timeout", "20")
 
 
@@ -103,12 +103,56 @@ def test_a_run_that_four_hosts_lost_goes_on_with_any_number_of_them(
 
 
 @pytest.mark.tensorflow
-def test_fit_on_several_hosts_has_the_bytes_of_one_worker(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", ["a:1,b:2", extended("a:2,b:2"), extended("b:2,c:2")])
+def test_fit_of_a_pipeline_with_callbacks_has_the_bytes_of_one_worker(
+    cluster: Cluster, tmp_path: Path, hosts: str
+) -> None:
+    def request(name: str, workers: int) -> JobRequest:
+        folder = tmp_path / name
+        folder.mkdir()
+        return JobRequest(
+            script=_SCRIPTS / "pipelines" / "from_dataset.py",
+            argv=[str(folder)],
+            run_dir=folder / "run",
+            workers=workers,
+            microbatches=4,
+            options=("--threads", "1", *_PATIENT),
+        )
+
+    with start_job(request("one", 1)) as running:
+        alone = running.wait()
+    workers = sum(slots.slots for slots in read_hosts(hosts))
+    with HostJob(cluster, request("many", workers), hosts) as many:
+        job = many.wait()
+
+    assert alone.exit_code == 0, alone.stderr
+    assert alone.sha256 is not None
+    _assert_whole(job, alone.sha256)
+    assert [line for line in job.stdout.splitlines() if '"loss"' in line] == [
+        line for line in alone.stdout.splitlines() if '"loss"' in line
+    ]
+    logs = [(tmp_path / name / "log.csv").read_text() for name in ("one", "many")]
+    assert logs[0].count("\n") == 4
+    assert logs[0] == logs[1]
+    assert (tmp_path / "many" / "best.keras").stat().st_size > 0
+
+
+@pytest.mark.tensorflow
+@pytest.mark.extended
+def test_keras_replica_on_several_hosts_has_the_bytes_of_one_worker(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     options = ("--threads", "1", *_PATIENT)
-    alone = run_job(_KERAS, run_dir=tmp_path / "one", microbatches=4, options=options)
+    alone = run_job(
+        _SCRIPTS / "everything_keras.py", run_dir=tmp_path / "one", microbatches=4, options=options
+    )
     assert alone.exit_code == 0, alone.stderr
     request = JobRequest(
-        script=_KERAS, run_dir=tmp_path / "run", workers=3, microbatches=4, options=options
+        script=_SCRIPTS / "everything_keras.py",
+        run_dir=tmp_path / "run",
+        workers=3,
+        microbatches=4,
+        options=options,
     )
     with HostJob(cluster, request, "a:1,b:2") as running:
         job = running.wait()
