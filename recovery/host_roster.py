@@ -50,15 +50,24 @@ class HostRoster:
     """The hosts of a job by their state; feed it what happens to them."""
 
     def __init__(
-        self, hosts: Sequence[HostSlots], losses: Mapping[str, int], now: float = 0.0
+        self,
+        hosts: Sequence[HostSlots],
+        losses: Mapping[str, int],
+        now: float = 0.0,
+        missing: Sequence[str] = (),
     ) -> None:
-        """Begin with no host but the first; ``losses`` are those of the day before ``now``."""
+        """Begin with no host but the first; ``losses`` are those of the day before ``now``.
+
+        Those that are ``missing`` are tried at once, and the first launch does not wait for them.
+        """
         self._hosts = tuple(hosts)
         self._entries: dict[str, _Entry] = {}
         for host in hosts:
             count = losses.get(host.name, 0)
             state = _State.NEW if count < MOST_LOSSES else _State.LEFT_OUT
             self._entries[host.name] = _Entry(state, [now] * count, now + REMEMBERED_S)
+            if host.name in missing and state is _State.NEW:
+                self._entries[host.name] = _Entry(_State.GONE, [now] * count, now)
         for own in hosts[:1]:
             self._entries[own.name].state = _State.READY
 

@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job import OF_HOSTS, Job
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
@@ -259,8 +259,9 @@ class Head:
     def _begin(self, message: Message) -> None:
         """Begin the job, or go on with it after another head."""
         after = message.get("after")
-        job = _with_losses(from_plain(Job, message["job"]), () if after is None else after["told"])
-        self._job_fields = {**message["job"], "losses": dict(job.losses)}
+        job = _without_lost(from_plain(Job, message["job"]), () if after is None else after["told"])
+        lost = {"losses": dict(job.losses), "missing": list(job.missing)}
+        self._job_fields = {**message["job"], **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
@@ -277,7 +278,7 @@ class Head:
             if after is None:
                 decider.begin()
             else:
-                told = [event for event in after["told"] if event["kind"] != "host_lost"]
+                told = [event for event in after["told"] if event["kind"] not in OF_HOSTS]
                 decider.go_on(after["order"], told, after["reason"])
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
@@ -458,7 +459,14 @@ class _RunningJob:
         self._head.take_lease(fd)
 
 
-def _with_losses(job: Job, told: Iterable[Message]) -> Job:
+def _without_lost(job: Job, told: Iterable[Message]) -> Job:
     """Return a job with the losses of hosts that the head before this one has told."""
-    lost = Counter(event["host"] for event in told if event["kind"] == "host_lost")
-    return dataclasses.replace(job, losses=dict(Counter(job.losses) + lost))
+    losses = Counter(job.losses)
+    missing = dict.fromkeys(job.missing)
+    for event in told:
+        if event["kind"] == "host_lost":
+            losses[event["host"]] += 1
+            missing[event["host"]] = None
+        elif event["kind"] == "host_back":
+            missing.pop(event["host"], None)
+    return dataclasses.replace(job, losses=dict(losses), missing=tuple(missing))

@@ -47,8 +47,8 @@ _DEATHS = frozenset({"InjectedFault", "WorldLost"})
 """Errors of a worker that are no mistake of its script: a relaunch may cure them."""
 
 _OF_A_WORKER = frozenset({"worker_started", "worker_exited"})
-_LOST_HOST = "host_lost"
-"""An event of the whole job: another head must know whom this one has lost."""
+OF_HOSTS = frozenset({"host_lost", "host_back"})
+"""Events of the whole job: another head must know whom this one has lost."""
 _KEPT_REPORTS = frozenset({"joined", "world", "checkpoint", "error", "complete", "stopped"})
 
 
@@ -67,6 +67,7 @@ class Job:
         lost_lines: the lines that the journal has not taken before the job had a head.
         hosts: the hosts of the job, that of the head first; none if there is no other one.
         losses: how often hosts were lost in earlier jobs of the run, of late.
+        missing: hosts that were lost and not back when the head before this one died.
         network: the network between them, as CIDR; None if there is no other host.
         addresses: the address of each host on it, as ``hosts``.
         facts: what each host has said before the job began (`HostFacts`), as ``hosts``.
@@ -83,6 +84,7 @@ class Job:
     lost_lines: int = 0
     hosts: tuple[HostSlots, ...] = ()
     losses: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    missing: tuple[str, ...] = ()
     network: str | None = None
     addresses: tuple[str, ...] = ()
     facts: tuple[Mapping[str, object], ...] = ()
@@ -93,9 +95,10 @@ class Job:
         options = self.config.options
         workers = options.workers + options.spares
         usable = usable_hosts(self.hosts, self.losses)
+        there = [host for host in usable if host.name not in self.missing]
         return JobTerms(
             workers=workers,
-            slots=total_slots(usable) if self.hosts else None,
+            slots=total_slots(there) if self.hosts else None,
             max_restarts=options.max_restarts,
             # The death of a single worker leaves no survivor that would wait for ever.
             can_shrink=options.shrink or workers == 1,
@@ -170,7 +173,7 @@ class LaunchLog:
     def begin(self, order: Message) -> None:
         """Forget the last launch; ``order`` is the agent's order for this one."""
         self.order = order
-        self._events = {key: found for key, found in self._events.items() if key[0] == _LOST_HOST}
+        self._events = {key: found for key, found in self._events.items() if key[0] in OF_HOSTS}
 
     def note(self, event: Message) -> bool:
         """Keep ``event`` if a machine decides by it, in place of an older one of its kind."""
@@ -201,8 +204,8 @@ class LaunchLog:
 
 def _key_of(event: Message) -> tuple[object, ...] | None:
     kind = event["kind"]
-    if kind == _LOST_HOST:
-        return (kind, event["host"], event["losses"])
+    if kind in OF_HOSTS:
+        return (kind, event["host"], event.get("losses"))
     if kind in _OF_A_WORKER:
         return (kind, event["worker"])
     if kind in ("launch_ended", "renewing"):
@@ -221,7 +224,7 @@ def event_of(message: Message) -> Event | None:
         return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
     if kind == "renewing":
         return LaunchRenewing(WorkerId(message["worker"]))
-    if kind in ("host_lost", "host_back"):
+    if kind in OF_HOSTS:
         return SlotsChanged(int(message["slots"]))
     if kind == "launch_ended":
         words = str(message["words"])

@@ -49,7 +49,7 @@ class JobHosts:
         self._is_taken_over = is_taken_over
         self._agent = agent
         self._tell = tell
-        self._roster = HostRoster(job.hosts, job.losses, witnessed_s())
+        self._roster = HostRoster(job.hosts, job.losses, witnessed_s(), job.missing)
         self._waits_since: float | None = None
         self._examinations: dict[str, Examination] = {}
         self._refusals: dict[str, str] = {}

@@ -163,6 +163,21 @@ def test_a_host_with_another_script_stays_out_when_another_head_takes_over(
     assert len(job.events("launch")[-1]["workers"]) == 2
 
 
+def test_another_head_waits_for_no_host_that_was_lost_before(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path) as gated:
+        gated.job.wait_for("checkpoint")  # it is written beside the training
+        gated.job.strike(Loss.CUT, "b")
+        gated.job.wait_for("host_lost", host="b")
+        gated.job.kill_head()
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert [len(launch["workers"]) for launch in job.events("launch")] == [6, 4], job.stderr
+    assert len(job.events("host_lost")) == 1, job.stderr
+
+
 def test_a_job_without_a_host_waits_for_one_to_come_back(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:

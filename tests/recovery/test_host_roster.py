@@ -77,6 +77,17 @@ def test_losses_of_earlier_jobs_count_but_not_against_the_heads_own_host() -> No
     assert names(roster) == "ac"
 
 
+def test_missing_hosts_are_tried_at_once_and_not_counted_on() -> None:
+    roster = HostRoster(HOSTS, {"b": 1, "c": 2}, 5.0, ["b", "c"])
+
+    assert names(roster) == "a"
+    assert roster.due(5.0) == ("b",)
+    assert roster.is_tried("b")
+    assert roster.answered("b")
+    assert names(roster) == "ab"
+    assert roster.lost("b", 50.0) == 2
+
+
 def test_losses_of_different_days_leave_no_host_out() -> None:
     roster = HostRoster(HOSTS, {})
     for day in range(4):
