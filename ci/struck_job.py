@@ -41,13 +41,13 @@ _TIMEOUT_S = 300.0
 _HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 _OPTIONS = ("--heartbeat-timeout", str(HEARTBEAT_S))
 _SHORT = Workload(
-    microbatches=8, samples=173, global_batch=25, epochs=34, save_every=7, pause_ms=20
+    microbatches=8, samples=173, global_batch=25, epochs=50, save_every=7, pause_ms=20
 )
 _LONG = Workload(
     microbatches=8,
     samples=92,
     global_batch=12,
-    epochs=30,
+    epochs=40,
     save_every=7,
     pause_ms=20,
     features=100_000,
@@ -294,6 +294,8 @@ class _StruckRun:
             blow = waiting.pop(0)
             if is_alone:
                 self._wait_steps(job, blow.steps)
+            if job.has_ended:  # it was faster than the strikes
+                return False
             time.sleep(blow.delay_s)
             is_alone, was_alone = not blow.is_with_next, is_alone
             strike = self._strike(job, blow, is_alone=is_alone and was_alone)
@@ -332,7 +334,8 @@ class _StruckRun:
 
         def has_trained() -> bool:
             self._undo_due(job)
-            return any(count >= before[name] + steps for name, count in self._applied().items())
+            applied = self._applied().items()
+            return job.has_ended or any(count >= before[name] + steps for name, count in applied)
 
         job.wait_until(has_trained, f"{steps} steps")
 
@@ -352,7 +355,7 @@ class _StruckRun:
         def has_passed() -> bool:
             self._undo_due(job)
             time.sleep(_LOOK_S)
-            return outage_of(job.journal, strike) is not None
+            return job.has_ended or outage_of(job.journal, strike) is not None
 
         job.wait_until(has_passed, f"step after {blow}")
         now = time.monotonic()

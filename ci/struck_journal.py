@@ -121,26 +121,29 @@ def losses_without_cause(journal: Sequence[Record], strikes: Sequence[Strike]) -
 
 
 def fenced_commits(journal: Sequence[Record], commits: Iterable[Commit]) -> Iterator[str]:
-    """Yield a sentence for each checkpoint that a lost host has committed after its loss.
+    """Yield a sentence for each checkpoint that a lost host has committed after the others went on.
 
-    The host of the first worker of a world saves, and the loss of a host names its workers.
+    The host of the first worker of a world saves, the loss of a host names its workers, and the
+    next world has another one that saves.
     """
-    first = {
-        record["generation"]: record["workers"][0]
-        for record in journal
-        if record["event"] == "world"
-    }
-    lost = {
-        worker: record
-        for record in journal
-        if record["event"] == "host_lost"
-        for worker in record["workers"]
-    }
+    fences: dict[int, tuple[str, float]] = {}
+    first: dict[int, int] = {}
+    lost: dict[int, str] = {}
+    for record in journal:
+        if record["event"] == "job_started":  # its workers count from 0 again
+            first, lost = {}, {}
+        elif record["event"] == "host_lost":
+            lost |= dict.fromkeys(record["workers"], record["host"])
+        elif record["event"] == "world":
+            for generation, worker in first.items():
+                if worker in lost:
+                    fences.setdefault(generation, (lost[worker], record["time"]))
+            first[record["generation"]] = record["workers"][0]
     for commit in commits:
-        loss = lost.get(first.get(commit.generation, -1))
-        if loss is not None and commit.at > loss["time"]:
-            late_s = commit.at - loss["time"]
-            yield f"{loss['host']} committed step {commit.step} {late_s:.3f} s after its loss"
+        host, fenced_at = fences.get(commit.generation, ("", float("inf")))
+        if commit.at > fenced_at:
+            late_s = commit.at - fenced_at
+            yield f"{host} committed step {commit.step} {late_s:.3f} s after the others went on"
 
 
 def fenced_updates(journal: Sequence[Record], updates: Iterable[Update]) -> Iterator[str]:

@@ -460,7 +460,10 @@ class _RunningJob:
 
 
 def _without_lost(job: Job, told: Iterable[Message]) -> Job:
-    """Return a job with the losses of hosts that the head before this one has told."""
+    """Return a job with the losses of hosts that the head before this one has told.
+
+    Without another host, the launch waits for those that are missing.
+    """
     losses = Counter(job.losses)
     missing = dict.fromkeys(job.missing)
     for event in told:
@@ -469,4 +472,5 @@ def _without_lost(job: Job, told: Iterable[Message]) -> Job:
             missing[event["host"]] = None
         elif event["kind"] == "host_back":
             missing.pop(event["host"], None)
-    return dataclasses.replace(job, losses=dict(losses), missing=tuple(missing))
+    found = dataclasses.replace(job, losses=dict(losses), missing=tuple(missing))
+    return found if found.terms.slots else dataclasses.replace(found, missing=())

@@ -34,6 +34,7 @@ _JOURNAL = [
     _step(9.0, 1, 1),
     _step(10.2, 2, 1),  # it was under way when the host was struck
     _LOST,
+    _record("world", 12.4, generation=2, workers=[4]),
     _record("recovery", 12.6, generation=2, lost=[2, 3]),
     _step(12.5, 3, 2),
     _step(12.6, 4, 2),
@@ -64,11 +65,21 @@ def test_a_strike_that_costs_nobody_has_the_longest_time_without_a_step() -> Non
     assert (outage.began, outage.ended) == (1.1, 2.0)
 
 
-def test_a_checkpoint_of_a_lost_host_after_its_loss_is_told() -> None:
-    before, after = Commit(1, 1, 1011.0), Commit(2, 1, 1013.0)
+def test_a_checkpoint_of_a_lost_host_after_the_others_went_on_is_told() -> None:
+    before, after = Commit(1, 1, 1012.2), Commit(2, 1, 1013.0)
     assert list(fenced_commits(_JOURNAL, [before])) == []
-    assert list(fenced_commits(_JOURNAL, [after])) == ["b committed step 2 1.000 s after its loss"]
+    (told,) = fenced_commits(_JOURNAL, [after])
+    assert told == "b committed step 2 0.600 s after the others went on"
     assert list(fenced_commits(_JOURNAL, [Commit(3, 2, 1013.0)])) == []
+
+
+def test_workers_of_a_second_job_may_have_the_numbers_of_lost_ones() -> None:
+    second = [
+        _record("job_started", 20.0),
+        _record("world", 21.0, generation=3, workers=[2, 3, 4]),
+        _record("world", 22.0, generation=4, workers=[2, 3]),
+    ]
+    assert list(fenced_commits([*_JOURNAL, *second], [Commit(9, 3, 1023.0)])) == []
 
 
 def test_a_worker_that_trains_on_after_the_loss_of_its_host_is_told() -> None:

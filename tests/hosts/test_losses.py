@@ -13,7 +13,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
-from extended import shortened
+from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
@@ -178,18 +178,23 @@ def test_another_head_waits_for_no_host_that_was_lost_before(
     assert len(job.events("host_lost")) == 1, job.stderr
 
 
+@pytest.mark.parametrize("dies", [False, extended(True)], ids=["head lives", "head dies"])
 def test_a_job_without_a_host_waits_for_one_to_come_back(
-    cluster: Cluster, tmp_path: Path, sha256: str
+    cluster: Cluster, tmp_path: Path, sha256: str, *, dies: bool
 ) -> None:
     with _at_gate(cluster, tmp_path, "b:4") as gated:
+        gated.job.wait_for("checkpoint")  # it is written beside the training
         gated.job.strike(Loss.CUT, "b")
         gated.open()
         gated.job.wait_for("host_lost", host="b")
+        if dies:
+            gated.job.kill_head()
+            gated.job.wait_for("relaunch")
         gated.job.undo(Loss.CUT, "b")
         job = gated.job.wait()
     _assert_whole(job, sha256)
     assert len(job.events("launch")) == 2
-    assert "waiting for b" in job.stderr
+    assert dies or "waiting for b" in job.stderr
 
 
 def test_a_lost_head_takes_all_along_and_the_next_job_goes_on(

@@ -129,6 +129,11 @@ class HostJob:
                 raise TimeoutError(f"no {what}; {self._story()}")
             time.sleep(_LOOK_S)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has ended."""
+        return self._process.poll() is not None
+
     def signal(self, number: int) -> None:
         """Send the client a signal."""
         self._process.send_signal(number)
