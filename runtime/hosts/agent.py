@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,8 +56,10 @@ from holdfast.runtime.system.worker_status import (
 
 _LONGEST_PAUSE_S = 0.1
 """Statuses are mirrored ten times a second at least."""
-_MOST_OUTPUT_BYTES = 256 << 10
-"""Output that the head does not take piles up so far, and is dropped then: answers wait behind."""
+_MOST_OUTPUT_BYTES = 32 << 20
+"""Output that the head does not take piles up so far, and is dropped then, as on its own host."""
+_PIECE_BYTES = 16 << 10
+"""Output travels in pieces of about this size: an answer overtakes all but the one under way."""
 _ENDS_WITHIN_S = 2.0
 
 _THIS_HOSTS = ("HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "SLURMD_NODENAME", "SLURM_NODEID")
@@ -99,7 +102,7 @@ class HostAgent:
         self._dropped = 0
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
-        self._reactor.watch(wake_read, lambda: self._send_output(wake_read))
+        self._reactor.watch(wake_read, lambda: self._take_output(wake_read))
         sinks = {fd: _Sink(self._lines, fd, wake_write) for fd in (1, 2)}
         self._output = OutputForwarder(sinks, verbose=greeting.verbose)
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
@@ -182,7 +185,10 @@ class HostAgent:
         self._channel.post({"kind": "pong", "number": number})
 
     def _tell(self, message: Up) -> None:
-        """Tell the head something, after what the workers' statuses show by now."""
+        """Tell the head something, after what the workers' statuses show by now.
+
+        It comes after all output that is here by now: last lines before the end of their worker.
+        """
         if isinstance(message, Seen):
             if message == self._seen:
                 return
@@ -195,7 +201,8 @@ class HostAgent:
             status, _ = self._mirrored.pop(key, (None, None))
             if status is not None:
                 status.close()
-        self._channel.post(line_of(message))
+        self._send_output()
+        self._channel.post_behind(line_of(message))
 
     def _tell_event(self, event: Message) -> None:
         self._tell(Told(event))
@@ -210,8 +217,11 @@ class HostAgent:
         if of:
             self._channel.post({"kind": "words", "of": of, "clock": time.monotonic()})
 
-    def _send_output(self, wake_fd: int) -> None:
+    def _take_output(self, wake_fd: int) -> None:
         os.read(wake_fd, 1 << 16)
+        self._send_output()
+
+    def _send_output(self) -> None:
         while self._lines:
             fd, lines = self._lines.popleft()
             if self._channel.waiting_bytes > _MOST_OUTPUT_BYTES:
@@ -220,7 +230,18 @@ class HostAgent:
             if self._dropped:
                 lines = b"[%d lines were dropped here]\n" % self._dropped + lines
                 self._dropped = 0
-            self._channel.post({"kind": "output", "fd": fd, "lines": lines.decode(TEXT)})
+            for piece in _pieces_of(lines):
+                message = {"kind": "output", "fd": fd, "lines": piece.decode(TEXT)}
+                self._channel.post_behind(message)
+
+
+def _pieces_of(lines: bytes) -> Iterator[bytes]:
+    """Return whole lines in pieces, each of which is as short as its last line allows."""
+    begin = 0
+    while begin < len(lines):
+        end = lines.find(b"\n", begin + _PIECE_BYTES) + 1
+        yield lines[begin : end or None]
+        begin = end or len(lines)
 
 
 class Watchdog:

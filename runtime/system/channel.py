@@ -74,6 +74,8 @@ class LineChannel:
         self._inbox = bytearray()
         self._messages: deque[Message] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._behind: deque[bytes] = deque()
+        """Lines that go out when the outbox is empty."""
         self._outbox_bytes = 0
         self._is_deaf = False
         self._sending = threading.Lock()
@@ -103,10 +105,22 @@ class LineChannel:
         """
         self._post_line(_line_of(message), ())
 
+    def post_behind(self, message: Message) -> None:
+        """Queue one message as ``post`` does, behind all others; those that come later overtake it.
+
+        The messages that are queued here keep their order.
+        """
+        if self._is_deaf or self.is_closed:
+            return
+        line = _line_of(message)
+        self._behind.append(line)
+        self._count(line)
+        self.flush()
+
     @property
     def wants_write(self) -> bool:
         """Whether posted bytes wait to be written."""
-        return bool(self._outbox)
+        return bool(self._outbox or self._behind)
 
     @property
     def waiting_bytes(self) -> int:
@@ -128,7 +142,9 @@ class LineChannel:
 
     def flush(self) -> None:
         """Write as many posted bytes as the peer takes now."""
-        while self._outbox:
+        while self.wants_write:
+            if not self._outbox:
+                self._outbox.append((self._behind.popleft(), ()))
             line, fds = self._outbox[0]
             try:
                 sent = self._write_some(line, fds)
@@ -171,6 +187,7 @@ class LineChannel:
         """Close the descriptors; closing twice is harmless."""
         self.is_closed = True
         self._outbox.clear()
+        self._behind.clear()
         self._close_descriptors()
         self._reads = self._writes = -1
 
@@ -190,10 +207,13 @@ class LineChannel:
         if self._is_deaf or self.is_closed:
             return
         self._outbox.append((line, fds))
+        self._count(line)
+        self.flush()
+
+    def _count(self, line: bytes) -> None:
         self._outbox_bytes += len(line)
         if self._outbox_bytes > _MAX_OUTBOX_BYTES:
             self._give_up()
-        self.flush()
 
     def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
         """Write what the peer takes now; raise ``BlockingIOError`` if that is nothing."""
@@ -202,6 +222,7 @@ class LineChannel:
     def _give_up(self) -> None:
         """Write no more; earlier messages of the peer can still be read, then comes its end."""
         self._outbox.clear()
+        self._behind.clear()
         self._outbox_bytes = 0
         self._is_deaf = True
 

@@ -5,10 +5,13 @@ Its workers are tiny ones, without MPI.  No remote shell is needed: stdin and st
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +76,14 @@ class Far:
         told = max(numbers, default=0) if heard is None else heard
         self.channel.send({"kind": "ping", "number": self.pings, "heard": told})
 
+    def wait_until_heard(self) -> None:
+        """Wait until the agent has read all that it was told."""
+        unread = array.array("i", [1])
+        deadline = time.monotonic() + _WITHIN_S
+        while unread[0]:
+            assert time.monotonic() < deadline
+            fcntl.ioctl(self.channel.write_fd, termios.FIONREAD, unread)
+
     def wait_for(self, is_it: Callable[[Message], bool], *, pings: bool = True) -> Message:
         """Return the first line that ``is_it``; it pings meanwhile, as a head does."""
         seen, deadline = 0, time.monotonic() + _WITHIN_S
@@ -98,6 +109,10 @@ class Far:
             return all(getattr(found, name) == value for name, value in expected.items())
 
         return read_up(self.wait_for(is_it))
+
+    def output(self) -> list[str]:
+        """Return what workers have printed, as it has come."""
+        return [line["lines"] for line in self.lines if line["kind"] == "output"]
 
     def helpers(self) -> dict[str, int]:
         """Return the agent's children by their names, which they take when they have begun."""
@@ -169,6 +184,33 @@ def test_output_of_a_host_travels_as_messages(start: Callable[..., Far]) -> None
     line = far.wait_for(lambda line: line["kind"] == "output" and line["fd"] == 1)
 
     assert line["lines"].startswith("one line\n")
+
+
+def test_answers_overtake_output_that_the_head_has_not_taken(start: Callable[..., Far]) -> None:
+    printed = ("1" * 79 + "\n") * 20_000
+    far = start()
+    pid = far.worker("print_much_at_gate")
+    (far.directory / "gate").touch()
+    while is_alive(pid):  # its agent takes all of its output; the head takes nothing
+        time.sleep(0.01)
+    far.lines.clear()
+
+    for _ in range(3):
+        far.ping()
+        far.wait_until_heard()
+    far.wait_for(lambda line: line["kind"] == "Exited", pings=False)
+    # What was in the worker's pipe at its end may come after that.
+    far.wait_for(lambda _: len("".join(far.output())) >= len(printed), pings=False)
+
+    kinds = [line["kind"] for line in far.lines]
+    numbers = [line.get("number") for line in far.lines]
+    pongs = [number for number in numbers if number is not None]
+    assert "".join(far.output()) == printed
+    assert pongs == [*range(pongs[0], far.pings + 1)]
+    # The agent has read the last ping, so it had answered the one before.
+    before_pong = kinds[: numbers.index(far.pings - 1)].count("output")
+    before_end = kinds[: kinds.index("Exited")].count("output")
+    assert before_pong < len(far.output()) / 2 < before_end
 
 
 def test_host_ends_with_its_connection(start: Callable[..., Far]) -> None:

@@ -172,6 +172,28 @@ def test_post_waits_for_a_slow_peer_and_loses_nothing(
     assert received == list(range(20))
 
 
+def test_posted_messages_overtake_those_that_are_posted_behind(
+    ends: tuple[LineChannel, LineChannel],
+) -> None:
+    left, right = ends
+    text = "x" * 100_000
+    for n in range(20):
+        left.post_behind({"n": n, "text": text})
+    left.post({"n": "first"})
+    left.post({"n": "second"})
+
+    received: list[object] = []
+    while left.wants_write:
+        received += [message["n"] for message in right.drain()]
+        left.flush()
+    received += [message["n"] for message in right.drain()]
+
+    place = received.index("first")
+    assert received[place + 1] == "second"
+    assert place < 10  # it waits for what is in the kernel's hands, and for one line
+    assert [n for n in received if isinstance(n, int)] == list(range(20))
+
+
 def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(
     unix_ends: tuple[Channel, Channel],
 ) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -152,6 +153,12 @@ def print_much(tiny: Tiny) -> None:
     leave(tiny)
 
 
+def print_much_at_gate(tiny: Tiny) -> None:
+    while not (Path(tiny.config.run_dir) / "gate").exists():
+        time.sleep(0.01)
+    print_much(tiny)
+
+
 def say_noise(tiny: Tiny) -> None:
     os.write(tiny.control.fileno(), b"this is no JSON\n")
     wait(tiny)
@@ -194,6 +201,7 @@ BEHAVIOURS = {
             raise_,
         ),
         *(segfault, abort, sigkill, sigalrm, stop, hold_gil, compute_in_python, compute_in_c),
-        *(leave_when_asked, start_helper, print_lines, print_much, say_noise, tell_place),
+        *(leave_when_asked, start_helper, print_lines, print_much, print_much_at_gate, say_noise),
+        tell_place,
     )
 }
