@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.network import interfaces
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import lease_clock_s
 
@@ -81,15 +82,31 @@ class JobHosts:
     def lose(self, name: str) -> Message | None:
         """Take note that a host is gone; return how often it is, and the slots that are left.
 
-        None if it was not there: a try to bring it back has failed.
+        The reason is another one if this host's own link is down.  None if the host was not there:
+        a try to bring it back has failed.
         """
         self._look_at_clock()
         refusal = self._end_examination(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
         has_stood_still = self._looked_at - self._stood_still_at < self._lease_s
-        is_charged = not (refusal or has_stood_still)
+        own_fault = self._why_cut_off()
+        is_charged = not (refusal or has_stood_still or own_fault)
         losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
-        return None if losses is None else {"losses": losses, "slots": self._slots}
+        if losses is None:
+            return None
+        reason = {"reason": own_fault} if own_fault else {}
+        return {**reason, "losses": losses, "slots": self._slots}
+
+    def _why_cut_off(self) -> str:
+        """Return why this host reaches no other, empty as long as its own link is up."""
+        if self._job.network is None:
+            return ""
+        network = IPv4Network(self._job.network)
+        own = [one for one in interfaces() if IPv4Address(one.address) in network]
+        if any(one.is_up for one in own):
+            return ""
+        names = f" ({', '.join(map(str, own))})" if own else ""
+        return f"the link of {self._job.hosts[0].name} itself to {network} is down{names}"
 
     def _look_at_clock(self) -> None:
         now = lease_clock_s()

@@ -18,6 +18,7 @@ from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.runtime.clusters.cluster import NETWORK, Cluster
+from holdfast.runtime.clusters.host_keeper import port_of
 from holdfast.runtime.options.host_list import read_hosts
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
@@ -176,6 +177,20 @@ def test_another_head_waits_for_no_host_that_was_lost_before(
     _assert_whole(job, sha256)
     assert [len(launch["workers"]) for launch in job.events("launch")] == [6, 4], job.stderr
     assert len(job.events("host_lost")) == 1, job.stderr
+
+
+def test_a_head_whose_own_cable_is_pulled_says_so_and_trains_on_alone(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path, "a:2,b:2") as gated:
+        in_keeper = ["nsenter", "--target", str(cluster.keeper), "--net"]
+        subprocess.run([*in_keeper, "ip", "link", "set", port_of("a"), "down"], check=True)
+        reason = str(gated.job.wait_for("host_lost", host="b")["reason"])
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert reason.startswith(f"the link of a itself to {NETWORK} is down ("), reason
+    assert f"host b was lost with its workers (2, 3): {reason}" in job.stderr
 
 
 @pytest.mark.parametrize("dies", [False, extended(True)], ids=["head lives", "head dies"])

@@ -22,6 +22,7 @@ from holdfast.runtime.host.host_messages import MakeWorkers
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.network import Interface
 from holdfast.runtime.system.reactor import Reactor
 
 pytestmark = pytest.mark.process
@@ -48,6 +49,10 @@ class _Hosts:
     ) -> None:
         self.now = 0.0
         monkeypatch.setattr(module, "witnessed_s", lambda: self.now)
+        self.is_up = True
+        monkeypatch.setattr(
+            module, "interfaces", lambda: (Interface("ib0", "10.1.0.1", 16, self.is_up),)
+        )
         shell = folder / "shell"
         self.answer = folder / "facts"
         shell.write_text(_SHELL.format(python=sys.executable, answer=str(self.answer)))
@@ -169,3 +174,16 @@ def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
     assert found.tries == [False, True]
     assert found.heard() == ["question", "question"]
     assert [event["kind"] for event in found.told] == ["host_refused"]
+
+
+def test_loss_while_the_own_link_is_down_blames_that_and_no_other_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch)
+    found.hosts.poll(0.0)
+    found.is_up = False
+    found.lose()
+    found.close()
+
+    reason = "the link of a itself to 10.1.0.0/16 is down (ib0 10.1.0.1/16)"
+    assert found.losses == [{"reason": reason, "losses": 0, "slots": 1}]
