@@ -63,6 +63,8 @@ _OF_THE_BED = (
 """How the names of processes begin that belong to the hosts, not to what runs there."""
 _PROCESS = re.compile(r'"([^"]+)",pid=(\d+)')
 _LOOK_S = 0.02
+_NONE = ""
+"""The network namespace of a dead host: the kernel may give its name to another one."""
 
 
 def why_not() -> str | None:
@@ -225,11 +227,14 @@ class Cluster:
         Its kernel tells the peers of open connections, as after a kill or a crash of programs.  A
         host that loses its power is silent.
         """
+        if self._network[host] == _NONE:
+            return
         if silently:
             self.cut(host)
         if host != self.head:
             os.kill(self._first[host], signal.SIGKILL)
         kill_all(self._network[host])
+        self._network[host] = _NONE
 
     def restart(self, host: str) -> None:
         """Start a host that was lost, with a healthy cable."""

@@ -61,7 +61,8 @@ class Keeper:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._namespaces: set[str] = set()
+        self._namespaces: dict[int, str] = {}
+        """That of each host by the process that waits for its first one."""
         self._ports = 0
         _unshare(_CLONE_NEWNET)
         _ip([f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up", "link set lo up"])
@@ -69,7 +70,8 @@ class Keeper:
     def start(self, name: str) -> int:
         """Start a host; return the number of its first process."""
         telling, told = os.pipe()
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             os.close(telling)
             os._exit(self._stand_between(name, told))
         os.close(told)
@@ -78,14 +80,19 @@ class Keeper:
         pid = int(next(word for word in words if word.isdigit()))
         if "ready" not in words:
             raise ChildProcessError(f"host {name} has not come up")
-        self._namespaces.add(os.readlink(f"/proc/{pid}/ns/net"))
+        self._namespaces[child] = os.readlink(f"/proc/{pid}/ns/net")
         self._connect(name, pid)
         return pid
 
     def end(self) -> None:
-        """Kill all processes of all hosts."""
-        for namespace in self._namespaces:
-            kill_all(namespace)
+        """Kill all processes of all hosts.
+
+        The kernel may have given the name of a dead host's namespace to a host of somebody else.
+        """
+        for child, namespace in self._namespaces.items():
+            with contextlib.suppress(ChildProcessError):  # it is gone, and its host with it
+                if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    kill_all(namespace)
 
     def _stand_between(self, name: str, told: int) -> int:
         """Wait for the first process: only a child of this one can be the first in a namespace."""
@@ -133,7 +140,20 @@ def port_of(host: str) -> str:
 
 
 def kill_all(namespace: str) -> None:
-    """SIGKILL each process of a network namespace until there is none."""
+    """SIGKILL each process of a network namespace until there is none.
+
+    The namespace is held, so that no other one gets its name meanwhile.
+    """
+    with contextlib.ExitStack() as held:
+        for pid in processes_of(namespace):
+            with contextlib.suppress(OSError):
+                file = held.enter_context(Path(f"/proc/{pid}/ns/net").open("rb"))
+                if f"net:[{os.fstat(file.fileno()).st_ino}]" == namespace:
+                    break
+        _kill_until_none(namespace)
+
+
+def _kill_until_none(namespace: str) -> None:
     while pids := processes_of(namespace):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
