@@ -35,7 +35,7 @@ _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_OWN = ("/dev/shm", "/tmp", "/run")
+OWN_FOLDERS = ("/dev/shm", "/tmp", "/run")
 """What each host has for itself; the rest of the file system is everybody's."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -224,7 +224,7 @@ def _mount_own(plan: Plan, *, has_processes: bool) -> None:
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kept = {path: os.open(path, os.O_PATH) for path in plan.shared if _is_own(path)}
     hosts_file = os.open(plan.hosts_file, os.O_PATH)
-    for place in _OWN:
+    for place in OWN_FOLDERS:
         _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
     for path, source in kept.items():
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def _mount_own(plan: Plan, *, has_processes: bool) -> None:
 
 
 def _is_own(path: str) -> bool:
-    return any(Path(path).is_relative_to(place) for place in _OWN)
+    return any(Path(path).is_relative_to(place) for place in OWN_FOLDERS)
 
 
 def _reap() -> None:
