@@ -1,0 +1,64 @@
+"""Each kind of message that code sends is in docs/messages.md."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from holdfast.runtime.host.host_messages import Down, Up
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_NEVER_SENT = frozenset({"silent", "gone"})
+"""How a client notes for itself that a head has not answered."""
+
+
+def _kinds(source: str) -> Iterator[str]:
+    """Yield the value of ``kind`` of each message that stands in a source."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Dict):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "kind":
+                found = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
+                yield from (kind for kind in found if isinstance(kind, str))
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    """Yield kinds and fields of each row of a table."""
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.split(" | ")]
+        if line.startswith("| ") and len(cells) == 3:
+            yield cells[1], cells[2].removesuffix("|")
+
+
+def test_each_kind_of_message_has_a_row() -> None:
+    rows = {kind for kinds, _ in _rows() for kind in _CODE.findall(kinds)}
+    sent = {
+        kind: path.relative_to(ROOT)
+        for path in sorted((ROOT / "runtime").rglob("*.py"))
+        for kind in _kinds(path.read_text(encoding="utf-8"))
+    }
+    assert len(sent) > 50
+    assert {kind: path for kind, path in sent.items() if kind not in rows | _NEVER_SENT} == {}
+
+
+@pytest.mark.parametrize("message", [*get_args(Down), *get_args(Up)], ids=lambda m: m.__name__)
+def test_row_of_a_message_between_the_parts_has_its_fields(message: type) -> None:
+    (fields,) = [fields for kinds, fields in _rows() if kinds == f"`{message.__name__}`"]
+    own = [field.name for field in dataclasses.fields(message)]
+    assert _CODE.findall(fields)[: len(own)] == own
+    assert fields.startswith("`") == bool(own)
+
+
+def test_kind_that_depends_is_found() -> None:
+    source = """tell({"kind": "saved" if done else "unsaved", "step": 3})"""
+    assert list(_kinds(source)) == ["saved", "unsaved"]
