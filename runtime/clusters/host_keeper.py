@@ -87,7 +87,7 @@ class Keeper:
     def end(self) -> None:
         """Kill all processes of all hosts.
 
-        The kernel may have given the name of a dead host's namespace to a host of somebody else.
+        The kernel may have given the name of a dead host's namespace to another cluster's host.
         """
         for child, namespace in self._namespaces.items():
             with contextlib.suppress(ChildProcessError):  # it is gone, and its host with it
