@@ -258,6 +258,7 @@ class _StruckRun:
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._counts, self._counted_to = Counter[str](), 0
         self._down: dict[str, Blow] = {}
         self._due: list[tuple[float, Blow]] = []
 
@@ -340,9 +341,14 @@ class _StruckRun:
         job.wait_until(has_trained, f"{steps} steps")
 
     def _applied(self) -> Counter[str]:
-        trace = self.folder / "trace"
-        text = trace.read_text() if trace.exists() else ""
-        return Counter(update.process for update in updates_in(text))
+        """Return how many updates each worker has applied; only new lines are read."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "trace").open("rb") as trace:
+            trace.seek(self._counted_to)
+            text = trace.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self._counted_to += len(text)
+            self._counts.update(update.process for update in updates_in(text.decode()))
+        return self._counts.copy()
 
     def _wait_passed(self, job: HostJob, blow: Blow, strike: Strike) -> None:
         """Wait until the others go on, and plan when the host comes back."""
