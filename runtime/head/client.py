@@ -41,7 +41,7 @@ from holdfast.runtime.host.superior import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import moved_to, refuse_no_job
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -239,13 +239,15 @@ def attach(run_dir: Path) -> int:
 
 def _next(run_dir: Path) -> str:
     """Return what there is to do about a run without a job, in words."""
+    from holdfast.runtime.run.entries import completed_step, entries_of  # a job needs no entries
+
     place = moved_to(RunDirectory(run_dir))
     if place is not None:
         return f"it was moved or copied from {place}, which holds its run as well"
     reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
     step = None
     with contextlib.suppress(OSError):  # it may not be there
-        step = completed_step(reader.read())
+        step = completed_step(entries_of(reader.read()))
     if step is None:
         return "start or resume it with `holdfast run`"
     return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"

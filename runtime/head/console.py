@@ -26,7 +26,7 @@ from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import usable_cores
 
 if TYPE_CHECKING:
-    from holdfast.runtime.run.entries import Recorder
+    from holdfast.runtime.run.journal import Recorder
 
 _KEPT = 1000
 """So many newest deaths are compared with each other."""

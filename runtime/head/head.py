@@ -244,15 +244,15 @@ class Head:
 
     def _refusal(self, message: Message) -> Message | None:
         """Return why a client may not show this job, None if it may."""
-        if "job" in message:
-            return None if self._job is None else {"kind": "busy"}
+        is_new = "job" in message
         if self._job is None:
-            return {"kind": "starting"}
-        if self._client is not None and not self._client.is_replaceable:
-            return {"kind": "attached_already", "pid": self._client.pid}
-        asked: list[Any] | None = message.get("asked")
-        if asked is None or not self._job.job.differs_from(asked):
-            return None
+            return None if is_new else {"kind": "starting"}
+        if not is_new:
+            if self._client is not None and not self._client.is_replaceable:
+                return {"kind": "attached_already", "pid": self._client.pid}
+            asked: list[Any] | None = message.get("asked")
+            if asked is None or not self._job.job.differs_from(asked):
+                return None
         options = self._job.job.config.options
         return {"kind": "another_job", "job": [False, str(options.script), *options.argv]}
 

@@ -230,6 +230,29 @@ class Exited:
     """The ``worker_exited`` event."""
 
 
+def exit_event(
+    generation: int, worker: WorkerId, page: WorkerStatus, status: int, cause: str, **known: object
+) -> Message:
+    """Return the ``worker_exited`` event of a worker; ``known`` is what else is known of it."""
+    return {
+        "kind": "worker_exited",
+        "worker": worker,
+        "status": status,
+        "cause": cause,
+        "clean": False,
+        "fenced": False,
+        "step": page.step,
+        "phase": page.phase.label,
+        "generation": generation,
+        "limit": None,
+        "collateral": False,
+        "core": None,
+        "stderr": [],
+        "stacks": "",
+        "samples": None,
+    } | known
+
+
 @dataclass(frozen=True, slots=True)
 class SaveAnswered:
     """The writer's answer to a save, of kind ``saved`` or ``unsaved``."""

@@ -14,7 +14,7 @@ import signal
 from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import HostLink, KillWorker
+from holdfast.runtime.host.host_messages import HostLink, KillWorker, exit_event
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import from_plain
@@ -204,23 +204,15 @@ class HostedWorker:
 
     def lost_event(self, cause: str) -> Message:
         """Return the ``worker_exited`` event of a worker whose host is gone."""
-        return {
-            "kind": "worker_exited",
-            "worker": self.worker,
-            "status": -signal.SIGKILL,
-            "cause": cause,
-            "clean": False,
-            "fenced": False,
-            "step": self.page.step,
-            "phase": self.page.phase.label,
-            "generation": self.generation,
-            "limit": "host",
-            "collateral": True,
-            "core": None,
-            "stderr": [],
-            "stacks": "",
-            "samples": None,
-        }
+        return exit_event(
+            self.generation,
+            self.worker,
+            self.page,
+            -signal.SIGKILL,
+            cause,
+            limit="host",
+            collateral=True,
+        )
 
     def close(self) -> None:
         """Close its status and the connection of its guard."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.runtime.evidence.stacks import Stacks
+from holdfast.runtime.host.host_messages import exit_event
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message, pair
@@ -126,29 +127,22 @@ class WorkerProcess:
         return {**self.exit_event(status, self._cause(status)), "peak_bytes": peak_bytes}
 
     def exit_event(self, status: int, cause: str) -> Message:
-        """Return the event of the worker's end: status, cause, step and phase."""
-        return {
-            "kind": "worker_exited",
-            "worker": self.worker,
-            "status": status,
-            "cause": cause,
-            "clean": (self.has_left and status == 0) or self.limit == "leaving",
-            "fenced": self._is_fenced,
-            "step": self.page.step,
-            "phase": self.page.phase.label,
-            "generation": self.generation,
-        } | self._evidence()
-
-    def _evidence(self) -> Message:
-        """Return what is known of the death beside its cause."""
-        return {
-            "limit": self.limit,
-            "collateral": self._why_killed is not None and not self._is_fenced,
-            "core": self._core,
-            "stderr": [] if self.said is None else list(self.said.last_lines()),
-            "stacks": str(self.stacks),
-            "samples": self.samples,
-        }
+        """Return the event of the worker's end, with all that is known of it."""
+        return exit_event(
+            self.generation,
+            self.worker,
+            self.page,
+            status,
+            cause,
+            clean=(self.has_left and status == 0) or self.limit == "leaving",
+            fenced=self._is_fenced,
+            limit=self.limit,
+            collateral=self._why_killed is not None and not self._is_fenced,
+            core=self._core,
+            stderr=[] if self.said is None else list(self.said.last_lines()),
+            stacks=str(self.stacks),
+            samples=self.samples,
+        )
 
     @property
     def _is_fenced(self) -> bool:

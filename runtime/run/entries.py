@@ -8,24 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
 from holdfast.runtime.run.event_kinds import EVENTS, KINDS, Kind, is_number
 from holdfast.runtime.run.files import ForeignFile, refusal
+from holdfast.runtime.run.journal import Recorder
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Event: TypeAlias = NamedTuple
 _Event = TypeVar("_Event")
 _Event_co = TypeVar("_Event_co", covariant=True)
-
-
-class Recorder(Protocol):
-    """Takes the lines of a journal."""
-
-    def record(self, event: str, /, **fields: object) -> None:
-        """Append a line."""
 
 
 def record(journal: Recorder, event: Event) -> None:
@@ -133,3 +127,13 @@ def of(entries: Iterable[Entry[Any]], kind: type[_Event]) -> list[Entry[_Event]]
 def last_of(entries: Sequence[Entry[Any]], kind: type[_Event]) -> Entry[_Event] | None:
     """Return the newest entry of one kind of event, None without any."""
     return next((entry for entry in reversed(entries) if type(entry.event) is kind), None)
+
+
+def completed_step(entries: Sequence[Entry[Any]]) -> int | None:
+    """Return the step that the last launch has completed, None if it has not."""
+    for entry in reversed(entries):
+        if isinstance(entry.event, events.Completed):
+            return entry.event.step
+        if isinstance(entry.event, (events.Launch, events.JobStarted)):
+            break
+    return None

@@ -66,10 +66,14 @@ _LARGEST_MANIFEST_BYTES = 256 << 20
 
 
 class Recorder(Protocol):
-    """Takes the events of one process for the journal of its job."""
+    """Takes events for a journal."""
 
     def record(self, event: str, /, **fields: object) -> None:
         """Take one event with its fields."""
+
+
+class ProcessJournal(Recorder, Protocol):
+    """Takes all events of one process for the journal of its job."""
 
     def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
         """Take several events."""
@@ -375,17 +379,6 @@ def read_journal(path: Path) -> list[Record]:
         OSError: the file cannot be read.
     """
     return list(JournalReader(path).read())
-
-
-def completed_step(records: Iterable[Record]) -> int | None:
-    """Return the step that the last launch of ``records`` has completed, None if it has not."""
-    step = None
-    for record in records:
-        if record["event"] in ("job_started", "launch"):
-            step = None
-        elif record["event"] == "completed":
-            step = record.get("step")
-    return step
 
 
 def has_step(path: Path) -> bool:

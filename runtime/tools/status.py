@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Drained
-from holdfast.runtime.run.entries import Entry, last_of, of, read_on
+from holdfast.runtime.run.entries import Entry, completed_step, last_of, of, read_on
 from holdfast.runtime.run.events import (
     Completed,
     Epoch,
@@ -44,7 +44,6 @@ from holdfast.runtime.tools.report import finite
 from holdfast.runtime.tools.summary import (
     Entries,
     Goodput,
-    completed_step,
     goodput_of,
     jobs_of,
 )

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed, CheckpointSkipped
-from holdfast.runtime.run.entries import Entry, kind_of, last_of, of
+from holdfast.runtime.run.entries import Entry, completed_step, kind_of, last_of, of
 from holdfast.runtime.run.events import (
     Completed,
     Epoch,
@@ -117,16 +117,6 @@ def _put_once(entries: Entries) -> tuple[Checkpoint, ...]:
     return tuple(
         save for save in saves if save.place is None or (save.step, save.generation) not in lasting
     )
-
-
-def completed_step(entries: Entries) -> int | None:
-    """Return the step that the last launch has completed, None if it has not."""
-    for entry in reversed(entries):
-        if isinstance(entry.event, Completed):
-            return entry.event.step
-        if isinstance(entry.event, (Launch, JobStarted)):
-            break
-    return None
 
 
 def _repeated(jobs: Sequence[Entries], steps: Sequence[Step]) -> tuple[str, ...]:

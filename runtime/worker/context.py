@@ -18,7 +18,7 @@ from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.find_run import key_in
-from holdfast.runtime.run.journal import Journal, Recorder
+from holdfast.runtime.run.journal import Journal, ProcessJournal, Recorder
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -32,7 +32,7 @@ class WorkerContext:
 
     config: WorkerConfig
     communicator: Communicator
-    journal: Recorder
+    journal: ProcessJournal
     page: WorkerStatus
     injector: FaultInjector
     tell_agent: Callable[[dict[str, object]], None]
