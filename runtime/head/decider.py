@@ -309,7 +309,7 @@ class Decider:
             if fault.host:
                 yield (
                     f"--inject '{fault}' never struck: the first worker of host {fault.host} "
-                    "never came there, or the job has no such host"
+                    "never came there"
                 )
             else:
                 yield (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.signature import KeyFile
+from holdfast.recovery.fault import parse_fault
 from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
@@ -190,6 +191,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
+    _refuse_faults_elsewhere(options)
     if not options.hosts:  # otherwise their network has to be known first
         verdict = _assessed(options, library, None)
     with answering(options.run_dir, say):
@@ -242,6 +244,20 @@ def _assessed(options: JobOptions, library: MpiLibrary, checked: CheckedHosts | 
     verdict = assess(library, os.environ, needed, terms)
     require(library, verdict, needed, terms)
     return verdict
+
+
+def _refuse_faults_elsewhere(options: JobOptions) -> None:
+    """Refuse a fault of a host that the job does not have."""
+    faults = [fault for fault in map(parse_fault, options.faults) if fault.host]
+    if not faults:
+        return
+    from holdfast.runtime.hosts.named_hosts import settle_hosts
+
+    names = [host.name for host in settle_hosts(options)]
+    for fault in faults:
+        if fault.host not in names:
+            its = f"its hosts are {', '.join(names)}" if names else "it has one; name a worker"
+            raise UsageError(f"--inject '{fault}': the job has no host {fault.host}: {its}")
 
 
 def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> CheckedHosts | None:

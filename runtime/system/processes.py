@@ -202,6 +202,11 @@ def children_of(pid: int) -> tuple[int, ...]:
     return ()
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process as ``ps`` shows it, "" if it is gone."""
+    return _read(pid, "comm").decode(errors="replace").strip()
+
+
 def kill_tree(pid: int) -> None:
     """SIGKILL ``pid``, a child of this process, and all its descendants; wait for none.
 

@@ -15,13 +15,17 @@ from collections.abc import Callable
 
 from holdfast.recovery.fault import FaultKind, FaultPlan, Site, Visit
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.system.processes import children_of
+from holdfast.runtime.system.processes import children_of, name_of
 
 _MUTEX_BYTES = 64
 """More than a pthread_mutex_t has on any Linux."""
 
 _TOLD_WITHIN_S = 0.5
 """An agent that is to be struck needs a moment to pass the announcement on."""
+
+
+_WATCHDOG = "holdfast-watch"
+"""How the agent of another host names the process beside it."""
 
 
 class InjectedFault(Exception):
@@ -89,11 +93,14 @@ def _strike(kind: FaultKind) -> None:
 
 
 def _freeze_host() -> None:
-    """Stop the agent and its children: pool, writer and workers, this one last."""
+    """Stop the agent and its children: pool, writer and workers, this one last.
+
+    The watchdog is left alone: a host that stands still for good must leave nothing behind.
+    """
     agent, me = os.getppid(), os.getpid()
     os.kill(agent, signal.SIGSTOP)
     for pid in children_of(agent):
-        if pid != me:
+        if pid != me and name_of(pid) != _WATCHDOG:
             os.kill(pid, signal.SIGSTOP)
     os.kill(me, signal.SIGSTOP)
 

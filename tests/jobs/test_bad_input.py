@@ -86,6 +86,10 @@ def mpiexec_without_ulfm(tmp_path: Path) -> Path:
         extended(["--inject", "kill worker=0"], ["kill worker=0", "step must be given"]),
         extended(["--inject", "kill worker=0 step=1 site=lunch"], ["lunch", "compute, reduce"]),
         extended(["--inject", "kill worker=0 step=0"], ["step", "from 1", "'0'"]),
+        (["--inject", "lose host=b step=1"], ["lose host=b", "no host b", "name a worker"]),
+        extended(
+            ["--hosts", "localhost:1,c:1", "--inject", "cut host=b step=1"], ["no host b", ", c"]
+        ),
         (["--mpiexec", "/nonexistent/mpiexec"], ["/nonexistent/mpiexec", "--mpiexec"]),
         (["--no-such-option"], ["--no-such-option"]),
     ],
