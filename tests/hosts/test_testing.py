@@ -76,7 +76,8 @@ def test_a_test_sees_and_strikes_the_processes_of_each_host(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     faults = [f"stop host=b step={_STEP}"]
-    request = request_of(EVEN, tmp_path / "run", workers=2, faults=faults, options=_OPTIONS)
+    options = (*_OPTIONS, "--hosts", "a:1,b:2")  # otherwise a has two of three workers
+    request = request_of(EVEN, tmp_path / "run", workers=3, faults=faults, options=options)
 
     with start_job(replace(request, hosts=2)) as running:
         running.wait_for("fault", host="b", kind="stop")
@@ -85,7 +86,9 @@ def test_a_test_sees_and_strikes_the_processes_of_each_host(
         job = running.wait()
 
     _assert_whole(job, undisturbed(EVEN))
-    assert {"holdfast-agent", "holdfast-host", "holdfast-w0", "holdfast-w1"} <= names
+    assert {"holdfast-agent", "holdfast-host"} <= names
+    assert {"holdfast-w0", "holdfast-w1", "holdfast-w2"} <= names
+    assert sorted({failure.worker for failure in job.report.failures}) == [1, 2]
     assert [record["host"] for record in job.events("host_lost")] == ["b"]
 
 
