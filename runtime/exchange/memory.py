@@ -95,7 +95,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
 def is_finite(vector: FloatVector) -> bool:
     """Return whether every float is finite; the sum of their squares may overflow meanwhile."""
     # A finite sum has finite terms, and finite terms may overflow in it.  BLAS is the fastest.
-    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+    return math.isfinite(vector.dot(vector)) or bool(np.isfinite(vector).all())
 
 
 def writable_alias(array: _Array) -> _Array:

@@ -111,9 +111,10 @@ class Exchange:
         Raises:
             WorldBroken: a member died; the roots are unchanged.
         """
-        if work not in self._ways:
-            self._ways[work] = self._way(work, assignment)
-        return self._quiet.run(self._ways[work].run, roots, posted)
+        way = self._ways.get(work)
+        if way is None:
+            way = self._ways[work] = self._way(work, assignment)
+        return self._quiet.run(way.run, roots, posted)
 
     def _way(self, work: Work, assignment: Assignment) -> _SumMethod:
         communicator = self._membership.communicator
