@@ -32,6 +32,8 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
   request to a dead peer then waits in a list of ``pml ob1`` after its receive was freed, and the
   next message crashes: 8 of 32 deaths within a sum took a second worker along, and 0 of 34 so.
   What sends leave behind, `mpi_communicator` keeps away from later messages;
+* ``btl_tcp_eager_limit``: by default a message of 64 KiB asks its receiver first, which doubles its
+  time.  Roots of a short vector have up to that (`sums`), and so they go at once;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
 * ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
   the network, although no peer is there.
@@ -61,6 +63,8 @@ from types import MappingProxyType
 from holdfast.runtime.system.own_process import home_for_mpi
 
 _ADD_PROCS_CUTOFF = 1024
+_EAGER_BYTES = 128 * 1024
+"""Twice a root of the longest vector that two ranks gather; MPI's longest fragment over TCP."""
 
 _ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
 _BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
@@ -146,6 +150,7 @@ OPEN_MPI = Launcher(
         _mca("btl_tcp_if_include", _NETWORK),
         _mca("btl_tcp_disable_family", "6"),
         _mca("btl_tcp_flags", "send"),
+        _mca("btl_tcp_eager_limit", str(_EAGER_BYTES)),
         Parameter("--prtemca", "pmix_remote_connections", "1"),
         Parameter("--pmixmca", "gds", "hash"),
         Parameter("--pmixmca", "ptl_tcp_if_include", _NETWORK),

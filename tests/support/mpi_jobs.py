@@ -19,6 +19,7 @@ OVER_TCP = (
     ("btl", "self,tcp"),
     ("btl_tcp_if_include", "lo"),
     ("btl_tcp_flags", "send"),
+    ("btl_tcp_eager_limit", "131072"),
     ("coll", "^han,adapt,sm"),
 )
 """Settings with which ranks meet by TCP, as those of several hosts do."""
