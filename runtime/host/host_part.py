@@ -82,11 +82,12 @@ class HostPart:
         heartbeat_timeout_s: float,
         pool: PoolStart,
         on_files: Callable[[Channel], None] | None = None,
+        lease_fd: int | None = None,
     ) -> None:
         """Start pool and writer.
 
         ``tell`` takes messages to the launch part; ``on_files`` gets each writer's channel for the
-        run directory, on the host of the head.
+        run directory, on the host of the head.  On others ``lease_fd`` is a status with the lease.
         """
         self._reactor = reactor
         self._output = output
@@ -100,7 +101,7 @@ class HostPart:
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
         self.pool = WarmPool(reactor, pool, self)
-        self.writer = WriterLink(reactor, self, on_files=on_files)
+        self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
         self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
         self._of_saves: dict[object, Callable[[WorkerProcess, Message], None]] = {

@@ -94,7 +94,10 @@ class HostAgent:
         timeout_s = greeting.heartbeat_timeout_s
         self._pause_s = min(pulse_interval_s(timeout_s), _LONGEST_PAUSE_S)
         self._lease = HostLease.begin(timeout_s, lease_clock_s())
-        self._watchdog = Watchdog(timeout_s)
+        self._shared = WorkerStatus.create()
+        """Has the lease, for the watchdog and the writer."""
+        self._shared.lease_ms = int(1000 * self._lease.until)
+        self._watchdog = Watchdog(self._shared, timeout_s)
         self._why_over: str | None = None
         self.is_orphan = True
         """Whether the end of the job is not the head's wish."""
@@ -110,7 +113,12 @@ class HostAgent:
         limits = HostLimits(Path(greeting.directory))
         self._watch = HostWatch(limits, self._tell_event, self._no_save)
         self._part = HostPart(
-            self._reactor, self._output, self._tell, heartbeat_timeout_s=timeout_s, pool=pool
+            self._reactor,
+            self._output,
+            self._tell,
+            heartbeat_timeout_s=timeout_s,
+            pool=pool,
+            lease_fd=self._shared.fd,
         )
         self._reactor.watch_channel(channel, self._take, lambda: self._end("the head is gone"))
 
@@ -133,6 +141,7 @@ class HostAgent:
         self._part.close()
         self._output.close(_ENDS_WITHIN_S)
         self._watchdog.close()
+        self._shared.close()
         self._reactor.close()
         self._channel.close()
 
@@ -179,8 +188,7 @@ class HostAgent:
         """Answer a ping, after the lease was made as long as it allows."""
         self._lease = self._lease.confirmed(heard).answered(number, lease_clock_s())
         until_ms = int(1000 * self._lease.until)
-        self._watchdog.until_ms = until_ms
-        for status, _ in self._mirrored.values():
+        for status in (self._shared, *(status for status, _ in self._mirrored.values())):
             status.lease_ms = until_ms
         self._channel.post({"kind": "pong", "number": number})
 
@@ -247,23 +255,13 @@ def _pieces_of(lines: bytes) -> Iterator[bytes]:
 class Watchdog:
     """The process that kills this one when its lease ended long ago, even if it is stopped."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._shared = WorkerStatus.mirror()
+    def __init__(self, shared: WorkerStatus, timeout_s: float) -> None:
+        """Begin to watch the lease in ``shared``."""
         parent = os.getpid()
-        self._shared.lease_ms = int(1000 * (lease_clock_s() + timeout_s))
         pid = os.fork()
         if pid == 0:
-            self._guard(parent, timeout_s)
+            self._guard(parent, shared, timeout_s)
         self._process = HeldProcess(pid)
-
-    @property
-    def until_ms(self) -> int:
-        """The end of the lease."""
-        return self._shared.lease_ms
-
-    @until_ms.setter
-    def until_ms(self, value: int) -> None:
-        self._shared.lease_ms = value
 
     def close(self) -> None:
         """End the process; one that was killed is reaped with other strays."""
@@ -272,10 +270,10 @@ class Watchdog:
             os.waitpid(self._process.pid, 0)
         self._process.close()
 
-    def _guard(self, parent: int, timeout_s: float) -> None:
+    def _guard(self, parent: int, shared: WorkerStatus, timeout_s: float) -> None:
         name_process("holdfast-watch")
         die_with_parent(parent)
-        while lease_clock_s() < self.until_ms / 1000 + timeout_s:
+        while lease_clock_s() < shared.lease_ms / 1000 + timeout_s:
             time.sleep(min(timeout_s / 4, 1.0))
         os.kill(parent, signal.SIGKILL)
         os._exit(0)

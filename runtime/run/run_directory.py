@@ -412,6 +412,14 @@ def make_durably(path: Path, mode: int = 0o777) -> None:
     path.mkdir(mode, exist_ok=True)
 
 
+_PROOFS: list[Callable[[], None]] = []
+
+
+def prove_also(proof: Callable[[], None]) -> None:
+    """Let ``proof`` belong to each proof of ownership of this process; it raises as that does."""
+    _PROOFS.append(proof)
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """The claim of one job to one run directory; ``token`` is "" for a job without a lease."""
@@ -423,7 +431,8 @@ class Ownership:
     def prove(self) -> None:
         """Return if the directory is still this job's.
 
-        Raises ``CommitRefused`` if it is another one's, or if that cannot be told just now.
+        Raises ``CommitRefused`` if it is another one's, or if that cannot be told just now, or if
+        this process may change nothing for a reason of its own (`prove_also`).
         """
         directory = RunDirectory(self.run_dir)
         try:
@@ -443,3 +452,5 @@ class Ownership:
             raise CommitRefused(
                 f"another job has taken the lease of {self.run_dir}; {_ADVICE}, or let it go on"
             )
+        for proof in _PROOFS:
+            proof()

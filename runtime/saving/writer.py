@@ -27,10 +27,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.runtime.run.journal import records_message
+from holdfast.runtime.run.run_directory import prove_also
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, KeptImages, Parts
 from holdfast.runtime.saving.mending import Mender, SecondHolder, mirrors
@@ -39,6 +41,7 @@ from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import decode, from_plain, to_plain
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 _TOLD_EVERY_S = 1.0
 """A read says no more than that the disk answers, and there are thousands of them."""
@@ -59,15 +62,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--parent", type=int, required=True, help="the agent, which holds the lease"
     )
     parser.add_argument("--files-fd", type=int, help="the head's channel for the run directory")
+    parser.add_argument("--lease-fd", type=int, help="the status with the lease of this host")
     options = parser.parse_args(argv)
     name_process("holdfast-writer")
     os.nice(_NICE)
     allow_many_files()
     die_with_parent(options.parent)
+    if options.lease_fd is not None:
+        prove_also(partial(_prove_lease, WorkerStatus(options.lease_fd)))
     files = None if options.files_fd is None else RunFiles(Channel.adopt(options.files_fd))
     HostWriter(Channel.adopt(options.control_fd)).run()
     if files is not None:
         files.close(_FILES_END_WITHIN_S)
+
+
+def _prove_lease(status: WorkerStatus) -> None:
+    """Raise ``CommitRefused`` if others may have gone on without this host."""
+    if not status.has_lease:
+        raise CommitRefused(
+            "the lease of this host has ended, and the other hosts may have gone on without it"
+        )
 
 
 class HostWriter:

@@ -83,11 +83,16 @@ class WriterLink:
         owner: WriterOwner,
         clock: Callable[[], float] = witnessed_s,
         on_files: Callable[[Channel], None] | None = None,
+        lease_fd: int | None = None,
     ) -> None:
-        """Make the link; ``on_files`` gets each writer's channel for the run directory."""
+        """Make the link; ``on_files`` gets each writer's channel for the run directory.
+
+        ``lease_fd`` is the status with the lease of this host, if that needs one.
+        """
         self._reactor = reactor
         self._owner = owner
         self._on_files = on_files
+        self._lease_fd = lease_fd
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._lost: list[subprocess.Popen[bytes]] = []
@@ -235,11 +240,15 @@ class WriterLink:
         command += ["--control-fd", str(theirs.fileno())]
         if self._on_files is not None:
             command += ["--files-fd", str(their_files.fileno())]
+        inherited = [theirs.fileno(), their_files.fileno()]
+        if self._lease_fd is not None:
+            command += ["--lease-fd", str(self._lease_fd)]
+            inherited.append(self._lease_fd)
         try:
             with blocked():
                 self._process = subprocess.Popen(
                     command,
-                    pass_fds=[theirs.fileno(), their_files.fileno()],
+                    pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                 )
         except OSError:

@@ -360,10 +360,15 @@ class WorkerStatus:
         if _PROGRESS in changes:
             self.tell_progress(changes[_PROGRESS].encode(_PROGRESS_CODEC))
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether the lease of its host has not run out; true where none is needed."""
+        lease_ms = self.lease_ms
+        return not lease_ms or 1000 * lease_clock_s() < lease_ms
+
     def end_without_lease(self) -> None:
         """SIGKILL this process if the lease of its host has run out (worker only)."""
-        lease_ms = self.lease_ms
-        if lease_ms and 1000 * lease_clock_s() >= lease_ms:
+        if not self.has_lease:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from holdfast.runtime.hosts.wire import Greeting, line_of, read_up
 from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import children_of, is_alive, is_stopped, marked_processes
+from holdfast.runtime.system.worker_status import WorkerStatus, lease_clock_s
 
 pytestmark = pytest.mark.process
 
@@ -249,6 +250,21 @@ def test_host_whose_answers_are_not_heard_ends_although_pings_come(
         time.sleep(0.1)
 
     far.wait_until_empty()
+
+
+def test_writer_of_a_host_knows_the_end_of_its_lease(start: Callable[..., Far]) -> None:
+    far = start()
+    far.wait_for(lambda _: "holdfast-writer" in far.helpers())
+    pid = far.helpers()["holdfast-writer"]
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    fd = os.open(f"/proc/{pid}/fd/{words[words.index('--lease-fd') + 1]}", os.O_RDWR)
+    status = WorkerStatus(fd)
+    before = status.lease_ms
+
+    far.wait_for(lambda _: status.lease_ms > before)  # the head has heard an answer
+
+    status.close()
+    assert before > 1000 * (lease_clock_s() - _WITHIN_S)
 
 
 def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Far]) -> None:

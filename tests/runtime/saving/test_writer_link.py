@@ -24,6 +24,7 @@ from holdfast.runtime.saving import writer_link
 from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S, WriterLink
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import lease_clock_s
 
 pytestmark = pytest.mark.process
 WORKERS = 128
@@ -74,6 +75,23 @@ def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfPr
     assert agent.outcomes == [("unsaved", 1)]
     assert "makes no progress" in agent.answers[0]["reason"]
     assert agent.save(attempt=2)["kind"] == "saved"
+
+
+def test_save_in_flight_is_not_committed_once_the_lease_of_the_host_has_ended(
+    agent: AgentOfProcess,
+) -> None:
+    """Its agent may be stopped; then the others go on from another step, and save it."""
+    agent.status.lease_ms = int(1000 * (lease_clock_s() + 3600))
+    assert agent.save(attempt=1)["kind"] == "saved"
+    writer = agent.stop_writer()
+    agent.write(attempt=2)
+    agent.status.lease_ms = int(1000 * lease_clock_s())
+    os.kill(writer, signal.SIGCONT)
+    agent.wait_until(lambda: len(agent.answers) == 2)
+
+    assert agent.outcomes == [("saved", 1), ("unsaved", 2)]
+    assert "the lease of this host has ended" in agent.answers[1]["reason"]
+    assert agent.steps == (10,)
 
 
 def test_writer_that_does_not_end_is_killed_and_waited_for(

@@ -18,6 +18,7 @@ from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 
 class AgentOfProcess:
@@ -29,7 +30,9 @@ class AgentOfProcess:
         self.records: list[Record] = []
         self.reactor = Reactor()
         self.now = 1000.0
-        self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
+        self.status = WorkerStatus.create()
+        """Has the lease of the host."""
+        self.link = WriterLink(self.reactor, self, clock=lambda: self.now, lease_fd=self.status.fd)
         self.link.start()
         self.run_dir = run_dir
         self._launches: list[CopiedSaves] = []
@@ -115,3 +118,4 @@ class AgentOfProcess:
         self.reactor.close()
         for saves in self._launches:
             saves.close()
+        self.status.close()
