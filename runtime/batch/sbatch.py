@@ -42,6 +42,9 @@ _FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
 """sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
 
 _NONE = "(null)"
+_TERMS = ("--partition", "--account", "--qos", "--time", "--constraint")
+_TERMS_SHOWN = "%P|%a|%q|%l|%f"
+"""Terms of a job that decide on which nodes it may run, and squeue's letters for them."""
 
 _SHORTEST = len("--de")
 """sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
@@ -241,24 +244,44 @@ def nodes_of(job_id: str) -> BatchNodes:
     return BatchNodes(script, tuple(expand_hosts(nodes)), state == "RUNNING")
 
 
-def requeue(job_id: str, lost: Sequence[str] = ()) -> None:
+def requeue(job_id: str, lost: Sequence[str] = (), nodes: int = 1) -> None:
     """Have a job begin again, under the same id; its processes are ended soon.
 
-    It begins on other nodes than the ``lost`` ones if there are enough.
+    A job of so many ``nodes`` begins on other ones than the ``lost`` if there are enough.
 
     Raises:
         SlurmRefused: Slurm has not done so; the text gives the reason.
     """
     if lost:
         with contextlib.suppress(SlurmRefused):
-            users = _call(("squeue", "-h", "-j", job_id, "-o", "%x"))
-            excluded = ",".join(dict.fromkeys([*expand_hosts(users.replace(_NONE, "")), *lost]))
+            excluded = _excluded_too(job_id, lost, nodes)
             change = f"update JobId={job_id} ExcNodeList={excluded}"
             # Only a job that waits takes it, and this process ends soon after: one call for both.
             _call(("scontrol",), f"requeue {job_id}\n{change}\n")
             return
     if not lost or nodes_of(job_id).is_running:
         _call(("scontrol", "requeue", job_id))
+
+
+def _excluded_too(job_id: str, lost: Sequence[str], nodes: int) -> str:
+    """Return the nodes that a job excludes, with the lost ones.
+
+    Slurm takes any list, and holds a job for good for which too few nodes are left.  So it is
+    asked first whether such a job could be submitted.  Without an exclusion the job waits until
+    enough nodes answer.
+
+    Raises:
+        SlurmRefused: it could not.
+    """
+    shown = _call(("squeue", "-h", "-j", job_id, "-o", f"%x|{_TERMS_SHOWN}"))
+    users, *terms = shown.split("|", len(_TERMS))  # a constraint, the last, may have bars itself
+    excluded = ",".join(dict.fromkeys([*expand_hosts(users.replace(_NONE, "")), *lost]))
+    given = [f"{name}={term}" for name, term in zip(_TERMS, terms, strict=True) if term != _NONE]
+    _call(
+        ("sbatch", "--test-only", f"--nodes={nodes}", f"--exclude={excluded}", *given),
+        "#!/bin/sh\n",
+    )
+    return excluded
 
 
 def cancel(job_id: str) -> None:

@@ -117,7 +117,7 @@ class BatchJob:
             "it then goes on from its newest checkpoint"
         )
         try:
-            requeue(allocation.job_id, self.lost_hosts)
+            requeue(allocation.job_id, self.lost_hosts, len(allocation.hosts))
         except SlurmRefused as error:
             say(
                 f"{allocation.label} is not requeued ({error}); submit it again: "

@@ -225,11 +225,16 @@ def test_requeue_names_the_job(programs: Path) -> None:
 def test_requeue_after_a_loss_asks_for_other_nodes_instead(
     programs: Path, users: str, excluded: str
 ) -> None:
-    _write(programs, "squeue", f"echo '{users}'")
+    _write(programs, "squeue", f"echo '{users}|gpu|(null)|normal|2:00|[fast|big]'")
+    _write(programs, "sbatch", f'echo "$@" > {programs}/asked')
     _write(programs, "scontrol", f'test -z "$1" && cat > {programs}/said')
 
-    requeue("7", ["n3"])
+    requeue("7", ["n3"], nodes=2)
 
+    assert (programs / "asked").read_text().split() == [
+        *("--test-only", "--nodes=2", f"--exclude={excluded}"),
+        *("--partition=gpu", "--qos=normal", "--time=2:00", "--constraint=[fast|big]"),
+    ]
     assert (programs / "said").read_text().splitlines() == [
         "requeue 7",
         f"update JobId=7 ExcNodeList={excluded}",
@@ -237,11 +242,30 @@ def test_requeue_after_a_loss_asks_for_other_nodes_instead(
 
 
 @pytest.mark.process
+def test_requeued_job_that_needs_the_lost_node_does_not_exclude_it(programs: Path) -> None:
+    """Slurm would hold it for good, even when the node is back."""
+    _write(
+        programs,
+        "squeue",
+        "case $* in *%x*) echo '(null)|gpu|(null)|(null)|2:00|(null)';; "
+        "*) echo 'n1|n[1-2]|RUNNING';; esac",
+    )
+    _write(programs, "sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
+    _write(programs, "scontrol", f'echo "$@" >> {programs}/said; cat >> {programs}/said')
+
+    requeue("7", ["n3"], nodes=3)
+
+    assert (programs / "said").read_text() == "requeue 7\n"
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("state", "is_asked_again"), [("RUNNING", True), ("PENDING", False)])
 def test_job_is_requeued_even_if_slurm_excludes_no_node(
     programs: Path, state: str, *, is_asked_again: bool
 ) -> None:
-    _write(programs, "squeue", f"case $* in *%x) echo n9;; *) echo 'n1|n1|{state}';; esac")
+    terms = "n9|gpu|(null)|(null)|2:00|(null)"
+    _write(programs, "squeue", f"case $* in *%x*) echo '{terms}';; *) echo 'n1|n1|{state}';; esac")
+    _write(programs, "sbatch", "true")
     _write(programs, "scontrol", f'test -n "$1" && echo "$@" > {programs}/said')
 
     requeue("7", ["n3"])

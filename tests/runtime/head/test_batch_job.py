@@ -96,13 +96,13 @@ def test_requeued_job_does_without_the_lost_nodes(
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(batch_job, "requeue", lambda *words: asked.extend(words))
-    job = job_of()
+    job = job_of(replace(ON_SLURM, hosts=read_hosts("a:1,b:1,c:1")))
     job.lost_hosts = ("b",)
     heard(USR2)(job.limits)
 
     job.end(ExitCode.STOPPED_EARLY, lambda _: None)
 
-    assert asked == ["7", ("b",)]
+    assert asked == ["7", ("b",), 3]
 
 
 def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
