@@ -1,24 +1,19 @@
-"""The scripts of docs/hpc.md: those for Slurm are run, with a shorter time and fewer workers."""
+"""The scripts of docs/hpc.md: those for Slurm are run, with fewer workers and links."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from hpc_page import BLOCKS, COMMANDS, SLURM_SCRIPTS, write_train
 from slurm import SlurmCluster
 from slurm_jobs import HOLDFAST
-from workload import EVEN, SCRIPT
+from workload import EVEN
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "hpc.md"
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-SLURM_SCRIPTS = [block for block in BLOCKS if "#SBATCH" in block]
-COMMANDS = [block for block in BLOCKS if block.startswith("holdfast sbatch")]
 ON_ONE_NODE = [command for command in COMMANDS if "--nodes=1" in command]
 """Those for several run on nodes of their own (tests/hosts/test_slurm_hosts.py)."""
 SMALLER = {
-    "--time=24:00:00": "--time=2",
     "--ntasks=4": "--ntasks=2",
     "--chain 7": "--chain 2",
 }
@@ -32,10 +27,8 @@ def _smaller(text: str) -> str:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a small train.py, whose arguments are its own."""
-    lines = ["import runpy, sys", f"sys.argv[1:] = {EVEN.argv}"]
-    lines.append(f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')")
-    (tmp_path / "train.py").write_text("\n".join(lines))
+    """The directory of a user with a small train.py."""
+    write_train(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_MICROBATCHES", "4")
     return tmp_path

@@ -25,18 +25,20 @@ def cluster(tmp_path: Path, leftovers: Leftovers) -> Iterator[Cluster]:
         yield hosts
 
 
-@pytest.fixture
-def slurm(cluster: Cluster) -> Iterator[SlurmCluster]:
-    """Slurm with a node on each host; its commands run on the head."""
-    reason = no_slurm()
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory, leftovers: Leftovers) -> Iterator[SlurmCluster]:
+    """Slurm with the nodes a, b and c, and its controller on a host of its own."""
+    reason = why_not() or no_slurm()
     if reason is not None:
         pytest.skip(reason)
-    directory = cluster.directory / "slurm"
-    directory.mkdir()
-    made = SlurmCluster(directory, hosts=cluster)
-    made.start()
-    yield made
-    made.stop()
+    with Cluster(tmp_path_factory.mktemp("slurm"), ("login", "a", "b", "c")) as hosts:
+        leftovers.keep(hosts.keeper)
+        directory = hosts.directory / "slurm"
+        directory.mkdir()
+        made = SlurmCluster(directory, hosts=hosts)
+        made.start()
+        yield made
+        made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from secure_shell import start_ssh
 from secure_shell import why_not as why_no_ssh
-from slurm import SlurmCluster
 
 from holdfast.runtime.clusters.cluster import NETWORK, Cluster
 
@@ -168,22 +166,3 @@ def test_host_that_is_gone_is_told_in_the_words_of_ssh(
 
     assert isinstance(said, str)
     assert said.startswith("c cannot be reached by ssh: ssh: connect to host c port 22: ")
-
-
-SRUN = "srun --overlap -N1 -n1 --mpi=none --wait=0 -w"
-
-
-@pytest.mark.extended  # as tests/hosts/test_slurm_hosts.py: one Slurm at a time
-def test_hosts_of_an_allocation_answer_over_srun(
-    slurm: SlurmCluster, cluster: Cluster, script: Path
-) -> None:
-    """The batch script is on the first host, and srun hands words over as they are."""
-    log, batch = cluster.shared / "log", cluster.shared / "batch.sh"
-    (cluster.shared / "check.py").write_text(CHECK)
-    words = [sys.executable, str(cluster.shared / "check.py"), str(script.parent), SRUN, ""]
-    batch.write_text(f"#!/bin/sh\ncd {cluster.shared}\nexec {shlex.join(words)}\n")
-
-    job = int(slurm.call("sbatch", "--parsable", "-o", str(log), "-N", "3", str(batch)))
-
-    assert slurm.wait_for_state(job, "COMPLETED", "FAILED") == "COMPLETED"
-    assert json.loads(log.read_text()) == [NETWORK, "10.77.0.1", "10.77.0.2", "10.77.0.3"]

@@ -5,7 +5,9 @@ two sites:
 
 * one node on free ports of the loopback, whose daemons and their orphans are the children of a
   keeper (`slurm_keeper.py`).  The keeper ends them when this process lets go of it or dies;
-* a node on each host of a test cluster, with the controller on the head, where commands run, too.
+* a node on each host of a test cluster but the head.  There is the controller, and commands run
+  there, as on the login node of a site.  What daemons have for themselves lies in the ``/run`` of
+  their host: the path of a step's socket has 108 characters at most, and pytest's are longer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from holdfast.runtime.clusters.cluster import Cluster
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")
 _WITHIN_S = 240.0
+_EMPTY_WITHIN_S = 90.0
+_LOOK_S = 0.2
 _MUNGE_OF_HOST = "/run/munge.socket"
 _KEEPER = Path(__file__).resolve().parent / "slurm_keeper.py"
 
@@ -44,9 +48,9 @@ AuthType=auth/munge
 AuthInfo=socket={munge}
 CredType=cred/munge
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
+SlurmdSpoolDir={own}/slurmd.%n
 SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmdPidFile={own}/slurmd.%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
 SlurmdLogFile={directory}/slurmd.%n.log
 CommunicationParameters=NoAddrCache
@@ -68,8 +72,8 @@ MinJobAge=600
 ReturnToService=2
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=work Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO PriorityTier=1
-PartitionName=urgent Nodes=ALL MaxTime=60 State=UP OverSubscribe=NO PriorityTier=9 PreemptMode=OFF
+PartitionName=work Nodes=ALL Default=YES MaxTime=2-0 State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=2-0 State=UP OverSubscribe=NO PriorityTier=9 PreemptMode=OFF
 """
 
 
@@ -83,11 +87,12 @@ def why_not() -> str | None:
 
 
 class SlurmCluster:
-    """A cluster whose nodes have as many cores as jobs may ask for: one node, or a node a host."""
+    """A cluster whose nodes have as many cores as jobs may ask for: one node, or several."""
 
     def __init__(self, directory: Path, cores: int = 8, hosts: Cluster | None = None) -> None:
         self.directory = directory
         self._hosts = hosts
+        self._lost: set[str] = set()
         self._clean = {
             "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",
             "SLURM_CONF": str(directory / "slurm.conf"),
@@ -102,13 +107,12 @@ class SlurmCluster:
             self._start_keeper()
         else:
             self._hosts.at_start(self._start_node)
-        nodes = 1 if self._hosts is None else len(self._hosts.names)
-        self.wait(
-            lambda: (
-                self._try("sinfo", "-h", "-N", "-p", "work", "-o", "%T").split() == ["idle"] * nodes
-            ),
-            "idle nodes",
-        )
+        self._wait_for_nodes()
+
+    def _wait_for_nodes(self) -> None:
+        nodes = 1 if self._hosts is None else len(self.nodes)
+        shown = ("sinfo", "-h", "-N", "-p", "work", "-o", "%T")
+        self.wait(lambda: self._try(*shown).split() == ["idle"] * nodes, "idle nodes")
 
     def _start_keeper(self) -> None:
         with (self.directory / "daemons.log").open("wb") as log:
@@ -128,11 +132,55 @@ class SlurmCluster:
         files = [f"--{name}-file=/run/munged.{name}" for name in ("pid", "seed")]
         files += [f"--log-file={self.directory}/munged.{host}.log"]
         key = [f"--socket={_MUNGE_OF_HOST}", f"--key-file={self.directory}/munge.key"]
-        lines = [["munged", "--force", *key, *files], ["slurmd", "-c", "-N", host]]
-        if host == self._hosts.head:
-            lines.insert(1, ["slurmctld", "-c"])
-        for line in lines:
+        daemon = ["slurmctld", "-c"] if host == self._hosts.head else ["slurmd", "-c", "-N", host]
+        for line in (["munged", "--force", *key, *files], daemon):
             self._hosts.run(host, line, env=self._clean)
+
+    @property
+    def shared(self) -> Path:
+        """The folder that all hosts see."""
+        assert self._hosts is not None
+        return self._hosts.shared
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The hosts that take jobs, on a site of several."""
+        assert self._hosts is not None
+        return self._hosts.names[1:]
+
+    def lose(self, node: str) -> None:
+        """Take the power from a node: nobody is told."""
+        assert self._hosts is not None
+        self._lost.add(node)
+        self._hosts.kill(node, silently=True)
+
+    def bring_back(self, node: str) -> None:
+        """Start a lost node again."""
+        assert self._hosts is not None
+        self._hosts.restart(node)
+        self._lost.discard(node)
+
+    def clear(self) -> dict[str, list[str]]:
+        """End all jobs and bring lost nodes back; return what the jobs have left on each host.
+
+        A step that Slurm still knows stands beside the processes, files and listening sockets of
+        the hosts that live.
+        """
+        assert self._hosts is not None
+        self.call("scancel", "--user=root")
+        self.wait(lambda: not self.call("squeue", "-h"), "end of all jobs")
+        steps = self.call("squeue", "-h", "--steps", "-o", "%i").split()
+        left = {"steps": steps} if steps else {}
+        for host in self._hosts.names:
+            if host not in self._lost:
+                found = self._hosts.wait_empty(host, within_s=_EMPTY_WITHIN_S)
+                left |= {host: found} if found else {}
+                listening = [str(one) for one in self._hosts.listening(host)]
+                left |= {f"{host} listens": listening} if listening else {}
+        for host in sorted(self._lost):
+            self.bring_back(host)
+        self._wait_for_nodes()
+        return left
 
     @property
     def keeper(self) -> int:
@@ -200,7 +248,7 @@ class SlurmCluster:
         while not is_so():
             if time.monotonic() > until:
                 raise TimeoutError(f"no {what} within {within_s:.0f} s; {self._logs()}")
-            time.sleep(0.1)
+            time.sleep(_LOOK_S)
 
     def wait_for_state(self, job: int, *states: str, within_s: float = _WITHIN_S) -> str:
         """Return the state of a job once it is one of these."""
@@ -209,8 +257,7 @@ class SlurmCluster:
 
     def _configure(self, cores: int) -> None:
         at = self.directory
-        for name in ("state", "spool"):
-            (at / name).mkdir()
+        (at / "state").mkdir()
         key = at / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
@@ -219,15 +266,16 @@ class SlurmCluster:
             name = os.uname().nodename
             lost_after_s = 300  # Slurm's own
             port, node = _free_ports(2)
+            own = str(at)
             controller, munge = f"{name}(127.0.0.1)", str(at / "munge.socket")
             nodes = [f"NodeName=n1 NodeHostname={name} NodeAddr=127.0.0.1 Port={node} {terms}"]
         else:
             lost_after_s = 20
-            port, munge = 6817, _MUNGE_OF_HOST
+            port, munge, own = 6817, _MUNGE_OF_HOST, "/run"
             controller = f"{self._hosts.head}({self._hosts.address(self._hosts.head)})"
             nodes = [
                 f"NodeName={name} NodeAddr={self._hosts.address(name)} {terms}"
-                for name in self._hosts.names
+                for name in self.nodes
             ]
         text = _CONFIGURATION.format(
             controller=controller,
@@ -235,6 +283,7 @@ class SlurmCluster:
             lost_after_s=lost_after_s,
             munge=munge,
             directory=at,
+            own=own,
             nodes="\n".join(nodes),
         )
         (at / "slurm.conf").write_text(text)

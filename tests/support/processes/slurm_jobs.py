@@ -43,11 +43,13 @@ class BatchRun:
         """What all jobs have written by now."""
         return self._log.read_text() if self._log.exists() else ""
 
-    def sbatch(self, *options: str, chain: int | None = None) -> list[int]:
+    def sbatch(self, *options: str, chain: int | None = None, requeue: bool = True) -> list[int]:
         """Submit by ``holdfast sbatch``; return the ids of the jobs."""
         links = [] if chain is None else ["--chain", str(chain)]
         ours = [str(HOLDFAST), "sbatch", "-o", str(self._log), *options, *links, "--"]
-        said = self._cluster.call(*ours, *self.command, env={})
+        run, *rest = self.command
+        run_line = [run, *([] if requeue else ["--no-requeue"]), *rest]
+        said = self._cluster.call(*ours, *run_line, env={})
         return [int(line.rpartition(" ")[2]) for line in said.splitlines()]
 
     def submit(self, script: str, *options: str) -> int:
