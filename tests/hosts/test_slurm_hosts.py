@@ -96,14 +96,6 @@ def test_an_allocation_outlives_a_lost_node_if_it_asks_to(
         assert allocation.returncode == 0
 
 
-@_LONG
-def test_a_job_is_requeued_when_its_node_fails(slurm: SlurmCluster, folder: Path) -> None:
-    job = _submit(slurm, folder, "sleep 1000", "-N", "2", "-w", "a,b", "--requeue")
-    slurm.wait_for_state(job, "RUNNING")
-    slurm.lose("b")
-    slurm.wait(lambda: slurm.facts(job)["Restarts"] == "1", "requeue")
-
-
 # Limits
 
 
@@ -245,6 +237,24 @@ def test_link_that_has_lost_the_node_of_its_script_ends_for_the_next_where_none_
     assert ends[1]["NodeList"] == "b,c"
     assert run.events("restored")
     _assert_complete(run, undisturbed)
+
+
+@_LONG
+@pytest.mark.mpi
+def test_job_that_may_not_go_on_without_a_node_is_requeued_by_slurm(
+    slurm: SlurmCluster, slow: BatchRun, undisturbed: Undisturbed
+) -> None:
+    """The others train on until Slurm gives the node up, and end the job then."""
+    (job,) = slow.sbatch("--nodes=2", "--time=8", "--no-kill=off")
+    slow.wait_for_checkpoint(1)
+    slurm.lose("b")
+
+    facts = slow.wait_for_end(job, within_s=_LONG_S)
+
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), slow.log
+    assert facts["NodeList"] == "a,c"
+    assert slow.events("restored")
+    _assert_complete(slow, undisturbed)
 
 
 @_LONG
