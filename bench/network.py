@@ -15,8 +15,10 @@ Settings of Open MPI are compared by turns with and without ``--mca btl_tcp_eage
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 import shlex
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
@@ -122,7 +124,8 @@ def _describe(row: harness.Record, workers: int) -> str:
     size, times = row["bytes"], row["seconds"]
     ratio = harness.Spread.of(harness.ratios(times["tree"], times["allreduce"]))
     tree, plain = (1e6 * harness.Spread.of(times[name]).median for name in METHODS[:2])
-    bound, holds = _judge(size, workers, ratio.median, tree - plain)
+    added = statistics.median(map(operator.sub, times["tree"], times["allreduce"]))
+    bound, holds = _judge(size, workers, ratio.median, 1e6 * added)
     sent = row["sent"]
     return (
         f"{size_text(size):>8} {tree:9.0f} us / {plain:9.0f} us = {ratio.text()}; sent "
