@@ -60,6 +60,7 @@ _COMES_BACK = {
 _LOSSES, _OTHERS = 3, 2
 """How many hosts a run loses, and how often it is struck in another way."""
 _LOOK_S = 0.1
+_MOST_SHUFFLES = 200
 
 
 def _takes_host(kind: str) -> bool:
@@ -115,11 +116,8 @@ def case_of(seed: int, kinds: Sequence[str]) -> Case:
     rest = [kind for kind in kinds if not _takes_host(kind)]
     dealt = [*_dealt(takers, seed, _LOSSES), *_dealt(rest, seed, _OTHERS)]
     targets = choose.sample(others, _LOSSES)
-    while True:
-        choose.shuffle(dealt)
-        victims = _victims(choose, dealt, targets, others)
-        if victims is not None:
-            break
+    while (victims := _shuffled(choose, dealt, targets, others)) is None:
+        dealt = list(dict.fromkeys(dealt))  # one worker of a host that is lost later is enough
     pairs = [n for n, kind in enumerate(dealt[:-1]) if {kind, dealt[n + 1]} <= set(takers)]
     paired = choose.choice(pairs) if pairs and choose.random() < 1 / 4 else None
     blows = []
@@ -160,6 +158,17 @@ def _dealt(kinds: Sequence[str], seed: int, count: int) -> Iterator[str]:
         deck = list(kinds)
         random.Random(place // len(deck)).shuffle(deck)
         yield deck[place % len(deck)]
+
+
+def _shuffled(
+    choose: random.Random, dealt: list[str], targets: Sequence[str], others: Sequence[str]
+) -> list[str] | None:
+    """Put the kinds into an order that has a host for each; None if none seems to have."""
+    for _ in range(_MOST_SHUFFLES):
+        choose.shuffle(dealt)
+        if victims := _victims(choose, dealt, targets, others):
+            return victims
+    return None
 
 
 def _victims(

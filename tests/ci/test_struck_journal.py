@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
+from struck_job import KINDS, case_of
 from struck_journal import (
     Commit,
     Strike,
@@ -94,3 +95,9 @@ def test_a_loss_that_nothing_has_caused_is_told() -> None:
     assert list(losses_without_cause(_JOURNAL, [Strike("cut", "b", 10.0)])) == []
     (told,) = losses_without_cause(_JOURNAL, [Strike("cut", "c", 10.0)])
     assert "host b was lost" in told
+
+
+def test_each_seed_has_a_case_of_four_losses_or_five() -> None:
+    cases = [case_of(seed, KINDS) for seed in range(2000)]
+    assert {len(case.blows) for case in cases} == {4, 5}
+    assert {blow.kind for case in cases for blow in case.blows} == set(KINDS)
