@@ -4,8 +4,8 @@ Any pass of a dataset can be opened, in any process: it is made anew from the da
 
 A step's graphs run without Python's lock.  So the next batch of a dataset is fetched meanwhile by a
 thread, on a core that is idle otherwise.  An iterator of tf.data is given up in the thread too: it
-waits for the thread that tunes the pipeline, for up to 640 ms.  The step that begins the next pass
-does not wait for that.
+waits for the thread that tunes the pipeline, which may sleep as long as the iterator has lived, up
+to a minute.  No step waits for that, and no repair after a death.
 """
 
 from __future__ import annotations
@@ -334,14 +334,15 @@ class ReadAhead(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next element, and begin to read the one after it."""
-        if self._error is not None:
-            raise self._error
-        answer = self._answers.get()
-        if answer.error is not None:
+        if self._error is None:
+            answer = self._answers.get()
+            if answer.error is None:
+                self._wishes.put(True)
+                return answer.element
             self._error = answer.error
-            raise answer.error
-        self._wishes.put(True)
-        return answer.element
+        if isinstance(self._error, StopIteration):
+            raise StopIteration  # that one's traceback would hold this object, which holds it
+        raise self._error
 
     def __del__(self) -> None:
         """Let the reader end, and give the iterator up."""
@@ -351,11 +352,18 @@ class ReadAhead(Iterator[Any]):
 def _read(
     elements: Iterator[Any], wishes: SimpleQueue[bool], answers: SimpleQueue[_Answer]
 ) -> None:
-    """Answer each wish with one element; the iterator is given up at the end."""
+    """Answer each wish with one element; the iterator is given up at the end.
+
+    The end is told by an exception of our own: what the iterator's comes from has frames that hold
+    the iterator's handle, and they would go wherever the exception goes.
+    """
     while wishes.get():
         try:
             answers.put(_Answer(next(elements)))
-        except Exception as error:  # the user's code, or the end
+        except StopIteration:
+            answers.put(_Answer(None, StopIteration()))
+            return
+        except Exception as error:  # the user's code
             answers.put(_Answer(None, _without_this_frame(error)))
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -90,3 +91,41 @@ def test_an_iterator_is_given_up_by_the_reader_without_waiting() -> None:
     may_end.set()  # reached although the iterator is still being closed
     assert has_closed.wait(BOUND_S)
     assert closed_in[0].startswith("reader")
+
+
+def test_what_the_end_came_from_is_given_up_by_the_reader() -> None:
+    """The end of a dataset comes from an error whose frames hold the iterator's handle."""
+    given_up_in = []
+    has_gone = threading.Event()
+
+    class Handle:
+        def __del__(self) -> None:
+            given_up_in.append(threading.current_thread().name)
+            has_gone.set()
+
+    class Elements:
+        def __init__(self) -> None:
+            self.handle = Handle()
+
+        def __iter__(self) -> Elements:
+            return self
+
+        def __next__(self) -> int:
+            try:
+                _raise_with(self.handle)
+            except ValueError:
+                raise StopIteration  # noqa: B904, as tf.data does
+
+    gc.disable()
+    try:
+        ahead = ReadAhead(Elements())
+        assert list(ahead) == []
+        assert has_gone.wait(BOUND_S)
+        assert list(ahead) == []
+    finally:
+        gc.enable()
+    assert given_up_in[0].startswith("reader")
+
+
+def _raise_with(handle: object) -> NoReturn:
+    raise ValueError(type(handle))
