@@ -8,11 +8,11 @@ is up, no worker could go on after a death.)
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
-A launch that has lost more than half of its workers, and gets on, is *renewed*: its workers stop
-with a checkpoint, and a launch of all workers follows.  Nothing is lost by it, so the budget is not
-charged.  Only a commit of the worn world renews: the disk takes checkpoints then, and the last one
-will not fail.  A launch that follows one without a checkpoint is as large as the last world.  It is
-smaller if the world that made the newest checkpoint was.
+A launch that has lost more than half of its workers (half, with several hosts), and gets on, is
+*renewed*: its workers stop with a checkpoint, and a launch of all workers follows.  Nothing is lost
+by it, so the budget is not charged.  Only a commit of the worn world renews: the disk takes
+checkpoints then, and the last one will not fail.  A launch that follows one without a checkpoint is
+as large as the last world.  It is smaller if the world that made the newest checkpoint was.
 
 Each wait for such an event has a bound (`recovery.launch`).  A launch that is overdue
 is killed; one that does not even end then is given up.
@@ -105,8 +105,12 @@ class JobTerms:
     """How many workers the job's hosts take; None: as many as are asked for."""
 
     def is_degraded(self, world: tuple[WorkerId, ...]) -> bool:
-        """Return whether so few workers are left that a launch of all is worth its start."""
-        return 2 * len(world) < self.fitting(self.workers - self.spares)
+        """Return whether so few workers are left that a launch of all is worth its start.
+
+        With several hosts half of them are few: one of two hosts was lost, and is back.
+        """
+        left, fitting = 2 * len(world), self.fitting(self.workers - self.spares)
+        return left < fitting or (self.slots is not None and left == fitting)
 
     def fitting(self, workers: int) -> int:
         """Return how many of ``workers`` have a place."""

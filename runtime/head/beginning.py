@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
+from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.job_options import JobOptions
@@ -107,13 +109,14 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
     if checked is None:
         yield from _devices_of("", workers, find_devices(os.environ))
         return
-    named = ", ".join(map(str, checked.hosts))
+    placed = Counter(place_workers(workers, checked.hosts))
+    named = ", ".join(f"{host.name}:{placed[host.name]}" for host in checked.hosts)
     yield f"{count(len(checked.hosts), 'host')} on the network {checked.network.network}: {named}"
     if checked.variables:
         words = " ".join(f"{name}={value}" for name, value in checked.variables.items())
         yield f"the processors of the hosts differ: all workers have {words}"
     for host, devices in zip(checked.hosts, checked.devices, strict=True):
-        yield from _devices_of(f" on {host.name}", host.slots, devices)
+        yield from _devices_of(f" on {host.name}", placed[host.name], devices)
 
 
 def _devices_of(where: str, workers: int, devices: Devices) -> Iterator[str]:

@@ -274,13 +274,16 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
     named = settle_hosts(options)
     hosts = usable_hosts(named, _losses_in(options))
     for host in set(named) - set(hosts):
-        say(f"host {host.name} was lost twice within a day, and is left out until a day has passed")
+        say(
+            f"host {host.name} was lost twice within a day, and is left out until a day has "
+            "passed; --try-lost-hosts takes it again"
+        )
     if not hosts:
         return None
     if not total_slots(hosts):
         raise UsageError(
             "all hosts that take workers were lost twice within a day; name others by --hosts, or "
-            "begin a new run with --fresh"
+            "take them again by --try-lost-hosts"
         )
     proof = RunDirectory(options.run_dir).lease_path, lease.token
     return check_hosts(options, hosts, library.mpiexec, proof, say)
@@ -289,7 +292,7 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
 def _losses_in(options: JobOptions) -> dict[str, int]:
     """Return how often the run has lost its hosts of late; a new one has lost none."""
     with contextlib.suppress(OSError):  # nobody knows
-        if not options.fresh:
+        if not options.fresh and not options.try_lost_hosts:
             journal = RunDirectory(options.run_dir).journal_path
             return host_losses(JournalReader(journal).read(), time.time())
     return {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import time
 from collections import Counter
@@ -209,9 +210,10 @@ def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[s
             "one file system"
         )
     if shell.program == "ssh" and ended.returncode == 255:
+        line = shlex.join([*shell.words, "-o", "BatchMode=yes", name, "true"])
         return (
             f"{name} cannot be reached by ssh: {said}; nobody is asked for a password, so "
-            f"`ssh -o BatchMode=yes {name} true` must work"
+            f"`{line}` must work"
         )
     return f"{name} has not answered: {said}; `{shell.program}` must run a command there"
 

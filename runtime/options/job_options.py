@@ -358,6 +358,9 @@ class JobOptions:
         "Set an existing run aside, in previous-1 of its directory, and begin a new one.",
         commands=_BOTH,
     )
+    try_lost_hosts: bool = _switch(
+        "--try-lost-hosts", "Take hosts again that the run has lost twice within a day."
+    )
     strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
     shrink: bool = _switch(
         "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"

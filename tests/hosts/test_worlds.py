@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from workload import EVEN, SLICED, Undisturbed, Workload, request_of
 
 from holdfast.runtime.clusters.cluster import Cluster, why_not
 from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
@@ -75,6 +77,24 @@ def test_a_run_goes_on_with_other_hosts_and_without_any(
     with start_job(request_of(EVEN, tmp_path / "run", workers=2)) as alone:
         job = alone.wait()
     assert job.exit_code == 0, job.stderr
+    assert job.sha256 == undisturbed(EVEN)
+
+
+@pytest.mark.extended
+def test_a_host_that_was_lost_twice_is_taken_again_when_that_is_asked_for(
+    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    (first,) = _train(cluster, tmp_path, replace(EVEN, epochs=1), "a:1,b:1").events("launch")
+    lost = {**first, "event": "host_lost", "host": "b", "reason": "as in a test", "workers": []}
+    with RunDirectory(tmp_path / "run").journal_path.open("a") as journal:
+        journal.write(f"{json.dumps(lost)}\n" * 2)
+
+    without = _train(cluster, tmp_path, replace(EVEN, epochs=2), "a:1,b:1")
+    assert "--try-lost-hosts takes it again" in without.stderr
+    request = request_of(EVEN, tmp_path / "run", workers=2, options=(*_PATIENT, "--try-lost-hosts"))
+    with HostJob(cluster, request, "a:1,b:1") as again:
+        job = again.wait()
+    assert [len(launch["workers"]) for launch in job.events("launch")] == [2, 1, 2]
     assert job.sha256 == undisturbed(EVEN)
 
 

@@ -455,8 +455,14 @@ def test_job_on_fewer_slots_than_workers_begins_with_those() -> None:
 def test_shrunk_world_of_the_hosts_that_are_left_is_not_worn() -> None:
     terms = JobTerms(6, 3, can_shrink=True, slots=2)
 
-    assert not terms.is_degraded((WorkerId(0),))
-    assert terms.is_degraded(())
+    assert not terms.is_degraded((WorkerId(0), WorkerId(1)))
+    assert terms.is_degraded((WorkerId(0),))
+
+
+def test_half_of_a_world_is_worn_when_the_other_host_is_back() -> None:
+    assert not JobTerms(2, 3, can_shrink=True).is_degraded((WorkerId(0),))
+    assert not JobTerms(2, 3, can_shrink=True, slots=1).is_degraded((WorkerId(0),))
+    assert JobTerms(2, 3, can_shrink=True, slots=2).is_degraded((WorkerId(0),))
 
 
 def test_second_start_is_refused() -> None:

@@ -106,6 +106,19 @@ def test_hosts_their_network_and_their_devices_are_told() -> None:
     ]
 
 
+def test_hosts_are_told_with_the_workers_that_they_get() -> None:
+    hosts = (HostSlots("a", 2), HostSlots("b", 2))
+    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+
+    lines = told(
+        is_resumed=False,
+        checked_hosts=CheckedHosts(hosts, network, 1, (facts("a"), facts("b"))),
+        options={"workers": 2},
+    )
+
+    assert lines[1:] == ["2 hosts on the network 10.1.0.0/16: a:2, b:0"]
+
+
 def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
     lines = told(is_resumed=False, is_without_locks=True)
 

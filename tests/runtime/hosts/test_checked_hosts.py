@@ -134,7 +134,7 @@ def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o700)
-        return RemoteShell((str(program),))
+        return RemoteShell((str(program), *(("-p", "2222") if name == "ssh" else ())))
 
     return made
 
@@ -146,8 +146,7 @@ def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
         (
             "ssh",
             "echo 'banner' >&2; echo 'root@b: Permission denied (publickey).' >&2; exit 255",
-            "b cannot be reached by ssh: root@b: Permission denied (publickey); nobody is asked "
-            "for a password, so `ssh -o BatchMode=yes b true` must work",
+            "/ssh -p 2222 -o BatchMode=yes b true` must work",
         ),
         (
             "my-shell",
