@@ -97,7 +97,7 @@ class HostAgent:
         self._shared = WorkerStatus.create()
         """Has the lease, for the watchdog and the writer."""
         self._shared.lease_ms = int(1000 * self._lease.until)
-        self._watchdog = Watchdog(self._shared, timeout_s)
+        self._watchdog = self._watched_by(timeout_s)
         self._why_over: str | None = None
         self.is_orphan = True
         """Whether the end of the job is not the head's wish."""
@@ -144,6 +144,18 @@ class HostAgent:
         self._shared.close()
         self._reactor.close()
         self._channel.close()
+
+    def _watched_by(self, timeout_s: float) -> Watchdog:
+        """Return a new watchdog; one that is killed is replaced."""
+        watchdog = Watchdog(self._shared, timeout_s)
+
+        def replace_it() -> None:
+            self._reactor.forget(watchdog)
+            watchdog.close()
+            self._watchdog = self._watched_by(timeout_s)
+
+        self._reactor.watch(watchdog, replace_it)
+        return watchdog
 
     def _end(self, why: str) -> None:
         if self._why_over is None:
@@ -263,6 +275,10 @@ class Watchdog:
             self._guard(parent, shared, timeout_s)
         self._process = HeldProcess(pid)
 
+    def fileno(self) -> int:
+        """Return what is readable when it has ended."""
+        return self._process.fileno()
+
     def close(self) -> None:
         """End the process; one that was killed is reaped with other strays."""
         self._process.kill()
@@ -271,6 +287,7 @@ class Watchdog:
         self._process.close()
 
     def _guard(self, parent: int, shared: WorkerStatus, timeout_s: float) -> None:
+        # A thread that is not here may have held any lock when this process was forked: take none.
         name_process("holdfast-watch")
         die_with_parent(parent)
         while lease_clock_s() < shared.lease_ms / 1000 + timeout_s:

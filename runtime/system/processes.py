@@ -302,6 +302,10 @@ class HeldProcess:
         """SIGKILL the process, if it still lives."""
         self.signal(signal.SIGKILL)
 
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when the process has ended."""
+        return self._descriptor
+
     def has_ended(self, within_s: float) -> bool:
         """Wait for its end, at most ``within_s``; return whether it has ended."""
         waiting = [self._descriptor]

@@ -6,6 +6,7 @@ Its workers are tiny ones, without MPI.  No remote shell is needed: stdin and st
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import os
@@ -117,8 +118,11 @@ class Far:
 
     def helpers(self) -> dict[str, int]:
         """Return the agent's children by their names, which they take when they have begun."""
-        children = children_of(self.process.pid)
-        return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in children}
+        found = {}
+        for pid in children_of(self.process.pid):
+            with contextlib.suppress(OSError):  # it has ended since
+                found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
+        return found
 
     def wait_until_empty(self, *pids: int) -> None:
         """Wait until no process of the host is left, and none of ``pids``.
@@ -290,6 +294,19 @@ def test_host_that_comes_back_says_what_it_is_like_before_it_is_greeted(tmp_path
     assert answer["kind"] == "facts"
     assert (found.has_cwd, found.has_token) == (True, True)
     assert found.versions == versions(question.mpiexec)
+
+
+def test_watchdog_that_was_killed_is_replaced(start: Callable[..., Far]) -> None:
+    far = start(3.0)
+    pid = far.worker("wait")
+    killed = far.helpers()["holdfast-watch"]
+
+    os.kill(killed, signal.SIGKILL)
+    far.wait_for(lambda _: far.helpers().get("holdfast-watch", killed) != killed)
+    os.kill(far.process.pid, signal.SIGSTOP)
+
+    far.wait_until_empty(pid)
+    assert far.process.returncode == -signal.SIGKILL
 
 
 def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:
