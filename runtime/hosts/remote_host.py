@@ -255,7 +255,7 @@ class RemoteHost:
             self.give_up(self._why_ended())
 
     def _why_ended(self) -> str:
-        words = " ".join(self._said.last_lines()[-2:]).strip()
+        words = " ".join(self._said.last_lines()[-2:]).strip().rstrip(".")
         return words or "the connection has ended"
 
     def give_up(self, why: str) -> None:

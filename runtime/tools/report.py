@@ -172,7 +172,8 @@ def describe_failure(failure: Failure) -> str:
     phase = f" while {failure.phase}" if failure.phase else ""
     is_said = failure.cause.startswith("fenced")
     fenced = ", fenced" if failure.fenced and not is_said else ""
-    limit = f" ({failure.limit} limit)" if failure.limit else ""
+    # The cause names a lost host by itself.
+    limit = f" ({failure.limit} limit)" if failure.limit not in (None, "host") else ""
     return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}{limit}"
 
 

@@ -69,6 +69,10 @@ def epoch(number: int, *, exact: bool) -> EpochReport:
             Failure(2, "silent for 1 s", 7, "training", fenced=True, limit="heartbeat"),
             "worker 2: silent for 1 s after step 7 while training, fenced (heartbeat limit)",
         ),
+        (
+            Failure(2, "host b was lost: the connection has ended", 7, limit="host"),
+            "worker 2: host b was lost: the connection has ended after step 7",
+        ),
     ],
     ids=[
         "cause",
@@ -78,6 +82,7 @@ def epoch(number: int, *, exact: bool) -> EpochReport:
         "fenced by its cause",
         "limit",
         "everything",
+        "host",
     ],
 )
 def test_death_is_told_with_all_that_is_known(failure: Failure, sentence: str) -> None:
