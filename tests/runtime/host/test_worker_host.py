@@ -64,7 +64,9 @@ class FakePool:
 class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
-    def __init__(self, reactor: Reactor, owner: HostPart, on_files: object) -> None:
+    def __init__(
+        self, reactor: Reactor, owner: HostPart, on_files: object, lease_fd: int | None
+    ) -> None:
         self.told: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
         self.replaced: list[str] = []
