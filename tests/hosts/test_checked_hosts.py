@@ -154,7 +154,7 @@ def test_words_of_ssh_are_shown_for_a_host_that_takes_no_key(
 
     assert isinstance(said, str)
     assert said.startswith("b cannot be reached by ssh: root@b: Permission denied (publickey")
-    assert "so `ssh -o BatchMode=yes b true` must work. c cannot be reached by ssh: " in said
+    assert f"so `{ssh} -o BatchMode=yes b true` must work. c cannot be reached by ssh: " in said
 
 
 def test_host_that_is_gone_is_told_in_the_words_of_ssh(
