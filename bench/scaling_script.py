@@ -141,7 +141,8 @@ def main() -> None:
     steps = {batch: steps_of(batch, options.images) for batch in options.batches}
     found = WAYS[options.way](options.workers, steps)
     if found:
-        path = Path(f"{os.environ[RESULT_VARIABLE]}.{os.getpid()}")
+        # Each host counts its processes by itself.
+        path = Path(f"{os.environ[RESULT_VARIABLE]}.{os.uname().nodename}.{os.getpid()}")
         path.write_text(json.dumps(found), encoding="utf-8")
 
 
