@@ -111,8 +111,7 @@ def _job(way: str, workers: int, gbit: float, options: argparse.Namespace) -> Se
         with Cluster(directory, tuple(NAMES[:workers])) as cluster:
             cluster.shape(round(gbit * 1e9) or None)
             WAYS[way](cluster, argv, {**THREADS, RESULT_VARIABLE: str(result)}, options)
-        (path,) = directory.glob("result.*")
-        blocks = json.loads(path.read_text(encoding="utf-8"))
+        blocks = json.loads(result.read_text(encoding="utf-8"))
     return {
         int(batch): statistics.median(seconds[1:]) / steps_of(int(batch), options.images)
         for batch, seconds in blocks.items()

@@ -141,9 +141,12 @@ def main() -> None:
     steps = {batch: steps_of(batch, options.images) for batch in options.batches}
     found = WAYS[options.way](options.workers, steps)
     if found:
-        # Each host counts its processes by itself.
-        path = Path(f"{os.environ[RESULT_VARIABLE]}.{os.uname().nodename}.{os.getpid()}")
+        # Each worker has seen the same steps, so any of their files will do; each host counts its
+        # processes by itself.
+        result = os.environ[RESULT_VARIABLE]
+        path = Path(f"{result}.{os.uname().nodename}.{os.getpid()}")
         path.write_text(json.dumps(found), encoding="utf-8")
+        path.replace(result)
 
 
 if __name__ == "__main__":
