@@ -64,10 +64,12 @@ class HostRoster:
         self._entries: dict[str, _Entry] = {}
         for host in hosts:
             count = losses.get(host.name, 0)
-            state = _State.NEW if count < MOST_LOSSES else _State.LEFT_OUT
-            self._entries[host.name] = _Entry(state, [now] * count, now + REMEMBERED_S)
-            if host.name in missing and state is _State.NEW:
-                self._entries[host.name] = _Entry(_State.GONE, [now] * count, now)
+            state, try_at = _State.NEW, now
+            if count >= MOST_LOSSES:
+                state, try_at = _State.LEFT_OUT, now + REMEMBERED_S
+            elif host.name in missing:
+                state = _State.GONE
+            self._entries[host.name] = _Entry(state, [now] * count, try_at)
         for own in hosts[:1]:
             self._entries[own.name].state = _State.READY
 

@@ -6,7 +6,6 @@ Its workers are tiny ones, without MPI.  No remote shell is needed: stdin and st
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
 import json
 import os
@@ -37,7 +36,13 @@ from holdfast.runtime.hosts.remote_shell import python_there
 from holdfast.runtime.hosts.wire import Greeting, line_of, read_up
 from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.processes import children_of, is_alive, is_stopped, marked_processes
+from holdfast.runtime.system.processes import (
+    children_of,
+    is_alive,
+    is_stopped,
+    marked_processes,
+    name_of,
+)
 from holdfast.runtime.system.worker_status import WorkerStatus, lease_clock_s
 
 pytestmark = pytest.mark.process
@@ -118,11 +123,7 @@ class Far:
 
     def helpers(self) -> dict[str, int]:
         """Return the agent's children by their names, which they take when they have begun."""
-        found = {}
-        for pid in children_of(self.process.pid):
-            with contextlib.suppress(OSError):  # it has ended since
-                found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
-        return found
+        return {name_of(pid): pid for pid in children_of(self.process.pid)}
 
     def wait_until_empty(self, *pids: int) -> None:
         """Wait until no process of the host is left, and none of ``pids``.
@@ -225,6 +226,7 @@ def test_host_ends_with_its_connection(start: Callable[..., Far]) -> None:
     far.channel.close()
 
     far.wait_until_empty(pid)
+    assert not is_alive(pid)
 
 
 def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
@@ -278,6 +280,7 @@ def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Fa
     os.kill(far.process.pid, signal.SIGSTOP)
 
     far.wait_until_empty(pid)
+    assert not is_alive(pid)
     assert far.process.returncode == -signal.SIGKILL
 
 
@@ -306,6 +309,7 @@ def test_watchdog_that_was_killed_is_replaced(start: Callable[..., Far]) -> None
     os.kill(far.process.pid, signal.SIGSTOP)
 
     far.wait_until_empty(pid)
+    assert not is_alive(pid)
     assert far.process.returncode == -signal.SIGKILL
 
 
@@ -343,6 +347,7 @@ def test_strike_kills_what_it_names(start: Callable[..., Far], target: str) -> N
         assert far.process.poll() is None
     else:
         far.wait_until_empty(*victims)
+    assert not any(map(is_alive, victims))
 
 
 def test_host_that_is_stopped_for_a_time_goes_on_after_it(start: Callable[..., Far]) -> None:
