@@ -68,14 +68,18 @@ class _JournalHead:
 
     def is_kept(self) -> bool | None:
         """Return whether the journal is the one that was there; None if none was."""
-        if self._known is None:
-            return None if self._read() is None else True
-        found = self._read()
-        if found is None:
-            return False
-        if not self._known:  # it was empty: the first line of a journal that was removed says so
-            return _BEGUN_AGAIN not in found
-        return found.startswith(self._known)
+        before, found = self._known, self._read()
+        if before is None:
+            is_kept = None if found is None else True
+        elif found is None:
+            is_kept = False
+        elif not before:  # it was empty: the first line of a journal that was removed says so
+            is_kept = _BEGUN_AGAIN not in found
+        else:
+            return found.startswith(before)
+        if is_kept:
+            self._known = found
+        return is_kept
 
     def remember(self) -> None:
         """Take the journal that is there now for the known one; None if it is still to come."""
@@ -154,7 +158,8 @@ class RunKeeper:
             self._take_lease()
         if not has_record:
             self._directory.create_record(self._record)
-        self._journal.remember()
+        if not is_kept:  # one that was kept, and has gone since, is missed at the next look
+            self._journal.remember()
         is_begun_again = not (has_record or has_lease) if is_kept is None else not is_kept
         return _Lost(not has_record, not has_lease, is_begun_again)
 

@@ -167,7 +167,7 @@ def test_a_lost_host_takes_all_its_processes_along_and_comes_back_empty(cluster:
             assert len(pids) >= 3
             cluster.kill(host)
             process.wait()
-        assert wait_all_ended(pids, 0.0) == ()
+        assert wait_all_ended(pids, WITHIN_S) == ()
         assert cluster.processes(host) == {}
         cluster.restart(host)
         assert cluster.leftovers(host) == []

@@ -96,18 +96,23 @@ def test_worker_that_reads_from_a_server_that_hangs_is_waited_for(
     run_dir = tmp_path / "run"
     limit = ("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S))
     plain = request_of(LONG, run_dir, workers=WORKERS)
-    request = replace(plain, options=(*plain.options, *limit))
+    gated = [*plain.argv, "--gates", str(tmp_path), "--gate-steps", "0"]
+    request = replace(plain, argv=gated, options=(*plain.options, *limit))
+    gate = tmp_path / "0"
+    gate.touch()
     with _served(tmp_path / "served", run_dir / "checkpoints") as server:
         with start_job(request) as first:
             first.wait_for("checkpoint")
             first.signal(signal.SIGTERM)
             assert first.wait().exit_code == ExitCode.STOPPED_EARLY
         server.restart()
+        gate.unlink()
         before = len(first.journal)
         with start_job(request) as second:
             while "launch" not in [record["event"] for record in second.journal[before:]]:
                 time.sleep(0.01)
             server.stand_still()
+            gate.touch()
             _wait_for_one_that_waits(second)
             time.sleep(3 * HEARTBEAT_TIMEOUT_S)  # the hang that is outlived
             server.go_on()

@@ -1,8 +1,8 @@
 """The custom replica of the examples, each step of which takes a while at least.
 
 So a job lasts long enough that something can be done to it on the way, on any machine. At a
-gate all workers wait for the test, after so many updates of their own.  They may also hang in the
-gradient of the update that follows.
+gate all workers wait for the test, after so many updates of their own, at gate 0 before they
+restore anything.  They may also hang in the gradient of the update that follows.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ parser.add_argument("--hang-after", type=int, help="the update after which the g
 parser.add_argument("--trace", type=Path, help="gets moment, host and process of each update")
 options = parser.parse_args()
 
+if 0 in options.gate_steps:
+    wait_for(options.gates / "0")
 result = train(
     example, lambda: Paced(options.features, options.pause_ms / 1e3, options.trace), options
 )

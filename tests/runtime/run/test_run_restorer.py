@@ -145,6 +145,24 @@ def test_journal_that_a_worker_has_begun_again_is_seen(journalled: Journalled) -
     assert run.told[0].startswith(f"{run.directory.path} was removed or moved")
 
 
+def test_journal_that_goes_while_the_rest_is_made_again_is_missed_at_the_next_look(
+    journalled: Journalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal of the directory takes its time, and the journal's turn comes whenever it does."""
+    run = journalled.run
+    run.directory.record_path.unlink()
+    create = RunDirectory.create_record
+
+    def create_and_lose(directory: RunDirectory, record: RunRecord) -> None:
+        create(directory, record)
+        directory.journal_path.unlink()
+
+    monkeypatch.setattr(RunDirectory, "create_record", create_and_lose)
+
+    assert journalled.lose() == [False, True, False]
+    assert "journal.jsonl was removed" in run.told[-1]
+
+
 def test_journal_that_cannot_be_read_is_taken_for_the_one_that_was_there(
     journalled: Journalled,
 ) -> None:
