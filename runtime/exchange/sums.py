@@ -26,6 +26,7 @@ looked at while it is in the cache.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -57,7 +58,11 @@ BUCKET_FLOATS = 64 * 1024
 """256 KiB: two roots and their sum fit into a second-level cache of 1 MiB."""
 
 GATHERED_FLOATS = 32 * 1024
-"""128 KiB: roots of all ranks together that cross the network in one message of each rank."""
+"""128 KiB: roots of all ranks together that cross the network in one message of each rank.
+
+An eighth of it may leave a host of several workers, which sends each root once for each worker of
+the others: 16 KiB take 140 us at 1 Gbit/s, and the two levels take as long for their rounds.
+"""
 
 
 class Exchange:
@@ -127,9 +132,17 @@ class Exchange:
         if memory.is_common:
             return _SharedMemorySum(communicator, plan, memory, size)
         most = 1 + max(place for _, place in plan.places)
-        if communicator.size * most * size <= GATHERED_FLOATS:
+        if _is_short(memory.hosts, most * size):
             return GatheredSum(communicator, plan, size)
         return TwoLevelSum(communicator, plan, memory, size)
+
+
+def _is_short(hosts: Sequence[int], floats: int) -> bool:
+    """Return whether roots of so many floats a rank cross the network fastest in one message."""
+    ranks, workers = len(hosts), Counter(hosts).values()
+    if max(workers) == 1:
+        return ranks * floats <= GATHERED_FLOATS
+    return max(here * (ranks - here) for here in workers) * floats <= GATHERED_FLOATS // 8
 
 
 class _SumMethod(Protocol):

@@ -278,6 +278,36 @@ def test_sum_that_overflows_warns_nobody_and_is_seen_by_its_slice(way: str, size
     assert run_world(2, program) == [not folds_all, False]
 
 
+@pytest.mark.parametrize(
+    ("way", "kib", "is_gathered"),
+    [
+        ("two hosts", 64, True),
+        ("two hosts", 65, False),
+        ("hosts of two", 2, True),
+        ("hosts of two", 3, False),
+    ],
+)
+def test_vector_is_gathered_while_that_costs_the_network_little(
+    monkeypatch: pytest.MonkeyPatch, way: str, kib: int, *, is_gathered: bool
+) -> None:
+    """Who gathers sees the whole sum, here one that overflows at its end."""
+    monkeypatch.setattr("holdfast.runtime.exchange.sums.GATHERED_FLOATS", 32 * 1024)
+    ranks = len(HOSTS[way] or "")
+    world = World(1, tuple(map(WorkerId, range(ranks))), ranks)
+    huge = np.zeros(kib * 256, np.float32)
+    huge[-1] = np.finfo(np.float32).max
+
+    def program(communicator: FakeCommunicator) -> bool:
+        party = Party(communicator, world, Assignment(world.workers), huge.size, way)
+        party.meet(way)
+        total = party.sum(party.roots([huge] * ranks))
+        communicator.agree(1)
+        party.leave()
+        return not total.is_finite
+
+    assert all(run_world(ranks, program)) is is_gathered
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
     world = World(1, (WorkerId(0),), 1)
