@@ -83,7 +83,7 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
-@click.version_option(package_name="holdfast")
+@click.version_option(package_name="holdfast-mpi")
 @click.pass_context
 def holdfast(context: click.Context) -> None:
     """Train through worker deaths: whatever dies, the run ends with the same bytes."""
