@@ -33,6 +33,12 @@ def setup_of(**fields: Any) -> JobSetup:
     return JobSetup(**(rest | given | {"journal": Run()} | fields))
 
 
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have more cores than any job here has workers."""
+    monkeypatch.setattr(beginning, "usable_cores", lambda: 64)
+
+
 @pytest.fixture
 def run() -> Run:
     return Run()
@@ -85,6 +91,49 @@ def test_devices_of_the_workers_are_told(
     lines = told(is_resumed=False, options={"workers": workers}, record=terms)
 
     assert lines[1:] == [line]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "lines"),
+    [
+        (
+            64,
+            2,
+            ["64 workers share 2 cores: they take turns, so a step takes longer than with 2 w"],
+        ),
+        (
+            2,
+            1,
+            ["2 workers share 1 core: they take turns, so a step takes longer than with 1 worker"],
+        ),
+        (2, 2, []),
+    ],
+)
+def test_more_workers_than_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, lines: list[str]
+) -> None:
+    monkeypatch.setattr(beginning, "usable_cores", lambda: cores)
+    terms = {"microbatches": workers}
+
+    found = told(is_resumed=False, options={"workers": workers}, record=terms)[1:]
+
+    assert [line[: len(lines[0])] for line in found] == lines
+
+
+def test_more_workers_than_cores_of_a_host_are_told_with_its_name() -> None:
+    hosts = (HostSlots("a", 2), HostSlots("b", 2))
+    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+
+    lines = told(
+        is_resumed=False,
+        checked_hosts=CheckedHosts(hosts, network, 1, (facts("a"), facts("b", cores=1))),
+        options={"workers": 4},
+        record={"microbatches": 4},
+    )
+
+    assert [line for line in lines if "cores" in line or "core:" in line] == [
+        "2 workers on b share 1 core: they take turns, so a step takes longer than with 1 worker"
+    ]
 
 
 def test_hosts_their_network_and_their_devices_are_told() -> None:
@@ -199,7 +248,7 @@ def test_fresh_run_says_where_the_old_one_is() -> None:
     lines = told(set_aside=Path("/run/previous-2"))
 
     (line,) = lines[1:]
-    assert line == "--fresh has set the run that was there aside, in /run/previous-2"
+    assert line == "moved the previous run to /run/previous-2 (--fresh)"
 
 
 @pytest.mark.parametrize(
