@@ -107,6 +107,12 @@ def _advice(setup: JobSetup) -> Iterator[str]:
 def _of_hosts(setup: JobSetup) -> Iterator[str]:
     """Yield a line on the hosts of the job if there are several, and on the devices of each."""
     checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
+    before = setup.hosts_before or ()
+    if len(before) > 1 and not setup.options.hosts and _is_resuming(setup):
+        yield (
+            f"the job before had the hosts {', '.join(before)}, and this one has this host alone; "
+            f"--hosts {','.join(before)} takes them again"
+        )
     if checked is None:
         yield from _cores_of("", setup.options.workers, usable_cores())
         yield from _devices_of("", workers, find_devices(os.environ))

@@ -38,6 +38,8 @@ class JobStarted(NamedTuple):
     script: str | None
     argv: Texts | None
     local_dir: str | None
+    hosts: Texts | None = None
+    """Those that were named, as they were; None if none was."""
 
     def words(self) -> str:
         script = (self.script or "a script").rpartition("/")[2]

@@ -168,6 +168,18 @@ def test_hosts_are_told_with_the_workers_that_they_get() -> None:
     assert lines[1:] == ["2 hosts on the network 10.1.0.0/16: a:2, b:0"]
 
 
+def test_resume_on_this_host_alone_is_told_of_the_hosts_before() -> None:
+    before = ("a:4", "b:4")
+    hint = (
+        "the job before had the hosts a:4, b:4, and this one has this host alone; "
+        "--hosts a:4,b:4 takes them again"
+    )
+
+    assert told(is_resumed=True, saved_step=9, hosts_before=before)[1:] == [hint]
+    assert told(is_resumed=True, saved_step=9, hosts_before=("a:4",))[1:] == []
+    assert told(is_resumed=False, hosts_before=before)[1:] == []
+
+
 def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
     lines = told(is_resumed=False, is_without_locks=True)
 
