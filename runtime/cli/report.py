@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.help import Documented
-from holdfast.runtime.cli.option_flags import run_dir_argument
+from holdfast.runtime.cli.option_flags import PATH
 from holdfast.runtime.cli.terminal import grid, output
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.entries import Entry, read_on
 from holdfast.runtime.run.find_run import refuse_no_job
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.trace_files import read_trace
 from holdfast.runtime.tools.living_job import life_of
 from holdfast.runtime.tools.report import (
     Report,
@@ -35,19 +36,30 @@ from holdfast.runtime.tools.report import (
     to_json,
 )
 from holdfast.runtime.tools.summary import summarize
+from holdfast.runtime.tools.trace_events import write_trace
 
 _MOST_EVIDENCE = 10
 
 
-@click.command(cls=Documented)
-@run_dir_argument
+@click.command()
+@click.argument("run_dir", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-def report(run_dir: Path, *, as_json: bool) -> None:
+@click.option(
+    "--trace",
+    "trace_file",
+    type=PATH,
+    metavar="FILE",
+    help="Write the timeline of a run with --trace to FILE instead, for https://ui.perfetto.dev.",
+)
+def report(run_dir: Path, *, as_json: bool, trace_file: Path | None) -> None:
     """Summarize the run in RUN_DIR from its journal."""
     refuse_no_job(run_dir)
     directory = RunDirectory(run_dir)
     entries: list[Entry[Any]] = []
     read_on(directory, JournalReader(directory.journal_path).read, entries)
+    if trace_file is not None:
+        _write_trace(directory, entries, trace_file)
+        return
     summary = summarize(entries)
     if as_json:
         click.echo(to_json(summary))
@@ -55,6 +67,16 @@ def report(run_dir: Path, *, as_json: bool) -> None:
         life = life_of(directory)
         outcome = describe_outcome(summary, life, run_dir)
         _print(summary, (outcome, describe_journal(summary, life)), output())
+
+
+def _write_trace(directory: RunDirectory, entries: list[Entry[Any]], path: Path) -> None:
+    pieces = list(read_trace(directory.trace_path))
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            spans = write_trace(pieces, entries, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    click.echo(f"{spans.total()} spans are in {path}: open it in https://ui.perfetto.dev")
 
 
 def _print(summary: Report, words: tuple[str, str], console: Console) -> None:

@@ -342,6 +342,9 @@ class Head:
             with job.errors_told():
                 job.run.take(event)
             return
+        if event["kind"] == "traced":
+            job.run.trace(event)
+            return
         if event["kind"] == "host_lost" and self._hosts is not None:
             found = self._hosts.lose(event["host"])
             if found is None:

@@ -9,6 +9,7 @@ ones the journal tells the number.
 from __future__ import annotations
 
 import select
+import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +22,11 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
 _MOST_WAITING = 10_000
+_MOST_TRACED = 64
+"""Pieces of a trace that a disk may be behind: later ones are lost."""
 _ENDS_WITHIN_S = 5.0
 SOURCE = "head"
+_NOT_TRACED = frozenset({"kind", "now", "ahead_s"})
 
 
 class RunOwner(Protocol):
@@ -64,6 +68,8 @@ class RunLink:
         self._unkept = 0
         """How many lines the present writer was sent that it has not counted, and no one keeps."""
         self._lost = job.lost_lines
+        self._traced = 0
+        """How many pieces of the trace the present writer was sent, and has not written."""
 
     @property
     def has_answered(self) -> bool:
@@ -107,6 +113,16 @@ class RunLink:
             stamped(event, fields, age_s, common) for event, fields, age_s in message["records"]
         )
 
+    def trace(self, event: Message) -> None:
+        """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
+        if self._channel is None or self._traced >= _MOST_TRACED:
+            return
+        fields = {name: value for name, value in event.items() if name not in _NOT_TRACED}
+        offset_s = event["ahead_s"] + time.time() - time.monotonic()
+        line = line_of({**fields, "offset_s": offset_s})
+        self._channel.post({"kind": "trace", "line": line})
+        self._traced += 1
+
     def check(self) -> None:
         """Let the writer make again what was removed of the run directory."""
         if self._channel is not None:
@@ -122,7 +138,7 @@ class RunLink:
             return
         if is_over:
             channel.post({"kind": "over"})
-        while (self._waiting or channel.wants_write) and not channel.is_closed:
+        while (self._waiting or self._traced or channel.wants_write) and not channel.is_closed:
             channel.flush()
             if not bound.wait(lambda left_s: _is_ready(channel, left_s)):
                 break
@@ -166,6 +182,8 @@ class RunLink:
             case "written":
                 self._has_answered = True
                 self._forget(message["count"])
+            case "traced":
+                self._traced -= 1
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
             case "checked" if owner is not None and message["is_begun_again"]:
@@ -187,7 +205,7 @@ class RunLink:
             self._channel.close()
             self._channel = None
         self._lost += self._unkept
-        self._sent = self._unkept = 0
+        self._sent = self._unkept = self._traced = 0
 
 
 def _is_ready(channel: Channel, within_s: float) -> bool:

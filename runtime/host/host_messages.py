@@ -293,6 +293,26 @@ class Described:
     """For how long its counter has stood still, None if it is not watched."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a worker's ring has kept for the trace since the last time."""
+
+    generation: int
+    worker: WorkerId
+    step: int
+    """A step that the worker had come to by then."""
+    words: str
+    """Those of the ring, in base 64."""
+    lost: int
+    """How many the ring has lost before them."""
+    clock_s: float
+    """The host's monotonic clock by then."""
+    is_last: bool = False
+    """Whether the worker has ended."""
+    ahead_s: float = 0.0
+    """How far the head's clock is ahead of the host's; the head's end of the link knows."""
+
+
 Up = (
     Forked
     | Reported
@@ -305,6 +325,7 @@ Up = (
     | Told
     | Noticed
     | Described
+    | Traced
 )
 """What the launch part is told."""
 
@@ -315,10 +336,6 @@ class HostLink(Protocol):
     @property
     def name(self) -> str:
         """Its name; empty for the host of the launch part, where it does not matter."""
-
-    @property
-    def unheard_s(self) -> float:
-        """For how long it has not answered: what it has told last is as old as that."""
 
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host part something; it owns ``fds`` from then on."""

@@ -10,10 +10,12 @@ whether a worker lives on another host.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +47,7 @@ from holdfast.runtime.host.host_messages import (
     Settled,
     Speak,
     Told,
+    Traced,
     Up,
     Watch,
 )
@@ -68,6 +71,7 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 _SHARED_MEMORY = Path("/dev/shm")
+_TRACED_EVERY_S = 0.5
 
 
 class HostPart:
@@ -100,6 +104,7 @@ class HostPart:
         self._is_watching = False
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
+        self._trace_due = 0.0
         self.pool = WarmPool(reactor, pool, self)
         self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
@@ -178,6 +183,10 @@ class HostPart:
             Read(p.generation, p.worker, characters_read(p.pid)) for p in restoring if p.pid
         )
         self._tell(Seen(is_inquiring, self.writer.progress, read))
+        if now >= self._trace_due:
+            self._trace_due = now + _TRACED_EVERY_S
+            for process in self._processes.values():
+                self._tell_trace(process)
         self.writer.poll(now)
         self.pool.poll(now)
         self._write_off_unkillable(now)
@@ -358,8 +367,27 @@ class HostPart:
                 self._on_report(process, message)
         self._bury(process, process.reap())
 
+    def _tell_trace(self, process: WorkerProcess, *, is_last: bool = False) -> None:
+        """Hand on what a worker has kept for the trace, if the job has one."""
+        if self._config is None or not self._config.options.trace:
+            return
+        words, lost = process.ring.drain()
+        if words or is_last:
+            self._tell(
+                Traced(
+                    process.generation,
+                    process.worker,
+                    process.page.step + 1,
+                    base64.b64encode(words).decode(),
+                    lost,
+                    time.monotonic(),
+                    is_last,
+                )
+            )
+
     def _bury(self, process: WorkerProcess, event: Message) -> None:
         """Forget a worker, and tell its end."""
+        self._tell_trace(process, is_last=True)
         self._reactor.forget(process.control)
         if process.end_fd is not None:
             self._reactor.forget(process.end_fd)

@@ -13,6 +13,7 @@ is settled.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ from holdfast.runtime.host.host_messages import (
     Settled,
     Speak,
     Told,
+    Traced,
     Up,
     Watch,
 )
@@ -132,7 +134,7 @@ class LaunchPart:
         self._post_all(Describe())
         standing_s = self._fencing.standing_s()
         workers = [
-            describe(hosted, hosted.resident_bytes, hosted.silence_s, standing_s.get(hosted.worker))
+            describe(hosted, hosted.resident_bytes, hosted.silent_s, standing_s.get(hosted.worker))
             for hosted in self.workers
         ]
         return {**self.progress, "workers": workers}
@@ -285,15 +287,20 @@ class LaunchPart:
                 self._on_save_answered(answer)
             case Settled(step):
                 self._on_settled(host, step)
-            case Forked() | Reported() | Killed() | Exited() | Described():
+            case Forked() | Reported() | Killed() | Exited() | Described() | Traced():
                 hosted = self._workers.get((message.generation, message.worker))
                 if hosted is not None:
                     self._hear_of(hosted, message)
 
     def _hear_of(
-        self, hosted: HostedWorker, message: Forked | Reported | Killed | Exited | Described
+        self,
+        hosted: HostedWorker,
+        message: Forked | Reported | Killed | Exited | Described | Traced,
     ) -> None:
         match message:
+            case Traced():
+                traced = dataclasses.asdict(message)
+                self._tell({"kind": "traced", "host": hosted.host_name, **traced})
             case Forked(_, _, pid):
                 hosted.pid = pid
                 self._tell_if_started(hosted)

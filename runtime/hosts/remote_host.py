@@ -11,6 +11,7 @@ and so does a lease that is not renewed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Up
+from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import become_shell
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
@@ -111,11 +112,6 @@ class RemoteHost:
     def pid(self) -> int:
         """The process of the remote shell."""
         return self._shell.pid
-
-    @property
-    def unheard_s(self) -> float:
-        """For how long it has not answered."""
-        return self._pings.silent_s
 
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host something; descriptors stay here, where they have a meaning."""
@@ -240,6 +236,8 @@ class RemoteHost:
         found = read_up(message)
         if isinstance(found, Exited):
             self._mirrors.pop((found.generation, found.worker), None)
+        if isinstance(found, Traced):
+            found = dataclasses.replace(found, ahead_s=self._ahead_s)
         self._on_message(self, found)
 
     def _ping(self) -> None:

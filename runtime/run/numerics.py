@@ -23,7 +23,7 @@ _LIBRARIES = {
     "numpy": ("numpy",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly"),
     "keras": ("keras", "keras-nightly"),
-    "holdfast": ("holdfast-mpi",),
+    "holdfast": ("holdfast",),
 }
 """Distributions that may provide a library; the first one installed counts."""
 

@@ -166,6 +166,11 @@ class RunDirectory:
         return self.path / "journal.jsonl"
 
     @property
+    def trace_path(self) -> Path:
+        """The folder of the trace, if the run has one."""
+        return self.path / "trace"
+
+    @property
     def script_record_path(self) -> Path:
         """What the script has read and done outside of its trainings."""
         return self.path / "script.jsonl"
@@ -362,8 +367,8 @@ class RunDirectory:
         Raises:
             UsageError: the file system refuses.
         """
-        of_script = [self.loaded_path, self.script_record_path]
-        mine = [*of_script, self.checkpoints_path, self.journal_path, self.record_path]
+        others = [self.loaded_path, self.script_record_path, self.trace_path]
+        mine = [*others, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]
             if not present:

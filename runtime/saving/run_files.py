@@ -24,6 +24,7 @@ from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.run.trace_files import TraceFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
@@ -50,6 +51,7 @@ class RunFiles:
             "open": self._open,
             "lines": self._write,
             "check": self._check,
+            "trace": self._trace,
             "over": self._end,
         }
         try:
@@ -57,6 +59,7 @@ class RunFiles:
                 verbs[message["kind"]](message)
             if self._journal is not None:
                 self._journal.close()
+                self._traces.close()
         except BaseException:  # another writer may do better; one without a journal is none
             traceback.print_exc()
             os._exit(1)
@@ -72,6 +75,7 @@ class RunFiles:
             lease.keep()
         self._keeper = RunKeeper(directory, record, lease, self._warn, self._hand_on)
         self._path = directory.journal_path
+        self._traces = TraceFiles(directory.trace_path, self._warn)
         self._head = int(message["pid"]), Path(message["socket"])
 
     def _write(self, message: Message) -> None:
@@ -81,6 +85,10 @@ class RunFiles:
         known = self._newest(lines) if message["is_again"] else frozenset()
         journal.write(line for line in lines if line not in known)
         self._send({"kind": "written", "count": len(lines)})
+
+    def _trace(self, message: Message) -> None:
+        self._traces.write(message["line"])
+        self._send({"kind": "traced"})
 
     def _newest(self, lines: Sequence[str]) -> frozenset[str]:
         """Return the end of the journal, where these lines may be; nothing if it is unreadable."""

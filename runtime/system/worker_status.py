@@ -18,7 +18,7 @@ copied there, and those of the agent back (`StatusChanges`).
 Behind these words lies what the agent wants to know of a worker that fails: the samples of
 the microbatch in hand, and an area for the stacks of its threads.  Both stay on the worker's
 host.  Between the two lies the worker's word on its progress, for people.  It may be rewritten
-while it is read, so its version is odd meanwhile.
+while it is read, so its version is odd meanwhile.  What it spends its time on follows (`timeline`).
 """
 
 from __future__ import annotations
@@ -35,22 +35,26 @@ from enum import Enum, IntEnum, IntFlag
 from typing import Any, Generic, TypeVar, overload
 
 from holdfast.runtime.system.own_process import sealed_memory
+from holdfast.runtime.system.timeline import KINDS, RING_BYTES, Activity, RingReader, Timeline
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _Value = TypeVar("_Value", bound=int)
 
-_IDS_AT, _PROGRESS_AT, _WORDS_END = 32 * 8, 16384, 20480
+_IDS_AT, _PROGRESS_AT, _SPENT_AT, _WORDS_END = 32 * 8, 16384, 20480, 24576
 MOST_IDS = (_PROGRESS_AT - _IDS_AT) // 8
 """As many samples of a microbatch are named."""
 
-MOST_PROGRESS_BYTES = _WORDS_END - _PROGRESS_AT
+MOST_PROGRESS_BYTES = _SPENT_AT - _PROGRESS_AT
 
 STACKS_AT = _WORDS_END
-_SIZE_BYTES = STACKS_AT + (256 << 10)
+_RING_AT = STACKS_AT + (256 << 10)
+_SIZE_BYTES = _RING_AT + RING_BYTES
 """What nobody writes takes no memory."""
 
 _PROGRESS, _PROGRESS_CODEC = "progress", "latin-1"
 """Any bytes are text in this encoding, and those of a worker are short in JSON."""
+
+_SPENT, _SUMS_AT = "spent", _SPENT_AT // 8
 
 
 class Phase(IntEnum):
@@ -191,6 +195,15 @@ class WorkerStatus:
         self.fd = fd
         self._map = mmap.mmap(fd, _WORDS_END)
         self.words = memoryview(self._map).cast("Q")
+        self._timeline = Timeline(
+            self.words,
+            sums_at=_SUMS_AT,
+            step_at=WorkerStatus.step.place,
+            phase_at=WorkerStatus.phase.place,
+            compiling=Phase.COMPILING,
+        )
+        self.enter: Callable[[Activity], None] = self._timeline.enter
+        """Notes what the thread that trains does from now on; no other thread calls (worker)."""
 
     @staticmethod
     def create() -> WorkerStatus:
@@ -265,6 +278,19 @@ class WorkerStatus:
     def end_work(self) -> None:
         """Note that the worker has computed what it had in hand (worker only)."""
         self._samples = 0
+
+    def trace(self) -> None:
+        """Keep each change of activity for a trace (worker only)."""
+        self._timeline.trace(self.fd, _RING_AT)
+
+    def ring(self) -> RingReader:
+        """Return a reader of what is kept for a trace (agent of the worker's host only)."""
+        return RingReader(self.fd, _RING_AT)
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """For how long the worker was in each activity so far, without the one in hand."""
+        return tuple(self.words[_SUMS_AT : _SUMS_AT + KINDS])
 
     @property
     def progress(self) -> bytes:
@@ -351,7 +377,7 @@ class WorkerStatus:
         Raises:
             KeyError: there is no such word of this writer.
         """
-        unknown = changes.keys() - _MIRRORED[writer].keys() - {_PROGRESS}
+        unknown = changes.keys() - _MIRRORED[writer].keys() - {_PROGRESS, _SPENT}
         if unknown:
             raise KeyError(f"words of the {writer.value}: {sorted(unknown)}")
         for name, word in _MIRRORED[writer].items():
@@ -359,6 +385,8 @@ class WorkerStatus:
                 self.words[word.place] = changes[name]
         if _PROGRESS in changes:
             self.tell_progress(changes[_PROGRESS].encode(_PROGRESS_CODEC))
+        for place, spent_ns in enumerate(changes.get(_SPENT, ()), start=_SUMS_AT):
+            self.words[place] = spent_ns
 
     @property
     def has_lease(self) -> bool:
@@ -402,17 +430,19 @@ class StatusChanges:
     def __init__(self, status: WorkerStatus, writer: Writer) -> None:
         self._status = status
         self._writer = writer
-        self._told: dict[str, int | str] = dict.fromkeys(_MIRRORED[writer], 0)
-        self._told[_PROGRESS] = ""
+        self._told: dict[str, int | str | list[int]] = dict.fromkeys(_MIRRORED[writer], 0)
+        self._told |= {_PROGRESS: "", _SPENT: [0] * KINDS}
 
-    def look(self) -> dict[str, int | str]:
+    def look(self) -> dict[str, int | str | list[int]]:
         """Return the words that have changed since the last look; they fit into JSON."""
         words = self._status.words
-        seen: dict[str, int | str] = {
+        seen: dict[str, int | str | list[int]] = {
             name: words[word.place] for name, word in _MIRRORED[self._writer].items()
         }
-        if self._writer is Writer.WORKER and (progress := self._status.progress):
-            seen[_PROGRESS] = progress.decode(_PROGRESS_CODEC)
+        if self._writer is Writer.WORKER:
+            seen[_SPENT] = list(self._status.spent_ns)
+            if progress := self._status.progress:
+                seen[_PROGRESS] = progress.decode(_PROGRESS_CODEC)
         changed = {name: value for name, value in seen.items() if value != self._told[name]}
         self._told |= changed
         return changed

@@ -46,8 +46,9 @@ from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
-from holdfast.runtime.training.callback_host import Due
+from holdfast.runtime.training.callback_host import Alone, Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
 from holdfast.runtime.training.consistency import (
     STEP,
@@ -80,13 +81,14 @@ class TrainingLoop:
         self._replica = replica
         self._state = state
         self._callback_host = state.callback_host
+        self._has_callbacks = not isinstance(state.callback_host, Alone)
         self._job = job
         self._membership = membership
         self._records = LoopRecords(context, self._membership, job.shown_terms)
         self._progress = Progress(replica, job, self._records)
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]
-        self._preparation = Preparation(replica, job)
+        self._preparation = Preparation(replica, job, context.page.enter)
         self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self._records)
         self._newest = NewestState(self._membership, context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
@@ -125,6 +127,7 @@ class TrainingLoop:
                 state = next_state(state, self._act(state))
         finally:
             self._records.flush()
+            self._context.page.enter(Activity.SCRIPT)
         if state is StepState.LOST:
             raise self._repairs.lost()
         self._context.page.begin_turn(waits_for_peers=False)
@@ -167,6 +170,7 @@ class TrainingLoop:
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
         self._context.page.begin_turn(waits_for_peers=state in TOGETHER)
+        self._context.page.enter(_ACTIVITIES[state])
         try:
             return _ACTIONS[state](self)
         except WorldBroken:
@@ -227,7 +231,9 @@ class TrainingLoop:
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
         if not self._progress.cursor.turn:  # a callback host sees whole updates
+            self._enter_callbacks()
             self._callback_host.before(work, self._progress.cursor)
+            self._context.page.enter(Activity.COMPUTE)
         owned = self._assignment.owned_by(self._membership.me)
         return self._try(
             lambda: self._transaction.compute(self._progress.cursor.step, owned),
@@ -265,9 +271,13 @@ class TrainingLoop:
         roots = transaction.roots(self._assignment, self._membership.me)
         # Only after the vote is the total whole: peers may not have written their slices yet.
         self._sum = self._exchange.sum(
-            transaction.work, roots, self._assignment, lambda: self._visit(Site.REDUCE)
+            transaction.work, roots, self._assignment, self._peers_have_come
         )
         return StepEvent.REDUCED
+
+    def _peers_have_come(self) -> None:
+        self._context.page.enter(Activity.EXCHANGE)
+        self._visit(Site.REDUCE)
 
     def _vote(self) -> StepEvent:
         self._visit(Site.VOTE)
@@ -296,11 +306,19 @@ class TrainingLoop:
             self._is_committing = True
             if commit.cursor.turn or not self._callback_host.acts_after(commit):
                 if not commit.cursor.turn:
+                    self._enter_callbacks()
                     self._callback_host.after(commit)
+                    self._context.page.enter(Activity.APPLY)
                 return self._go_on(StepEvent.APPLIED)
             self._rest.hold(commit)
+        self._enter_callbacks()
         self._callback_host.after(commit)
+        self._context.page.enter(Activity.APPLY)
         return self._go_on(StepEvent.APPLIED)
+
+    def _enter_callbacks(self) -> None:
+        if self._has_callbacks:
+            self._context.page.enter(Activity.CALLBACKS)
 
     def _agree(self) -> StepEvent:
         page = self._context.page
@@ -409,6 +427,7 @@ class TrainingLoop:
         self._records.flush()  # the journal is never behind a checkpoint
         # A request that comes during the copy wants a newer state than this one.
         asked, now = self._context.page.asked(RequestFlag.SAVE), time.monotonic()
+        self._context.page.enter(Activity.COPY)
         if self._saver.begin(
             cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
         ):
@@ -490,6 +509,21 @@ _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
 }
 
 
+_ACTIVITIES: dict[StepState, Activity] = {
+    StepState.JOINING: Activity.JOIN,
+    StepState.CATCHING_UP: Activity.RESTORE,
+    StepState.COMPUTING: Activity.COMPUTE,
+    StepState.GATHERING: Activity.READ,
+    StepState.REDUCING: Activity.WAIT,
+    StepState.VOTING: Activity.VOTE,
+    StepState.REFUSING: Activity.VOTE,
+    StepState.APPLYING: Activity.APPLY,
+    StepState.AGREEING: Activity.CALLBACKS,
+    StepState.REPAIRING: Activity.REPAIR,
+    StepState.FINISHING: Activity.FINISH,
+}
+
+
 @runtime_checkable
 class Preparable(Protocol):
     """A replica that needs preparation for each shape of microbatch."""
@@ -501,8 +535,14 @@ class Preparable(Protocol):
 class Preparation:
     """The shapes for which a replica must still be prepared."""
 
-    def __init__(self, replica: Replica, job: TrainingJob) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        job: TrainingJob,
+        enter: Callable[[Activity], None] = lambda _: None,
+    ) -> None:
         self._replica = replica if isinstance(replica, Preparable) else None
+        self._enter = enter
         self._samples = _one_of_each_size(job)
 
     def prepare_next(self) -> None:
@@ -510,7 +550,9 @@ class Preparation:
         if self._replica is None:
             return
         for batch in self._samples:
+            self._enter(Activity.COMPILE)
             self._replica.prepare(batch)
+            self._enter(Activity.APPLY)
             return
 
 

@@ -46,6 +46,7 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, PassLayout, Replica
+from holdfast.runtime.system.timeline import Activity
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,9 @@ class WorkNotes(Protocol):
     def needing_no_peer(self) -> AbstractContextManager[None]:
         """Note work that no peer has to help with, in a piece that may wait."""
 
+    def enter(self, activity: Activity) -> None:
+        """Note what the worker does from now on."""
+
 
 class Contributor(Protocol):
     """Computes the leaves of one kind of transaction."""
@@ -198,7 +202,9 @@ class TrainingContributor:
             out.fill(0.0)
             return 0, 0
         self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
+        self._notes.enter(Activity.READ)
         part = read_microbatch(self._data, ids, self._order.microbatch_seed(mine, m))
+        self._notes.enter(Activity.COMPUTE)
         self._replica.contribute(part.of_batch(self._order.batch_size(mine)), out)
         self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)
@@ -231,7 +237,9 @@ class ValidationContributor:
             if not len(ids):
                 continue
             self._notes.begin_work(index, m, ids.tobytes(), is_validation=True)
+            self._notes.enter(Activity.READ)
             part = read_microbatch(self._data, ids, seed=0)
+            self._notes.enter(Activity.COMPUTE)
             self._replica.evaluate(part.of_batch(self._order.batch_size(batch)), self._one)
             self._notes.end_work()
             self._layout.add(out, batch, self._one, len(ids))
@@ -302,6 +310,7 @@ class BatchValidationContributor:
         first = 0
         for step in range(self._feed.steps):
             number = cursor.evaluations, step
+            self._notes.enter(Activity.READ)
             batch = self._feed.validation_batch(number, communicator, self._notes)
             with self._notes.needing_no_peer():
                 for m, leaf in self._leaves.items():
@@ -322,6 +331,7 @@ class BatchValidationContributor:
             return
         places = _places(first, start, stop)
         self._notes.begin_work(step, m, places.tobytes(), is_validation=True)
+        self._notes.enter(Activity.COMPUTE)
         self._replica.evaluate(part_of(self._feed, batch, (start, stop), 0), self._one)
         self._notes.end_work()
         self._layout.add(leaf.sums, number, self._one, stop - start)

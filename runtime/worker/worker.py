@@ -49,6 +49,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.devices import take_device
+from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import (
     WorkerContext,
@@ -97,12 +98,16 @@ def main(
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
     Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
+    if config.options.trace:
+        page.trace()
+    page.enter(Activity.JOIN)
     take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)
     install(context)
     watch.begin(context.halt, context.journal.close)
     beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
+    page.enter(Activity.SCRIPT)
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
     _leave(context, report)
 

@@ -36,6 +36,7 @@ from holdfast.runtime.host.host_messages import (
     Settled,
     Speak,
     Told,
+    Traced,
     Up,
     Watch,
 )
@@ -69,6 +70,7 @@ UP: tuple[Up, ...] = (
     Told({"kind": "warm"}),
     Noticed("a sentence"),
     Described(1, W, None, 1.5),
+    Traced(1, W, 7, "AAAA", 0, 12.5, is_last=True),
 )
 
 

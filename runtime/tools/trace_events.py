@@ -1,0 +1,165 @@
+"""The trace of a run as Perfetto and Chrome show it: workers by host, and what befell the job.
+
+The format is that of Chrome's trace events, in JSON.  A host is a *process* of it, and a worker one
+of its threads.  Spans come from the trace (`run.trace_files`), and all else from the journal:
+launches, recoveries, saves, and what people are told.  Both have the time of the head.  Clocks of
+other hosts are set by the fastest message that has come from there, so they are right to the time
+that such a one takes.
+
+A span lasts until the next one of its worker begins.  The last one ends with the worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import JobEnded, Launch, Recovery
+from holdfast.runtime.run.trace_files import TracePiece
+from holdfast.runtime.system.timeline import Activity, Change
+
+_US = 1e6
+_JOB = 0
+_LAUNCHES, _RECOVERIES, _TOLD, _SAVES = "launches", "recoveries", "events", "saves"
+_TRACKS = (_LAUNCHES, _RECOVERIES, _TOLD, _SAVES)
+_Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpan:
+    """A worker in one activity; moments are in microseconds since 1970."""
+
+    host: str
+    worker: int
+    generation: int
+    activity: Activity
+    step: int
+    begin_us: int
+    end_us: int
+
+
+def spans_of(pieces: Iterable[TracePiece]) -> list[WorkerSpan]:
+    """Return all spans of a trace; those of a worker in their order, without overlap."""
+    of_workers: dict[tuple[int, int], list[TracePiece]] = {}
+    for piece in pieces:
+        of_workers.setdefault((piece.generation, piece.worker), []).append(piece)
+    # One offset for a host in a launch: what differs between pieces is how long messages took.
+    offsets = {(p.generation, p.host): p.offset_s for of in of_workers.values() for p in of}
+    found: list[WorkerSpan] = []
+    for of_worker in of_workers.values():
+        one = of_worker[0]
+        offset_us = round(_US * offsets[one.generation, one.host])
+        found += (
+            WorkerSpan(
+                one.host,
+                one.worker,
+                one.generation,
+                change.activity,
+                change.step,
+                change.at_us + offset_us,
+                end_us + offset_us,
+            )
+            for change, end_us in _ended(of_worker)
+        )
+    return found
+
+
+def _ended(pieces: Sequence[TracePiece]) -> Iterator[tuple[Change, int]]:
+    """Yield each change of a worker with the end of its span; before a gap nobody knows it."""
+    before: Change | None = None
+    for piece in pieces:
+        if piece.lost:
+            before = None
+        for change in piece.changes:
+            if before is not None:
+                yield before, change.at_us
+            before = change
+    end_us = round(_US * pieces[-1].clock_s)
+    if before is not None and end_us > before.at_us:
+        yield before, end_us
+
+
+def write_trace(
+    pieces: Iterable[TracePiece], entries: Sequence[Entry[Any]], file: TextIO
+) -> Counter[str]:
+    """Write a trace as JSON; return how many spans of workers it has, by activity."""
+    spans = spans_of(pieces)
+    hosts = {host: n for n, host in enumerate(sorted({s.host for s in spans}), start=_JOB + 1)}
+    begun = [span.begin_us for span in spans] + [_us(entry.time) for entry in entries]
+    zero_us = min(begun, default=0)
+    of_workers = (_of_worker(span, hosts[span.host]) for span in spans)
+    events = itertools.chain(_names(spans, hosts), of_workers, _of_job(entries))
+    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+    for number, event in enumerate(events):
+        if "ts" in event:
+            event["ts"] -= zero_us
+        file.write((",\n" if number else "\n") + json.dumps(event))
+    file.write("\n]}\n")
+    return Counter(span.activity.label for span in spans)
+
+
+def _of_worker(span: WorkerSpan, host: int) -> _Json:
+    args = {"step": span.step, "launch": span.generation}
+    return _slice(span.activity.label, (host, span.worker), (span.begin_us, span.end_us), args)
+
+
+def _slice(name: str, at: tuple[int, int], us: tuple[int, int], args: _Json) -> _Json:
+    begin, end = us
+    place = {"pid": at[0], "tid": at[1], "ts": begin, "dur": end - begin}
+    return {"ph": "X", "name": name, "cat": "holdfast", **place, "args": args}
+
+
+def _names(spans: Iterable[WorkerSpan], hosts: dict[str, int]) -> Iterator[_Json]:
+    """Yield the names of tracks, and their order."""
+    tracks = {(_JOB, n): name for n, name in enumerate(_TRACKS)}
+    tracks |= {(hosts[span.host], span.worker): f"worker {span.worker}" for span in spans}
+    yield from (
+        _named("process", (n, 0), f"host {host}" if host else "workers")
+        for host, n in hosts.items()
+    )
+    yield _named("process", (_JOB, 0), "job")
+    yield from (_named("thread", at, name) for at, name in tracks.items())
+
+
+def _named(kind: str, at: tuple[int, int], name: str) -> _Json:
+    return {"ph": "M", "name": f"{kind}_name", "pid": at[0], "tid": at[1], "args": {"name": name}}
+
+
+def _of_job(entries: Sequence[Entry[Any]]) -> Iterator[_Json]:
+    """Yield what the journal tells of launches, recoveries and saves, and what people are told."""
+    for place, entry in enumerate(entries):
+        event, end_us = entry.event, _us(entry.time)
+        match event:
+            case Launch():
+                until = _end_of_launch(entries[place + 1 :], entry)
+                name = f"launch of {len(event.workers)} workers"
+                yield _on(_LAUNCHES, name, (end_us, until), {"generation": event.generation})
+            case Recovery(next_step_ms=float(length_ms)):
+                begin_us = end_us - round(1000 * length_ms)
+                yield _on(_RECOVERIES, "recovery", (begin_us, end_us), event._asdict())
+            case Checkpoint() | CheckpointFailed():
+                begin_us = end_us - round(_US * (event.seconds or 0.0))
+                name = "save" if isinstance(event, Checkpoint) else "failed save"
+                yield _on(_SAVES, name, (begin_us, end_us), event._asdict())
+        if entry.words:
+            at = {"pid": _JOB, "tid": _TRACKS.index(_TOLD), "ts": end_us, "s": "g"}
+            yield {"ph": "i", "name": entry.words, "cat": "holdfast", **at}
+
+
+def _on(track: str, name: str, us: tuple[int, int], args: _Json) -> _Json:
+    return _slice(name, (_JOB, _TRACKS.index(track)), us, args)
+
+
+def _end_of_launch(later: Sequence[Entry[Any]], launch: Entry[Launch]) -> int:
+    ends = (entry for entry in later if isinstance(entry.event, (Launch, JobEnded)))
+    return _us(next(ends, later[-1] if later else launch).time)
+
+
+def _us(seconds: float) -> int:
+    return round(_US * seconds)

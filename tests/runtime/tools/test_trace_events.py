@@ -1,0 +1,107 @@
+"""A trace as Perfetto shows it: spans by worker and host, on the time line of the journal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from array import array
+from typing import Any
+
+from journal_entries import entry
+
+from holdfast.runtime.run.trace_files import TracePiece
+from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.tools.trace_events import spans_of, write_trace
+
+READ, COMPUTE, WAIT = Activity.READ, Activity.COMPUTE, Activity.WAIT
+
+
+def piece(
+    worker: int, clock_us: int, *changes: tuple[int, Activity], host: str = "", **fields: Any
+) -> TracePiece:
+    """Return a piece of step 1; moments are in microseconds of the clock of its host."""
+    words = array("Q", [at << 16 | 1 << 4 | activity for at, activity in changes])
+    text = base64.b64encode(words.tobytes()).decode()
+    known = {"generation": 1, "step": 1, "lost": 0, "is_last": False, "offset_s": 0.0} | fields
+    return TracePiece(host=host, worker=worker, words=text, clock_s=clock_us / 1e6, **known)
+
+
+def shown(*pieces: TracePiece) -> list[tuple[int, str, int, int]]:
+    return [(s.worker, s.activity.label, s.begin_us, s.end_us) for s in spans_of(pieces)]
+
+
+def test_span_lasts_until_the_next_one_also_in_a_later_piece() -> None:
+    found = shown(piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT)))
+
+    assert found == [(0, "read", 10, 30), (0, "compute", 30, 80), (0, "wait", 80, 100)]
+
+
+def test_last_span_of_a_dead_worker_ends_when_its_host_saw_the_death() -> None:
+    found = shown(piece(3, 60, (10, COMPUTE)), piece(3, 95, is_last=True))
+
+    assert found == [(3, "compute", 10, 95)]
+
+
+def test_span_before_a_loss_has_no_end_and_is_left_out() -> None:
+    found = shown(piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT), lost=5))
+
+    assert found == [(0, "read", 10, 30), (0, "wait", 80, 100)]
+
+
+def test_hosts_have_one_time_line_though_messages_take_different_times() -> None:
+    late, soon = 5.000300, 5.000010  # the head's clock is 5 s ahead of that of b
+
+    found = shown(
+        piece(0, 5_000_050, (5_000_020, READ), host="a"),
+        piece(1, 50, (20, READ), (40, WAIT), host="b", offset_s=late),
+        piece(1, 90, (60, READ), host="b", offset_s=soon),
+    )
+
+    assert found[0] == (0, "read", 5_000_020, 5_000_050)
+    assert [begin for _, _, begin, _ in found[1:]] == [5_000_030, 5_000_050, 5_000_070]
+
+
+def test_same_worker_of_another_launch_begins_anew() -> None:
+    found = shown(piece(0, 60, (10, READ)), piece(0, 95, (80, READ), generation=2))
+
+    assert found == [(0, "read", 10, 60), (0, "read", 80, 95)]
+
+
+def test_file_has_tracks_for_hosts_workers_and_the_job() -> None:
+    entries = [
+        entry("launch", 1.0, generation=1, workers=[0, 1]),
+        entry("failure", 2.0, worker=1, cause="signal SIGKILL"),
+        entry("recovery", 2.5, lost=[1], survivors=[0], next_step_ms=400.0, detected=2.1),
+        entry("checkpoint", 3.0, step=5, seconds=0.25, bytes=10),
+        entry("job_ended", 4.0, exit_code=0),
+    ]
+    pieces = [
+        piece(w, 590, (500 + 10 * w, READ), (550, WAIT), host=host, offset_s=1e9 + 1.5 - 0.0005)
+        for w, host in enumerate("ab")
+    ]
+    file = io.StringIO()
+
+    counts = write_trace(pieces, entries, file)
+
+    events = json.loads(file.getvalue())["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    hosts = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    found = {
+        (hosts[e["pid"]], names[e["pid"], e["tid"]], e["name"]): (e["ts"], e.get("dur"))
+        for e in events
+        if e["ph"] != "M"
+    }
+    assert counts == {"read": 2, "wait": 2}
+    assert found == {
+        ("host a", "worker 0", "read"): (500_000, 50),
+        ("host a", "worker 0", "wait"): (500_050, 40),
+        ("host b", "worker 1", "read"): (500_010, 40),
+        ("host b", "worker 1", "wait"): (500_050, 40),
+        ("job", "launches", "launch of 2 workers"): (0, 3_000_000),
+        ("job", "recoveries", "recovery"): (1_100_000, 400_000),
+        ("job", "saves", "save"): (1_750_000, 250_000),
+        ("job", "events", "worker 1 died (signal SIGKILL)"): (1_000_000, None),
+        ("job", "events", "recovered at step 0 without worker 1; worker 0 left"): (1_500_000, None),
+        ("job", "events", "ended with exit code 0:"): (3_000_000, None),
+    }
