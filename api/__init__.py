@@ -90,7 +90,7 @@ if not TYPE_CHECKING:  # type checkers know the names above, and should miss all
             if name in names:
                 return getattr(importlib.import_module(home), name)
         if name == "__version__":
-            return importlib.import_module("importlib.metadata").version("holdfast")
+            return importlib.import_module("importlib.metadata").version("holdfast-mpi")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -238,7 +238,7 @@ def _faults(choose: random.Random, count: int, first_launch: int) -> tuple[Fault
         elif others and (site is Site.REPAIR or choose.random() < togetherness):
             step = choose.choice(others)
         fault = Fault(
-            kind=choose.choice(list(FaultKind)),
+            kind=choose.choice([kind for kind in FaultKind if not kind.is_of_host]),
             worker=_victim(choose, first_launch),
             step=step,
             site=site,

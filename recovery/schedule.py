@@ -143,7 +143,7 @@ def parse_schedule(value: object) -> Schedule:
     if isinstance(value, int) and not isinstance(value, bool):
         return _every_steps(value)
     if not isinstance(value, str):
-        raise ScheduleSyntaxError(f"{value!r} is no schedule of checkpoints: {_HELP}")
+        raise ScheduleSyntaxError(f"{value!r} is not a valid time to save: {_HELP}")
     text = value.strip().lower()
     if text == "auto":
         return Auto()
@@ -163,7 +163,7 @@ def _every_steps(steps: int) -> EverySteps:
 def _every_seconds(text: str, value: str) -> EverySeconds:
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ScheduleSyntaxError(f"{value!r} is no schedule of checkpoints: {_HELP}")
+        raise ScheduleSyntaxError(f"{value!r} is not a valid time to save: {_HELP}")
     if match[2] not in _UNITS:
         raise ScheduleSyntaxError(
             f"{value!r} has the unit {match[2]!r}; units of time are {', '.join(_UNITS)}"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, given_flags
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.terminal import grid, output
@@ -40,8 +41,8 @@ _SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
 
 
 @click.command(
+    cls=Documented,
     context_settings={"allow_interspersed_args": False, "show_default": True},
-    epilog="Example: holdfast chaos --seed 7 --mtbf 30 -- run -n 4 train.py",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="The seed of the plan.  [default: random]")
 @click.option("--count", type=click.IntRange(min=0), default=3, help="So many strikes in all.")
@@ -68,7 +69,7 @@ _SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
 @click.argument("command", metavar="-- run [OPTIONS] SCRIPT [ARGS]...", nargs=-1, required=True)
 @click.pass_context
 def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -> None:
-    """Strike a job as the world does, and compare it with an undisturbed one.
+    """Kill and stop parts of a job at random, and check that it still ends with the same bytes.
 
     Kills, stops and terminates any process of the job at moments that follow from a seed.
     Starts the job again as a batch system would.  Exits with 0 only if the run came to its end

@@ -34,7 +34,8 @@ from holdfast.checkpoint.repair import (
 )
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.tensor import TensorSpec
-from holdfast.runtime.cli.option_flags import PATH, key_option
+from holdfast.runtime.cli.help import Documented
+from holdfast.runtime.cli.option_flags import PATH, key_option, run_dir_argument
 from holdfast.runtime.cli.terminal import ByteProgress, grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -52,8 +53,8 @@ _MOST_ITEMS = 4
 """Of a longer list, such as the state of a random generator, people see the first; JSON has all."""
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
 @key_option
@@ -109,8 +110,8 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
     return total
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option(
     "--from",
     "other_dir",
@@ -166,8 +167,8 @@ def _result_in_words(result: MendResult, other_dir: Path) -> str:
     )
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option("--step", type=int, help="The step to show in full.  [default: the newest]")
 @click.option(
     "--diff",

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from holdfast.runtime.batch.schedulers import find_allocation, options_of
+from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
@@ -39,7 +40,7 @@ _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
 
 
-@click.command(context_settings={"auto_envvar_prefix": "HOLDFAST"})
+@click.command(cls=Documented, context_settings={"auto_envvar_prefix": "HOLDFAST"})
 @click.option("--run-dir", type=PATH, default=Path("."), show_default=True)
 @click.option("--mpiexec", type=PATH, help="The mpiexec to examine.")
 @click.option("--mpi", "only_mpi", is_flag=True, help="Examine MPI alone.")

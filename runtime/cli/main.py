@@ -17,6 +17,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
+from holdfast.runtime.cli.help import hint_for, write_commands
 from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
@@ -29,6 +30,7 @@ _HOMES = {
     "export": "weights",
     "import": "weights",
     "inspect": "checkpoints",
+    "list": "status",
     "repair": "checkpoints",
     "report": "report",
     "save": "status",
@@ -41,11 +43,11 @@ _HOMES = {
 
 Together they take 0.2 s, and some load NumPy: a job begins without them."""
 
+_FUNCTIONS = {"import": "import_weights", "list": "list_runs"}
+"""Functions of commands whose names mean something else in Python."""
+
 _OF_JOBS = ("run", "attach", "import", "chaos")
 """Commands that have a job to mind, which a terminal may not stop."""
-
-_LONGEST_SUMMARY = 200
-"""Letters: more than the first sentence on any command has."""
 
 
 class _Commands(click.Group):
@@ -56,23 +58,25 @@ class _Commands(click.Group):
         return sorted([*self.commands, *_HOMES])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the first sentence on each command in full; click cuts it to a line."""
+        """Write all commands by what they are for."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, command.get_short_help_str(_LONGEST_SUMMARY))
-                    for name, command in commands.items()
-                    if command is not None
-                ]
-            )
+        write_commands(formatter, {name: found for name, found in commands.items() if found})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is asked for; say what may be meant by another word."""
+        word = args[0]
+        if not word.startswith("-") and self.get_command(ctx, word) is None:
+            raise UsageError(f"no such command {word!r}; {hint_for(word, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand by its name, None if there is none."""
         home = _HOMES.get(cmd_name)
         if home is None:
             return super().get_command(ctx, cmd_name)
-        function = "import_weights" if cmd_name == "import" else cmd_name
+        function = _FUNCTIONS.get(cmd_name, cmd_name)
         command = getattr(importlib.import_module(f"holdfast.runtime.cli.{home}"), function)
         assert isinstance(command, click.Command)
         return command
@@ -83,7 +87,7 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
-@click.version_option(package_name="holdfast")
+@click.version_option(package_name="holdfast-mpi")
 @click.pass_context
 def holdfast(context: click.Context) -> None:
     """Train through worker deaths: whatever dies, the run ends with the same bytes."""

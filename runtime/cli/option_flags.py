@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option
+from holdfast.runtime.run.find_run import the_run_here
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
@@ -29,8 +31,21 @@ key_option = click.option(
     "--key-file",
     type=PATH,
     envvar="HOLDFAST_KEY_FILE",
-    help="The key of the run: what is not signed with it is not valid.",
+    help="The key of the run: checkpoints not signed with it are rejected.",
 )
+
+
+def _run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
+    """Return the run that is named, or the only one that is here, and say which that is."""
+    if given is not None or context.resilient_parsing:
+        return given or Path()
+    found = the_run_here(context.command_path)
+    say(f"the run here is {found}")
+    return found
+
+
+run_dir_argument = click.argument("run_dir", type=PATH, required=False, callback=_run_here)
+"""The argument RUN_DIR; without it a command takes the only run of the working directory."""
 
 _QUOTED = r"""["']{}["']"""
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.cli.help import Documented
+from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.entries import Entry, read_on
@@ -41,8 +42,8 @@ from holdfast.runtime.tools.trace_events import write_trace
 _MOST_EVIDENCE = 10
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--trace",

@@ -16,12 +16,14 @@ from holdfast.runtime.batch.schedulers import (
     refuse_copies,
     refuse_mpi_copies,
 )
+from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
     EPILOG,
     PATH,
     SETTINGS,
     flags_of,
     given_flags,
+    run_dir_argument,
     stray_flag,
 )
 from holdfast.runtime.head.screen import say
@@ -29,7 +31,7 @@ from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
 
 
-@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=Documented, context_settings=SETTINGS, epilog=EPILOG)
 @flags_of(RUN)
 @click.option(
     "--show-config",
@@ -62,8 +64,8 @@ def run(
     sys.exit(run_batch_job(built.options, allocation))
 
 
-@click.command(context_settings=SETTINGS)
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented, context_settings=SETTINGS)
+@run_dir_argument
 def attach(run_dir: Path) -> None:
     """Show the job in RUN_DIR whose client is gone: its output, its live line, its exit code.
 

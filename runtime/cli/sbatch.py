@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.batch.sbatch import BatchRequest, SlurmRefused, script_of, submit
+from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import SETTINGS
 from holdfast.runtime.cli.run import run, sources_of
 from holdfast.runtime.errors import ProgramError, UsageError
@@ -19,7 +20,7 @@ _OURS = ("--chain", "--dry-run", "-h", "--help")
 _REST = "what follows --"
 
 
-class _Sbatch(click.Command):
+class _Sbatch(Documented):
     """Keeps the options of sbatch, and the command after ``--``, as they were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

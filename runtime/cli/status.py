@@ -15,22 +15,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.cli.help import Documented
+from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import grid, output
+from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.find_run import runs_below
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.tools.living_job import order_save, order_stop
 from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket
 
+_RULED = box.SIMPLE_HEAD
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
 
 
-@click.command(context_settings={"show_default": True})
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented, context_settings={"show_default": True})
+@run_dir_argument
 @click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
 @click.option(
     "--timeout",
@@ -51,8 +55,8 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
         click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
 
 
-@click.command(context_settings={"show_default": True})
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented, context_settings={"show_default": True})
+@run_dir_argument
 @click.option("--now", "is_urgent", is_flag=True, help="Stop at once, without a checkpoint.")
 @click.option("--wait/--no-wait", default=True, help="Whether to wait until it has stopped.")
 @click.option(
@@ -73,8 +77,8 @@ def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
     click.echo("asked to stop" if code is None else f"stopped: its exit code is {code}")
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look instead.")
 @click.option("--watch", is_flag=True, help="Look again each second, until the job has ended.")
 def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
@@ -90,6 +94,42 @@ def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
             raise
     finally:
         source.close()
+
+
+@click.command("list", cls=Documented)
+@click.argument("directory", type=PATH, default=Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead.")
+def list_runs(directory: Path, *, as_json: bool) -> None:
+    """List the runs in DIRECTORY and below it: script, state, step, and newest checkpoint.
+
+    Without DIRECTORY it is the working directory.  Looking changes nothing.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; give one that holds runs")
+    found = list(_found_below(directory))
+    if as_json:
+        click.echo(json.dumps([{"run_dir": str(run), **to_json(look)} for run, look in found]))
+        return
+    if not found:
+        click.echo(f"no run is in {directory.absolute()} or below it")
+        return
+    table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
+    for run, look in found:
+        script = "-" if look.script is None else Path(look.script).name
+        table.add_row(*map(Text, (str(run), script, look.outcome, str(look.step), _saved(look))))
+    output().print(table)
+
+
+def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
+    """Yield each run below a directory with its status; say which cannot be looked at."""
+    for run in runs_below(directory):
+        source = StatusSource(run.absolute())
+        try:
+            yield run, source.poll(time.time())
+        except JobError as error:
+            say(str(error))
+        finally:
+            source.close()
 
 
 def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterator[JobStatus]:
@@ -132,6 +172,7 @@ def _facts(found: JobStatus) -> Table:
     rows = (
         ("run", found.run_id or "-"),
         ("job", _job(found)),
+        ("command", _command(found)),
         ("state", found.outcome),
         ("progress", _progress(found)),
         ("waiting", _waiting(found)),
@@ -156,6 +197,13 @@ def _job(found: JobStatus) -> str:
         return f"{script}, launched on {launched}"
     of = "" if living == found.launched else f"{living} of "
     return f"{script} on {of}{launched}"
+
+
+def _command(found: JobStatus) -> str:
+    """Return what a user has started, with its pid: a kill of that one ends the job in order."""
+    if found.pid is None:
+        return ""
+    return f"pid {found.pid}: {found.command or '-'}"
 
 
 def _progress(found: JobStatus) -> str:
@@ -191,15 +239,18 @@ def _metrics(found: JobStatus) -> str:
 
 
 def _saves(found: JobStatus) -> str:
-    last = found.last_save
-    parts = [
-        "none yet" if last is None else f"step {last.step}, {progress.duration(last.age_s)} ago"
-    ]
-    if last is not None and last.place is not None:
-        parts[0] += f", in the {last.place} only"
+    parts = [_saved(found)]
     if found.next_save is not None and not found.is_over:
         parts.append(f"next {found.next_save}")
     return "; ".join(parts)
+
+
+def _saved(found: JobStatus) -> str:
+    last = found.last_save
+    if last is None:
+        return "none yet"
+    place = "" if last.place is None else f", in the {last.place} only"
+    return f"step {last.step}, {progress.duration(last.age_s)} ago{place}"
 
 
 def _goodput(found: JobStatus) -> str:
@@ -220,7 +271,7 @@ def _goodput(found: JobStatus) -> str:
 def _workers(found: JobStatus) -> Table:
     has_hosts = any(worker.host for worker in found.workers)
     columns = ("worker", *(("host",) if has_hosts else ()), "pid", "phase", "step", "memory")
-    table = Table(*columns, "last heartbeat", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(*columns, "last heartbeat", box=_RULED, pad_edge=False)
     for worker in sorted(found.workers, key=lambda worker: worker.worker):
         size, silent = worker.resident_bytes, worker.silent_s
         table.add_row(

@@ -16,6 +16,7 @@ import click
 
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.signature import Signature
+from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
     EPILOG,
     PATH,
@@ -23,6 +24,7 @@ from holdfast.runtime.cli.option_flags import (
     flags_of,
     given_flags,
     key_option,
+    run_dir_argument,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.job_options import JobOptions
@@ -42,7 +44,7 @@ from holdfast.runtime.tools.exporting import (
 _WORKERS = "Workers that the run is meant for: what --microbatches and --threads follow from."
 
 
-@click.command("import", context_settings=SETTINGS, epilog=EPILOG)
+@click.command("import", cls=Documented, context_settings=SETTINGS, epilog=EPILOG)
 @flags_of(IMPORT, workers=_WORKERS)
 @click.argument("weights", type=PATH)
 @click.argument("script", type=PATH)
@@ -100,8 +102,8 @@ def _short(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-@click.command()
-@click.argument("run_dir", type=PATH)
+@click.command(cls=Documented)
+@run_dir_argument
 @click.option(
     "--to",
     "target",

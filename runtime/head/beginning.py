@@ -17,6 +17,7 @@ from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.devices import Devices, find_devices
+from holdfast.runtime.system.own_process import usable_cores
 
 
 class Beginning:
@@ -106,7 +107,14 @@ def _advice(setup: JobSetup) -> Iterator[str]:
 def _of_hosts(setup: JobSetup) -> Iterator[str]:
     """Yield a line on the hosts of the job if there are several, and on the devices of each."""
     checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
+    before = setup.hosts_before or ()
+    if len(before) > 1 and not setup.options.hosts and _is_resuming(setup):
+        yield (
+            f"the job before had the hosts {', '.join(before)}, and this one has this host alone; "
+            f"--hosts {','.join(before)} takes them again"
+        )
     if checked is None:
+        yield from _cores_of("", setup.options.workers, usable_cores())
         yield from _devices_of("", workers, find_devices(os.environ))
         return
     placed = Counter(place_workers(workers, checked.hosts))
@@ -115,8 +123,18 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
     if checked.variables:
         words = " ".join(f"{name}={value}" for name, value in checked.variables.items())
         yield f"the processors of the hosts differ: all workers have {words}"
+    for host, facts in zip(checked.hosts, checked.facts, strict=True):
+        yield from _cores_of(f" on {host.name}", placed[host.name], facts.cores)
     for host, devices in zip(checked.hosts, checked.devices, strict=True):
         yield from _devices_of(f" on {host.name}", placed[host.name], devices)
+
+
+def _cores_of(where: str, workers: int, cores: int) -> Iterator[str]:
+    if workers > cores:
+        yield (
+            f"{workers} workers{where} share {count(cores, 'core')}: they take turns, so a step "
+            f"takes longer than with {count(cores, 'worker')}"
+        )
 
 
 def _devices_of(where: str, workers: int, devices: Devices) -> Iterator[str]:
@@ -131,7 +149,7 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that is unusual about the run directory."""
     options = setup.options
     if setup.set_aside is not None:
-        yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
+        yield f"moved the previous run to {setup.set_aside} (--fresh)"
     if setup.copied_from is not None:
         yield (
             f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "

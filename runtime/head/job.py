@@ -146,6 +146,7 @@ def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
         "script": str(options.script),
         "argv": list(options.argv),
         "local_dir": None if options.local_dir is None else str(options.local_dir),
+        **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
     }
 
 

@@ -87,6 +87,8 @@ class JobSetup:
     lost_step: int | None = None
     """The newest step that the journal knows of, if none so new is left."""
     lost_local_dir: str | None = None
+    hosts_before: tuple[str, ...] = ()
+    """The hosts that were named for the job before, with their slots."""
     """The local directory of the job before, which may have that step."""
     is_without_locks: bool = False
     """Whether the lease must be renewed, because its file system has no locks."""
@@ -354,8 +356,13 @@ def _with_local_steps(setup: JobSetup) -> JobSetup:
         setup.journal.close()
         setup.lease.end(is_refused=not options.fresh)
         raise
+    before = setup.history.history
     return replace(
-        setup, saved_step=saved, lost_step=lost, lost_local_dir=setup.history.history.local_dir
+        setup,
+        saved_step=saved,
+        lost_step=lost,
+        lost_local_dir=before.local_dir,
+        hosts_before=before.hosts,
     )
 
 

@@ -337,6 +337,10 @@ class HostLink(Protocol):
     def name(self) -> str:
         """Its name; empty for the host of the launch part, where it does not matter."""
 
+    @property
+    def unheard_s(self) -> float:
+        """For how long it has not answered: what it has told last is as old as that."""
+
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host part something; it owns ``fds`` from then on."""
 

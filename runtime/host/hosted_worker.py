@@ -153,6 +153,11 @@ class HostedWorker:
         self._why_killed: str | None = None
 
     @property
+    def silence_s(self) -> float | None:
+        """For how long nobody has seen it alive: a host that is cut off tells nothing new."""
+        return None if self.silent_s is None else self.silent_s + self.host.unheard_s
+
+    @property
     def is_condemned(self) -> bool:
         """Whether it was killed, or will be killed as soon as it exists."""
         return self._why_killed is not None

@@ -134,7 +134,7 @@ class LaunchPart:
         self._post_all(Describe())
         standing_s = self._fencing.standing_s()
         workers = [
-            describe(hosted, hosted.resident_bytes, hosted.silent_s, standing_s.get(hosted.worker))
+            describe(hosted, hosted.resident_bytes, hosted.silence_s, standing_s.get(hosted.worker))
             for hosted in self.workers
         ]
         return {**self.progress, "workers": workers}

@@ -34,6 +34,7 @@ class LocalHost:
     """The link between both parts in one process; they are set before it is used."""
 
     name = ""
+    unheard_s = 0.0
     part: HostPart
     launch: LaunchPart
 

@@ -113,6 +113,11 @@ class RemoteHost:
         """The process of the remote shell."""
         return self._shell.pid
 
+    @property
+    def unheard_s(self) -> float:
+        """For how long it has not answered."""
+        return self._pings.silent_s
+
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host something; descriptors stay here, where they have a meaning."""
         for fd in fds:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,11 @@ class JobOptions:
         metavar="PATH",
         default_text="./holdfast-<script's name>",
         commands=_BOTH,
+        group="Run",
     )
     argv: tuple[str, ...] = without_flag(
         "They are the script's own arguments: what follows its name.", (), read=tuple
     )
-
     workers: int = _number(
         "-n -np --workers",
         "Workers to start with.",
@@ -162,36 +162,6 @@ class JobOptions:
         1,
         commands=_BOTH,
         default_text="1; in a batch job its tasks; with hosts all of their slots",
-    )
-    hosts: tuple[HostSlots, ...] = option(
-        "--hosts",
-        'Hosts of the job and how many workers each takes, as in "a:4,b:4".',
-        (),
-        read=read_hosts,
-        metavar="HOST:N,...",
-        default_text="this host",
-        commands=_EXAMINED,
-    )
-    hostfile: Path | None = _path(
-        "--hostfile",
-        'A file of hosts in place of --hosts: a host a line, as in "node1 slots=4" or "node1:4".',
-        metavar="FILE",
-        commands=_EXAMINED,
-    )
-    rsh: str = option(
-        "--rsh",
-        "What starts a command on another host: it is called as RSH HOST COMMAND...",
-        "ssh",
-        metavar="COMMAND",
-        commands=_EXAMINED,
-    )
-    network: str | None = option(
-        "--network",
-        "The network between the hosts, by interface or address: eth1 or 10.1.0.0/16.",
-        None,
-        metavar="NAME|CIDR",
-        default_text="the fastest one on which all hosts reach the first",
-        commands=_EXAMINED,
     )
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
     microbatches: int | None = _number(
@@ -227,6 +197,45 @@ class JobOptions:
     initial_step: int | None = _number(
         "--step", "The step of another run.", None, 0, default_text="its newest", commands=(IMPORT,)
     )
+    fresh: bool = _switch(
+        "--fresh",
+        "Set an existing run aside, in previous-1 of its directory, and begin a new one.",
+        commands=_BOTH,
+    )
+    hosts: tuple[HostSlots, ...] = option(
+        "--hosts",
+        'Hosts of the job and how many workers each takes, as in "a:4,b:4".',
+        (),
+        read=read_hosts,
+        metavar="HOST:N,...",
+        default_text="this host",
+        commands=_EXAMINED,
+        group="Hosts",
+    )
+    hostfile: Path | None = _path(
+        "--hostfile",
+        'A file of hosts in place of --hosts: a host a line, as in "node1 slots=4" or "node1:4".',
+        metavar="FILE",
+        commands=_EXAMINED,
+    )
+    rsh: str = option(
+        "--rsh",
+        "What starts a command on another host: it is called as RSH HOST COMMAND...",
+        "ssh",
+        metavar="COMMAND",
+        commands=_EXAMINED,
+    )
+    network: str | None = option(
+        "--network",
+        "The network between the hosts, by interface or address: eth1 or 10.1.0.0/16.",
+        None,
+        metavar="NAME|CIDR",
+        default_text="the fastest one on which all hosts reach the first",
+        commands=_EXAMINED,
+    )
+    try_lost_hosts: bool = _switch(
+        "--try-lost-hosts", "Take hosts again that the run has lost twice within a day."
+    )
     save_every: str | None = option(
         "--save-every",
         'Steps (100), a time ("10min"), "epoch" or "auto".',
@@ -234,6 +243,7 @@ class JobOptions:
         metavar="WHEN",
         default_text=_THE_SCRIPTS,
         check=_check_schedule,
+        group="Checkpoints",
     )
     keep_space: str | None = option(
         "--keep-space",
@@ -251,14 +261,6 @@ class JobOptions:
         default_text="two snapshots, as far as the host and its control groups have room",
         check=_check_memory,
     )
-    verify_every: int | None = _number(
-        "--verify-every",
-        "Steps between comparisons of the workers' states.",
-        None,
-        0,
-        metavar="STEPS",
-        default_text=_THE_SCRIPTS,
-    )
     shards: int | None = _number(
         "--shards",
         "Files that a checkpoint of this host is written as, all at once.",
@@ -274,6 +276,7 @@ class JobOptions:
         3600.0,
         read=read_seconds,
         metavar="SECONDS",
+        default_text="1 h",
         check=_check_pause,
     )
     local_dir: Path | None = _path(
@@ -304,17 +307,37 @@ class JobOptions:
         10.0,
         read=read_seconds,
         metavar="SECONDS",
+        default_text="10 s",
         check=_check_timeout,
+        group="Deaths and stalls",
     )
     stall_timeout_s: float | None = option(
         "--stall-timeout",
-        "Kill a worker that all others wait for, and that does not come on for so long.",
+        "Kill a worker that all others wait for and that has made no progress for this long.",
         None,
         read=read_seconds,
         metavar="SECONDS|never",
-        default_text="50 times the longest piece of work so far, 600 at least",
+        default_text="50 times the longest piece of work so far, at least 10 min",
         check=_check_pause,
     )
+    max_restarts: int = _number(
+        "--max-restarts",
+        "How often to relaunch a job that lost all workers; a try without progress counts twice.",
+        3,
+        0,
+    )
+    shrink: bool = _switch(
+        "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"
+    )
+    verify_every: int | None = _number(
+        "--verify-every",
+        "Steps between comparisons of the workers' states.",
+        None,
+        0,
+        metavar="STEPS",
+        default_text=_THE_SCRIPTS,
+    )
+    strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
     grace_s: float | None = option(
         "--grace",
         "Time to save and stop after the first signal; then the job ends at once.",
@@ -323,6 +346,7 @@ class JobOptions:
         metavar="SECONDS",
         default_text="as long as it takes",
         check=_check_timeout,
+        group="Stopping and batch jobs",
     )
     deadline_s: float | None = option(
         "--deadline",
@@ -345,31 +369,15 @@ class JobOptions:
         0.0,
         read=read_duration,
         metavar="TIME",
+        default_text="no waiting",
         check=_check_wait,
-    )
-    max_restarts: int = _number(
-        "--max-restarts",
-        "Relaunches of a job that died whole; one without progress counts double.",
-        3,
-        0,
-    )
-    fresh: bool = _switch(
-        "--fresh",
-        "Set an existing run aside, in previous-1 of its directory, and begin a new one.",
-        commands=_BOTH,
-    )
-    try_lost_hosts: bool = _switch(
-        "--try-lost-hosts", "Take hosts again that the run has lost twice within a day."
-    )
-    strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
-    shrink: bool = _switch(
-        "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"
     )
     fit: bool = _switch(
         "--fit",
         "Whether Keras's fit trains on all workers together.",
         default=True,
         off_flag="--no-fit",
+        group="Keras",
     )
     scale_batch: int = _number(
         "--scale-batch", "Updates of fit() take so many times the script's batch size.", 1, 1
@@ -393,6 +401,7 @@ class JobOptions:
         read=read_words(","),
         metavar="MODULES",
         commands=_BOTH,
+        group="Processes and MPI",
     )
     mpiexec: Path | None = _path(
         "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
@@ -408,12 +417,17 @@ class JobOptions:
         check=check_mca,
         commands=_EXAMINED,
     )
+    verbose: bool = _switch(
+        "-v --verbose",
+        "Show Open MPI's own messages too.",
+        commands=_BOTH,
+        group="Output and tests",
+    )
+    quiet: bool = _switch("-q --quiet", "Say only what goes wrong.", commands=_BOTH)
     trace: bool = _switch(
         "--trace",
         "Keep what each worker does when, in trace of the run directory; report --trace shows it.",
     )
-    verbose: bool = _switch("-v --verbose", "Show Open MPI's own messages too.", commands=_BOTH)
-    quiet: bool = _switch("-q --quiet", "Say only what goes wrong.", commands=_BOTH)
     faults: tuple[str, ...] = option(
         "--inject",
         'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
@@ -488,10 +502,17 @@ class JobOptions:
         )
 
 
-OPTIONS: Mapping[str, Option] = {
-    field.name: field.metadata["option"] for field in dataclasses.fields(JobOptions)
-}
-"""The option behind each field."""
+def _in_groups() -> Iterator[tuple[str, Option]]:
+    """Yield the option behind each field; one that names no group is in that of the one before."""
+    group = ""
+    for field in dataclasses.fields(JobOptions):
+        found: Option = field.metadata["option"]
+        group = found.group or group
+        yield field.name, dataclasses.replace(found, group=group)
+
+
+OPTIONS: Mapping[str, Option] = dict(_in_groups())
+"""The option behind each field, by groups of the help."""
 
 
 def _in_words(value: object) -> str:

@@ -39,6 +39,7 @@ class Option:
         off_flag: the flag that switches it off.
         is_repeated: whether the flag may be given several times.
         words: how many words the flag takes as its value.
+        group: the heading in the help, below which it stands with all that follow it.
     """
 
     flags: tuple[str, ...]
@@ -52,6 +53,7 @@ class Option:
     is_repeated: bool = False
     words: int = 1
     absent: str | None = None
+    group: str = ""
 
     @property
     def key(self) -> str:

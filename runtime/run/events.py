@@ -38,6 +38,8 @@ class JobStarted(NamedTuple):
     script: str | None
     argv: Texts | None
     local_dir: str | None
+    hosts: Texts | None = None
+    """Those that were named, as they were; None if none was."""
 
     def words(self) -> str:
         script = (self.script or "a script").rpartition("/")[2]
@@ -205,8 +207,9 @@ class Recovery(NamedTuple):
     since_failure_ms: float | None = None
 
     def words(self) -> str:
-        lost, left = _named(self.lost), _named(self.survivors)
-        return f"recovered at step {self.step} without {lost}; {left} left"
+        lost, others = _named(self.lost), _named(self.survivors)
+        go_on = "goes on" if len(self.survivors) == 1 else "go on"
+        return f"recovered at step {self.step} without {lost}; {others} {go_on}"
 
 
 @event("numerics_differ", is_told=False)
@@ -332,7 +335,7 @@ class Suspected(NamedTuple):
     is_reading: bool | None = None
 
     def words(self) -> str:
-        return f"worker {self.worker} has not come on after step {self.step}"
+        return f"worker {self.worker} has made no progress after step {self.step}"
 
 
 @event("stalled")
@@ -489,5 +492,6 @@ class JournalRemoved(NamedTuple):
 
 def _named(workers: Sequence[int]) -> str:
     """Return workers with their ids."""
-    ids = ", ".join(map(str, workers)) or "none"
+    *first, last = map(str, workers or ("none",))
+    ids = f"{', '.join(first)} and {last}" if first else last
     return f"{'worker' if len(workers) == 1 else 'workers'} {ids}"

@@ -43,6 +43,8 @@ class RunHistory:
         """The step of the newest checkpoint that a record has told of."""
         self.local_dir: str | None = None
         """The ``--local-dir`` of the last job, None if it had none."""
+        self.hosts: tuple[str, ...] = ()
+        """The hosts that were named for the last job, with their slots."""
 
     def saw(self, record: Record) -> None:
         """Count a record, which may be of any event."""
@@ -69,6 +71,8 @@ class RunHistory:
         if event == "job_started":
             local = record.get("local_dir")
             self.local_dir = local if isinstance(local, str) else None
+            hosts = record.get("hosts")
+            self.hosts = tuple(map(str, hosts)) if isinstance(hosts, list) else ()
             self._failures += self._began is not None
             self._seconds += self._open_seconds(self._last)
             self._began = now

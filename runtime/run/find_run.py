@@ -44,6 +44,7 @@ from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 _HOME_NAME = "run-directory"
 _LARGEST_HOME_BYTES = 1 << 15
 _MOST_NAMED = 3
+_MOST_LISTED = 10
 
 _MOST_ENTRIES = 1000
 """Of a folder that is looked through: a sentence must not take long."""
@@ -63,9 +64,11 @@ def no_run(path: Path) -> str | None:
     directory = RunDirectory(path)
     if _has(path, directory.checkpoints_path) or _is_owned(directory):
         return None
-    why = "it has no RUN.json" if os.path.isdir(path) else "it is no directory"
     near = list(itertools.islice(_near(path), _MOST_NAMED))
     runs = f"runs near it: {', '.join(near)}" if near else "give the directory of a run"
+    if not os.path.lexists(path):
+        return f"{path} does not exist; {runs}"
+    why = "it has no RUN.json" if os.path.isdir(path) else "it is a file"
     return f"{path} is no run: {why}; {runs}"
 
 
@@ -94,6 +97,40 @@ def refuse_no_job(path: Path) -> None:
         UsageError: it is no run directory; one sentence says why.
     """
     _refuse(no_job(path))
+
+
+def the_run_here(command: str) -> Path:
+    """Return the only run of the working directory, or the working directory if it is one.
+
+    Raises:
+        UsageError: there is none, or there are several; the sentence names them.
+    """
+    found = [Path()] if _is_begun(Path()) else _begun_in(Path())
+    runs = [run for run in found if os.path.lexists(RunDirectory(run).record_path)]
+    if not runs:
+        raise UsageError(
+            f"no run is in {Path.cwd()}; name its directory, as in `{command} RUN_DIR` "
+            "(`holdfast list DIR` finds runs below a directory)"
+        )
+    if len(runs) > 1:
+        named = ", ".join(map(str, runs[:_MOST_LISTED]))
+        more = f" and {len(runs) - _MOST_LISTED} more" if len(runs) > _MOST_LISTED else ""
+        raise UsageError(
+            f"{len(runs)} runs are here: {named}{more}; name one, as in `{command} {runs[0]}`"
+        )
+    return runs[0]
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the runs in a directory and below it, by name; a run is not looked into.
+
+    Links and hidden directories are left out.
+    """
+    for place, folders, _ in os.walk(folder):
+        if os.path.lexists(RunDirectory(Path(place)).record_path):
+            yield Path(place)
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
 def refuse_local_directory(path: Path) -> None:

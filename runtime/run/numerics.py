@@ -23,7 +23,7 @@ _LIBRARIES = {
     "numpy": ("numpy",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly"),
     "keras": ("keras", "keras-nightly"),
-    "holdfast": ("holdfast",),
+    "holdfast": ("holdfast-mpi",),
 }
 """Distributions that may provide a library; the first one installed counts."""
 

@@ -101,7 +101,7 @@ def _life_of_answer(directory: RunDirectory, answer: Mapping[str, Any]) -> tuple
         return error.life, str(error)
     if answer.get("client") is None:
         where = shlex.quote(str(directory.path))
-        return Life.DETACHED, f"no client shows it: `holdfast attach {where}` does"
+        return Life.DETACHED, f"take it over: `holdfast attach {where}`"
     return Life.RUNNING, ""
 
 

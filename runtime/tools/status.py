@@ -8,6 +8,8 @@ Then the journal says as much as it can.  It has what has happened, the head wha
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ from holdfast.runtime.tools.summary import (
 
 _RUNNING = {
     Life.RUNNING: "running",
-    Life.DETACHED: "running, and {}",
+    Life.DETACHED: "running without its command; {}",
     Life.ALONE: "running without `holdfast run`, which nobody supervises",
 }
 
@@ -145,18 +147,24 @@ class AgentAnswer:
     workers: tuple[WorkerReport, ...]
     launched: int
     progress: StepReport | None
+    pid: int | None = None
+    command: str = ""
+    """The process that a user has started, or the head that goes on without it."""
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> AgentAnswer:
         """Return the contents of a ``status`` message, without what makes no sense."""
         launch = message.get("launch") or {}
         workers = map(WorkerReport.of, message.get("workers") or ())
+        pid = message.get("client") or message.get("pid")
         return AgentAnswer(
             now=float(message["now"]),
             phase=message.get("phase"),
             workers=tuple(worker for worker in workers if worker is not None),
             launched=len(launch.get("workers", ())),
             progress=StepReport.of(message.get("progress")),
+            pid=pid if isinstance(pid, int) else None,
+            command=_command_of(pid),
         )
 
 
@@ -184,6 +192,19 @@ class JobStatus:
     next_save: str | None
     goodput: Goodput | None
     events: tuple[EventLine, ...]
+    pid: int | None = None
+    command: str = ""
+    """The process that a user has started, or the head that goes on without it."""
+
+
+def _command_of(pid: object) -> str:
+    """Return the command line of a process as a user has typed it, without the interpreter."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        texts = [word.decode(errors="replace") for word in words]
+        at = next((at for at, text in enumerate(texts) if Path(text).name == "holdfast"), None)
+        return shlex.join(texts if at is None else ["holdfast", *texts[at + 1 :]])
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +246,8 @@ def job_status(
         next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
         goodput=goodput_of(entries, None if ending.is_over else monotonic),
         events=told_events(entries, _MOST_EVENTS),
+        pid=None if answer is None else answer.pid,
+        command="" if answer is None else answer.command,
     )
 
 

@@ -184,9 +184,9 @@ class TrainingJob:
     def step_in_words(self) -> str:
         """What an update trains on, for people."""
         if isinstance(self.data, Feed):
-            return f"a batch of {self.data.name} a step"
+            return f"a batch of {self.data.name}"
         assert isinstance(self.order, SampleOrder)
-        return f"{self.order.global_batch} samples a step"
+        return f"batch {self.order.global_batch}"
 
     @property
     def first_microbatch(self) -> Microbatch:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("api", "bench", "checkpoint", "ci", "docs", "examples", "recovery", "runtime", "tests")
+FOLDERS = (
+    *("api", "bench", "checkpoint", "ci", "docs", "examples"),
+    *("recipes", "recovery", "runtime", "tests"),
+)
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = sorted(
     (*map(ROOT.joinpath, TOP), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md")))

@@ -66,7 +66,7 @@ def test_every_public_name_is_in_its_home() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    assert holdfast.__version__ == importlib.metadata.version("holdfast")
+    assert holdfast.__version__ == importlib.metadata.version("holdfast-mpi")
 
 
 def test_importing_holdfast_loads_no_heavy_library() -> None:

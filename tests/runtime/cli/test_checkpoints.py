@@ -187,7 +187,7 @@ def test_run_is_the_same_as_its_copy(holdfast: Holdfast, run_dir: Path, tmp_path
     ("argv", "code", "complaint"),
     [
         (["--diff", "4", "5"], 2, "has no step 5"),
-        (["--diff", "4", "nowhere"], 2, "nowhere is no run: it is no directory"),
+        (["--diff", "4", "nowhere"], 2, "nowhere does not exist"),
         (["--diff", "4", "6", "--step", "4"], 2, "exclude each other"),
     ],
 )
@@ -268,7 +268,7 @@ def test_bad_requests_are_one_sentence_and_exit_2(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for argv, complaint in (
-        ([tmp_path / "nowhere"], "nowhere is no run: it is no directory"),
+        ([tmp_path / "nowhere"], "nowhere does not exist"),
         ([tmp_path / "empty"], "empty is no run: it has no RUN.json"),
         ([run_dir, "--step", 5], "has no step 5; it has 6, 4"),
         ([run_dir, "--step", "x"], "'x' is not a valid integer"),
@@ -387,7 +387,7 @@ def test_bad_repairs_are_one_sentence_and_exit_2(
     for argv, complaint in (
         ([run_dir], "Missing option '--from'"),
         ([run_dir, "--from", run_dir], "itself; give another copy"),
-        ([run_dir, "--from", tmp_path / "nowhere"], "nowhere is no run: it is no directory"),
+        ([run_dir, "--from", tmp_path / "nowhere"], "nowhere does not exist"),
         ([run_dir, "--from", mirror, "--step", 5], "mirror has no step 5; it has 6, 4"),
     ):
         code, _, err = holdfast("repair", *argv)

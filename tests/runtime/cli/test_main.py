@@ -25,10 +25,10 @@ HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
         (["run", "nowhere.py"], "nowhere.py does not exist"),
         (["run", "-n", "many", "train.py"], "'many' is not a valid integer"),
         (["run", "--nothing", "train.py"], "--nothing"),
-        (["walk"], "No such command 'walk'"),
+        (["walk"], "no such command 'walk'"),
         (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
-        (["attach", "nowhere"], "nowhere is no run: it is no directory"),
-        (["report", "nowhere"], "nowhere is no run: it is no directory"),
+        (["attach", "nowhere"], "nowhere does not exist"),
+        (["report", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_bad_request_is_one_line_and_exit_2(
@@ -116,7 +116,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert holdfast_code() == ExitCode.USAGE
-    assert "Commands:" in capsys.readouterr().out
+    assert "Checkpoints:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

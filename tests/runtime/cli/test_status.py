@@ -99,8 +99,8 @@ def _foreign_record(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (_no_directory, "is no run: it is no directory; give the directory of a run"),
-        (_file, "is no run: it is no directory; give the directory of a run"),
+        (_no_directory, "does not exist; give the directory of a run"),
+        (_file, "is no run: it is a file; give the directory of a run"),
         (lambda _: None, "is no run: it has no RUN.json; give the directory of a run"),
         (_empty_journal, "holds no records; no job has started in"),
         (_no_records, "holds no records; no job has started in"),

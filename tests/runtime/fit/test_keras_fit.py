@@ -140,8 +140,8 @@ def test_steps_that_are_not_finite_are_taken_if_a_callback_waits_for_them(
 @pytest.mark.parametrize(
     ("microbatches", "workers", "words"),
     [
-        (1, 1, "1 worker trains 'digits' by fit(): 4 samples a step in 1 microbatch, "),
-        (2, 3, "3 workers train 'digits' by fit(): 4 samples a step in 2 microbatches, "),
+        (1, 1, "training 'digits' on 1 worker: batch 4 in 1 microbatch, "),
+        (2, 3, "training 'digits' on 3 workers: batch 4 in 2 microbatches, "),
     ],
 )
 def test_training_is_announced_in_one_line(

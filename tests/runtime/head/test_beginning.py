@@ -33,6 +33,12 @@ def setup_of(**fields: Any) -> JobSetup:
     return JobSetup(**(rest | given | {"journal": Run()} | fields))
 
 
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have more cores than any job here has workers."""
+    monkeypatch.setattr(beginning, "usable_cores", lambda: 64)
+
+
 @pytest.fixture
 def run() -> Run:
     return Run()
@@ -87,6 +93,49 @@ def test_devices_of_the_workers_are_told(
     assert lines[1:] == [line]
 
 
+@pytest.mark.parametrize(
+    ("workers", "cores", "lines"),
+    [
+        (
+            64,
+            2,
+            ["64 workers share 2 cores: they take turns, so a step takes longer than with 2 w"],
+        ),
+        (
+            2,
+            1,
+            ["2 workers share 1 core: they take turns, so a step takes longer than with 1 worker"],
+        ),
+        (2, 2, []),
+    ],
+)
+def test_more_workers_than_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, lines: list[str]
+) -> None:
+    monkeypatch.setattr(beginning, "usable_cores", lambda: cores)
+    terms = {"microbatches": workers}
+
+    found = told(is_resumed=False, options={"workers": workers}, record=terms)[1:]
+
+    assert [line[: len(lines[0])] for line in found] == lines
+
+
+def test_more_workers_than_cores_of_a_host_are_told_with_its_name() -> None:
+    hosts = (HostSlots("a", 2), HostSlots("b", 2))
+    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+
+    lines = told(
+        is_resumed=False,
+        checked_hosts=CheckedHosts(hosts, network, 1, (facts("a"), facts("b", cores=1))),
+        options={"workers": 4},
+        record={"microbatches": 4},
+    )
+
+    assert [line for line in lines if "cores" in line or "core:" in line] == [
+        "2 workers on b share 1 core: they take turns, so a step takes longer than with 1 worker"
+    ]
+
+
 def test_hosts_their_network_and_their_devices_are_told() -> None:
     hosts = (HostSlots("a", 0), HostSlots("b", 2))
     network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
@@ -117,6 +166,18 @@ def test_hosts_are_told_with_the_workers_that_they_get() -> None:
     )
 
     assert lines[1:] == ["2 hosts on the network 10.1.0.0/16: a:2, b:0"]
+
+
+def test_resume_on_this_host_alone_is_told_of_the_hosts_before() -> None:
+    before = ("a:4", "b:4")
+    hint = (
+        "the job before had the hosts a:4, b:4, and this one has this host alone; "
+        "--hosts a:4,b:4 takes them again"
+    )
+
+    assert told(is_resumed=True, saved_step=9, hosts_before=before)[1:] == [hint]
+    assert told(is_resumed=True, saved_step=9, hosts_before=("a:4",))[1:] == []
+    assert told(is_resumed=False, hosts_before=before)[1:] == []
 
 
 def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
@@ -199,7 +260,7 @@ def test_fresh_run_says_where_the_old_one_is() -> None:
     lines = told(set_aside=Path("/run/previous-2"))
 
     (line,) = lines[1:]
-    assert line == "--fresh has set the run that was there aside, in /run/previous-2"
+    assert line == "moved the previous run to /run/previous-2 (--fresh)"
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,19 @@ def test_newest_step_is_that_of_run_directory_and_local_directory(
     setup.lease.release()
 
 
+def test_hosts_of_the_job_before_are_known(tmp_path: Path) -> None:
+    first = setup_in(tmp_path)
+    first.journal.record("job_started", workers=2, hosts=["a:1", "b:1"])
+    first.journal.close()
+    first.lease.release()
+
+    setup = job_setup.prepare_job(first.options, Stillness())
+
+    assert setup.hosts_before == ("a:1", "b:1")
+    setup.journal.close()
+    setup.lease.release()
+
+
 def test_each_directory_that_is_asked_has_its_own_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

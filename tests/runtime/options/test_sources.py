@@ -101,7 +101,12 @@ def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
         ({}, {}, {"inject": [7]}, r"\[7\] is not a list of words"),
         ({}, {}, {"save_every": ["x"]}, r"\['x'\] is not a text"),
         ({"workers": "0"}, {}, {}, r"-n \(workers\) must be at least 1, got 0"),
-        ({}, {"HOLDFAST_SAVE_EVERY": "often"}, {}, "^HOLDFAST_SAVE_EVERY: 'often' is no schedule"),
+        (
+            {},
+            {"HOLDFAST_SAVE_EVERY": "often"},
+            {},
+            "^HOLDFAST_SAVE_EVERY: 'often' is not a valid time to save",
+        ),
         ({}, {}, {"save_every": "10mn"}, "^holdfast.toml save-every: '10mn' has the unit"),
         ({}, {}, {"workers": 0}, "^holdfast.toml workers must be at least 1, got 0"),
     ],

@@ -62,7 +62,7 @@ TOLD: list[tuple[Event, str]] = [
     (events.WorldBegan(workers=(0, 1), capacity=4, step=3, generation=2), ""),
     (
         events.Recovery(2, 3, (1, 4), (0,), detected=7.5, revoked_ms=1.0, next_step_ms=9.5),
-        "recovered at step 3 without workers 1, 4; worker 0 left",
+        "recovered at step 3 without workers 1 and 4; worker 0 goes on",
     ),
     (events.NumericsDiffer(("threads: 1, now 2",)), ""),
     (events.InitialWeights(source="/w.h5", sha256="ab"), ""),
@@ -89,7 +89,7 @@ TOLD: list[tuple[Event, str]] = [
     (events.FaultStruck("kill", 2, 3, "vote"), ""),
     (
         events.Suspected(1, 30.0, 7, where="train.py:3", samples=WORK, limit_s=60.0),
-        "worker 1 has not come on after step 7",
+        "worker 1 has made no progress after step 7",
     ),
     (events.Stalled("stall", 185.0, (3,)), "worker 3 stood still for 3:05"),
     (
@@ -100,11 +100,11 @@ TOLD: list[tuple[Event, str]] = [
     (events.Suspicion("core 5 has lost 3 workers"), "core 5 has lost 3 workers"),
     (
         events.MemoryDiffers(5, (0, 2), has_majority=True, generation=1),
-        "the memory of workers 0, 2 differs at step 5",
+        "the memory of workers 0 and 2 differs at step 5",
     ),
     (
         events.HostLost("b", "its link is cut", (2, 3)),
-        "host b was lost with workers 2, 3: its link is cut",
+        "host b was lost with workers 2 and 3: its link is cut",
     ),
     (
         events.HostRefused("b", "numpy is 2.1.0 on b: install the same"),
@@ -139,7 +139,7 @@ TOLD: list[tuple[Event, str]] = [
     (saves.MendFailed("gone", "/mirror", step=None), ""),
     (
         events.HostLost("b", "it is silent", (2, 3)),
-        "host b was lost with workers 2, 3: it is silent",
+        "host b was lost with workers 2 and 3: it is silent",
     ),
     (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
     (events.PreloadFailed("odd", "no such module"), ""),

@@ -44,7 +44,11 @@ def test_what_a_job_has_left_makes_a_run(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("missing", "is no directory"), ("file", "is no directory"), ("empty", "has no RUN.json")],
+    [
+        ("missing", "does not exist"),
+        ("file", "is no run: it is a file"),
+        ("empty", "is no run: it has no RUN.json"),
+    ],
 )
 def test_path_that_is_no_run_is_refused_with_the_reason(
     tmp_path: Path, kind: str, why: str
@@ -58,7 +62,7 @@ def test_path_that_is_no_run_is_refused_with_the_reason(
     with pytest.raises(UsageError) as caught:
         refuse_no_run(path)
 
-    assert str(caught.value) == f"{path} is no run: it {why}; give the directory of a run"
+    assert str(caught.value) == f"{path} {why}; give the directory of a run"
 
 
 def test_runs_inside_and_beside_are_named(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("client", "found"), [(5, (Life.RUNNING, "")), (None, (Life.DETACHED, "no client shows it"))]
+    ("client", "found"), [(5, (Life.RUNNING, "")), (None, (Life.DETACHED, "take it over"))]
 )
 def test_head_tells_whether_its_job_is_shown(
     directory: RunDirectory, client: int | None, found: tuple[Life, str]
@@ -216,7 +216,7 @@ def test_head_tells_whether_its_job_is_shown(
 def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:
     _, words = find_life(directory, status_of(directory, None))
 
-    assert words.endswith(f"`holdfast attach '{directory.path}'` does")
+    assert words.endswith(f"`holdfast attach '{directory.path}'`")
 
 
 def test_head_that_has_not_been_told_its_job_is_running(directory: RunDirectory) -> None:
@@ -465,5 +465,5 @@ def test_command_says_that_no_job_runs(
 
 
 def test_order_to_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotSaved, match=r"/nosuch is no run: it is no directory"):
+    with pytest.raises(NotSaved, match=r"/nosuch does not exist"):
         save(RunDirectory(tmp_path / "nosuch"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -246,7 +249,7 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
     [
         ([], Life.RUNNING, "running", False),
         (["completed"], Life.RUNNING, "running", False),
-        ([], Life.DETACHED, "running, and why", False),
+        ([], Life.DETACHED, "running without its command; why", False),
         ([], Life.ALONE, "running without `holdfast run`, which nobody supervises", False),
         (["completed", "job_ended"], Life.GONE, "ended with exit code 0: done", True),
         (["job_ended"], Life.UNKNOWN, "ended with exit code 0: done", True),
@@ -283,7 +286,7 @@ def test_events_are_the_newest_that_people_want_to_hear_of() -> None:
     assert told == [
         "started train.py on 3 workers",
         "worker 1 died after step 2 (signal SIGKILL)",
-        "recovered at step 3 without worker 1; workers 0, 2 left",
+        "recovered at step 3 without worker 1; workers 0 and 2 go on",
         "relaunched 2 workers: all died",
         "restored step 2",
         "completed step 9",
@@ -456,3 +459,17 @@ def test_journal_that_goes_between_two_looks_is_refused_in_one_sentence(
 
     with pytest.raises(UsageError, match="no job has started"):
         source.poll(0.0)
+
+
+def test_status_names_the_process_that_a_user_has_started() -> None:
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    words = ["-c", program, "/usr/bin/holdfast", "run", "-n", "2", "my train.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *words], **pipes) as started:  # type: ignore[call-overload]
+        assert started.stdout.readline() == b"\n"
+
+        found = AgentAnswer.of({"now": 1.0, "client": started.pid, "pid": os.getpid()})
+        without = AgentAnswer.of({"now": 1.0, "client": None, "pid": os.getpid()})
+
+    assert (found.pid, found.command) == (started.pid, "holdfast run -n 2 'my train.py'")
+    assert without.pid == os.getpid()

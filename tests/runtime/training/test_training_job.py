@@ -407,7 +407,7 @@ def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
 def test_nonsense_is_refused_where_it_stands() -> None:
     with pytest.raises(ProgramError, match=r"save_every: steps .* at least 1, got 0; change the"):
         job(save_every=0)
-    with pytest.raises(UsageError, match="--save-every: 'soon' is no schedule"):
+    with pytest.raises(UsageError, match="--save-every: 'soon' is not a valid time to save"):
         job(options={"save_every": "soon"}, save_every=1)
 
 
