@@ -43,7 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "repair --from /backup/holdfast-train",
         "repair holdfast-train --from /backup/holdfast-train --step 200",
     ),
-    "report": ("report", "report holdfast-train --json"),
+    "report": ("report", "report holdfast-train --html"),
     "run": (
         "run -n 4 train.py --epochs 20",
         "run --hosts a:4,b:4 --save-every 10min train.py",

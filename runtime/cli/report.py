@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -14,12 +14,9 @@ from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.entries import Entry, read_on
-from holdfast.runtime.run.find_run import refuse_no_job
-from holdfast.runtime.run.journal import JournalReader
+from holdfast.runtime.run import progress
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace_files import read_trace
-from holdfast.runtime.tools.living_job import life_of
 from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
@@ -36,15 +33,26 @@ from holdfast.runtime.tools.report import (
     describe_troubles,
     to_json,
 )
-from holdfast.runtime.tools.summary import summarize
+from holdfast.runtime.tools.reported_run import ReportedRun, read_reported_run
 from holdfast.runtime.tools.trace_events import write_trace
 
 _MOST_EVIDENCE = 10
+
+_IN_RUN_DIR = "\0"
+"""What no shell can give as a name: --html without FILE."""
 
 
 @click.command(cls=Documented)
 @run_dir_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@click.option(
+    "--html",
+    "page",
+    is_flag=False,
+    flag_value=_IN_RUN_DIR,
+    metavar="[FILE]",
+    help="Write the report as a page that needs no network, to RUN_DIR/report.html without FILE.",
+)
 @click.option(
     "--trace",
     "trace_file",
@@ -52,36 +60,43 @@ _MOST_EVIDENCE = 10
     metavar="FILE",
     help="Write the timeline of a run with --trace to FILE instead, for https://ui.perfetto.dev.",
 )
-def report(run_dir: Path, *, as_json: bool, trace_file: Path | None) -> None:
+def report(run_dir: Path, *, as_json: bool, page: str | None, trace_file: Path | None) -> None:
     """Summarize the run in RUN_DIR from its journal."""
-    refuse_no_job(run_dir)
-    directory = RunDirectory(run_dir)
-    entries: list[Entry[Any]] = []
-    read_on(directory, JournalReader(directory.journal_path).read, entries)
+    run = read_reported_run(run_dir)
     if trace_file is not None:
-        _write_trace(directory, entries, trace_file)
+        _write_trace(run, trace_file)
         return
-    summary = summarize(entries)
     if as_json:
-        click.echo(to_json(summary))
-    else:
-        life = life_of(directory)
-        outcome = describe_outcome(summary, life, run_dir)
-        _print(summary, (outcome, describe_journal(summary, life)), output())
+        click.echo(to_json(run.report))
+    if page is not None:
+        _write(run, page)
+    elif not as_json:
+        _print(run, output())
 
 
-def _write_trace(directory: RunDirectory, entries: list[Entry[Any]], path: Path) -> None:
-    pieces = list(read_trace(directory.trace_path))
+def _write(run: ReportedRun, page: str) -> None:
+    from holdfast.runtime.page.page_file import write_page  # plotly takes half a second
+    from holdfast.runtime.page.run_page import page_of
+
+    path = RunDirectory(run.path).page_path if page == _IN_RUN_DIR else Path(page)
+    write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
+    click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
+
+
+def _write_trace(run: ReportedRun, path: Path) -> None:
+    pieces = list(read_trace(RunDirectory(run.path).trace_path))
     try:
         with path.open("w", encoding="utf-8") as file:
-            spans = write_trace(pieces, entries, file)
+            spans = write_trace(pieces, run.entries, file)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     click.echo(f"{spans.total()} spans are in {path}: open it in https://ui.perfetto.dev")
 
 
-def _print(summary: Report, words: tuple[str, str], console: Console) -> None:
-    console.print(_facts(summary, *words))
+def _print(run: ReportedRun, console: Console) -> None:
+    summary = run.report
+    outcome = describe_outcome(summary, run.life, run.path)
+    console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
     for table_of in (_deaths, _repeats, _recoveries, _relaunches, _troubles):
         table = table_of(summary)
         if table.row_count:

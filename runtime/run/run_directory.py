@@ -7,6 +7,7 @@
       lease           locked or renewed by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
+      report.html     a page for people, which no job reads; it needs no lease
       previous-1/     the run that ``--fresh`` has set aside
 
 Invariant: a directory with a ``RUN.json`` holds one run, and every process that changes
@@ -174,6 +175,11 @@ class RunDirectory:
     def script_record_path(self) -> Path:
         """What the script has read and done outside of its trainings."""
         return self.path / "script.jsonl"
+
+    @property
+    def page_path(self) -> Path:
+        """The report as a page; `page_file` says why nobody needs the lease for it."""
+        return self.path / "report.html"
 
     @property
     def loaded_path(self) -> Path:
@@ -367,7 +373,7 @@ class RunDirectory:
         Raises:
             UsageError: the file system refuses.
         """
-        others = [self.loaded_path, self.script_record_path, self.trace_path]
+        others = [self.loaded_path, self.script_record_path, self.trace_path, self.page_path]
         mine = [*others, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]

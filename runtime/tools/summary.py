@@ -91,6 +91,7 @@ def summarize(entries: Entries) -> Report:
         wall_s=sum(_duration(job) for job in jobs),
         step_s=sum(step.seconds for step in steps),
         goodput=0.0 if goodput is None else goodput.share,
+        parts_s={} if goodput is None else goodput.parts_s,
         paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.value],
         final_sha256=completed and completed.event.sha256,
         lost_events=sum(entry.event.lines for entry in of(entries, JournalGap)),
@@ -298,6 +299,20 @@ class Bucket(Enum):
     """After the last step."""
 
 
+MEANINGS = {
+    Bucket.STARTING.value: "until the first step: processes, the script's imports, its data",
+    Bucket.TRAINING.value: "steps that count, validation and callbacks between them",
+    Bucket.REPEATED.value: "steps that a relaunch took back to its checkpoint",
+    Bucket.REPAIR.value: "from a death until survivors have applied the next step",
+    Bucket.RELAUNCH.value: "new processes after all workers of a launch were lost",
+    Bucket.RENEWAL.value: "new processes to have all workers again",
+    Bucket.SAVING.value: "training waited while a save began",
+    Bucket.PAUSED.value: "the whole job stood still, as under Slurm's suspend",
+    Bucket.ENDING.value: "after the last step: the last save, the end of the script",
+}
+"""What each part of the wall time is, in words for people."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A piece of a run's time in one bucket, in nanoseconds of the monotonic clock."""
@@ -331,6 +346,39 @@ class Goodput:
     def share(self) -> float:
         """The part of the time that went into steps that count."""
         return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
+
+
+class Part(NamedTuple):
+    """A part of the wall time as people read it."""
+
+    name: str
+    seconds: str
+    share: float
+    meaning: str
+
+
+def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[Part, ...], str]:
+    """Return the parts that took any time, and the wall time; as printed, they add up to it.
+
+    The parts with the largest remainders are rounded up, as seats of a parliament are given.
+    """
+    wall_s = sum(parts_s.values())
+    decimals = 3 if wall_s < 10 else 2 if wall_s < 1000 else 0
+    exact = {name: length * 10**decimals for name, length in parts_s.items() if length}
+    units = {name: math.floor(length) for name, length in exact.items()}
+    total = round(wall_s * 10**decimals)
+    by_remainder = sorted(exact, key=lambda name: units[name] - exact[name])
+    for name in by_remainder[: max(0, total - sum(units.values()))]:
+        units[name] += 1
+
+    def text(count: int) -> str:
+        return f"{count / 10**decimals:,.{decimals}f} s"
+
+    parts = (
+        Part(name, text(count), parts_s[name] / wall_s, MEANINGS.get(name, ""))
+        for name, count in units.items()
+    )
+    return tuple(parts), text(total)
 
 
 def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,29 @@ def test_damaged_lines_of_a_journal_are_left_out(
 
     content = json.loads(capsys.readouterr().out)
     assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
+
+
+def test_page_lies_in_the_run_directory_or_where_it_is_wanted(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("plotly")
+    other = tmp_path / "other.html"
+
+    assert holdfast_code("report", run_dir, "--html") == ExitCode.DONE
+    assert holdfast_code("report", run_dir, "--html", other) == ExitCode.DONE
+
+    out = capsys.readouterr().out.splitlines()
+    for line, path in zip(out, (run_dir / "report.html", other), strict=True):
+        assert line.startswith(f"wrote {path} (")
+        assert SHA256 in path.read_text()
+
+
+def test_page_without_its_library_says_what_to_install(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+
+    assert holdfast_code("report", run_dir, "--html") == ExitCode.USAGE
+
+    assert "pip install 'holdfast-mpi[report]'" in capsys.readouterr().err
+    assert not (run_dir / "report.html").exists()

@@ -263,6 +263,7 @@ def test_fresh_directory_has_nothing_to_set_aside(directory: RunDirectory) -> No
 
 def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> None:
     _fill(directory, "first")
+    directory.page_path.write_text("the report of the first")
     (directory.path / "notes.txt").write_text("mine")
 
     first = directory.set_aside()
@@ -275,6 +276,8 @@ def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> N
     assert (second / "checkpoints" / "step").read_text() == "second"
     assert (first / "journal.jsonl").exists()
     assert (first / "RUN.json").exists()
+    assert (first / "report.html").exists()
+    assert not (second / "report.html").exists()
     assert sorted(os.listdir(directory.path)) == ["notes.txt", "previous-1", "previous-2"]
     assert directory.load_record() is None
 

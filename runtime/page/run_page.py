@@ -1,0 +1,306 @@
+"""The page of a run: its sections in the order in which a reader wants them.
+
+What a run lacks is told in a sentence.  A plot without data is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from xml.etree.ElementTree import Element
+
+from holdfast.runtime.page.html import document, element, plot, table
+from holdfast.runtime.page.plots import (
+    GREY,
+    PARTS,
+    PHASES,
+    metric_plot,
+    plotly_script,
+    return_plot,
+    save_plot,
+    speed_plot,
+)
+from holdfast.runtime.run import progress
+from holdfast.runtime.tools.report import (
+    EpochReport,
+    describe_evidence,
+    describe_failure,
+    describe_journal,
+    describe_ledger,
+    describe_lost_lines,
+    describe_time,
+    describe_troubles,
+)
+from holdfast.runtime.tools.reported_run import ReportedRun
+from holdfast.runtime.tools.summary import parts_of
+
+_MOST_PLOTS = 12
+_MOST_ROWS = 50
+_MOST_DEATHS = 200
+
+
+def page_of(run: ReportedRun, now: str) -> str:
+    """Return the page of a run as it was ``now``, a moment as people read it.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    sections: Sequence[tuple[str, Callable[[ReportedRun], list[Element]]]] = (
+        ("Loss and metrics", _metrics),
+        ("Speed and workers", _speed),
+        ("Where the time went", _time),
+        ("Saves", _saves),
+        ("Memory", _memory),
+        ("Deaths", _deaths),
+        ("Options and numerics", _options),
+        ("Proof", _proof),
+    )
+    script = plotly_script()
+    body = _head(run, now)
+    for title, section in sections:
+        body += [element("h2", title), *section(run)]
+    return document(f"{run.name}: {run.state}", body, script)
+
+
+def words(text: str) -> Element:
+    """Return a paragraph."""
+    return element("p", text)
+
+
+def _head(run: ReportedRun, now: str) -> list[Element]:
+    report = run.report
+    facts = [
+        ("wall time", time_text(report.wall_s)),
+        ("goodput", f"{report.goodput:.1%}"),
+        ("samples/s", speed_text(run)),
+        ("deaths", str(len(report.failures))),
+        ("saves", str(len(report.checkpoints))),
+    ]
+    run_id = report.run_id or "without an id"
+    made = f"run {run_id} in {run.path.absolute()}, as of {now}"
+    digest = report.final_sha256
+    return [
+        element("h1", run.name),
+        element("p", made, class_="quiet path"),
+        element("p", element("b", run.state), ": ", run.verdict, class_=f"verdict {run.state}"),
+        element(
+            "dl",
+            *(element("div", element("dt", name), element("dd", text)) for name, text in facts),
+            class_="facts",
+        ),
+        *([element("p", "State sha256 ", element("code", digest))] if digest else []),
+    ]
+
+
+def time_text(seconds: float) -> str:
+    """Return a length of time, of a short one with milliseconds or tenths of a second."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else progress.duration(seconds)
+
+
+def speed_text(run: ReportedRun) -> str:
+    """Return how many samples a second the steps took that count."""
+    return f"{run.report.samples / run.report.step_s:,.0f}" if run.report.step_s else "-"
+
+
+def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
+    """Return the names of all metrics, the loss first."""
+    names = dict.fromkeys(name for e in epochs for name in (*e.metrics, *e.validation))
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def _metrics(run: ReportedRun) -> list[Element]:
+    epochs = run.report.epochs
+    names = metric_names(epochs)
+    if not epochs:
+        return [words("No epoch has ended yet.")]
+    if not names:
+        return [words("The script has told no metrics.")]
+    shown = names[:_MOST_PLOTS]
+    plots = [plot(metric_plot(name, {run.name: epochs}), f"{name} over epochs") for name in shown]
+    more = len(names) - len(shown)
+    return [
+        element("div", *plots, class_="two"),
+        *([words(f"{more} more metrics are in the table.")] if more else []),
+        element("details", element("summary", "All epochs as a table"), _epoch_table(epochs)),
+    ]
+
+
+def _epoch_table(epochs: Sequence[EpochReport]) -> Element:
+    columns = [
+        (prefix + name, values, name)
+        for name in metric_names(epochs)
+        for prefix, values in (("", "metrics"), ("val_", "validation"))
+        if any(name in getattr(epoch, values) for epoch in epochs)
+    ]
+
+    def cell(epoch: EpochReport, values: str, name: str) -> str:
+        value = getattr(epoch, values).get(name)
+        return "-" if value is None else progress.number(value)
+
+    rows = [
+        (str(e.epoch), str(e.step), *(cell(e, values, name) for _, values, name in columns))
+        for e in epochs[-_MOST_ROWS:]
+    ]
+    made = table(
+        ("epoch", "step", *(head for head, _, _ in columns)), rows, range(2 + len(columns))
+    )
+    if len(epochs) > _MOST_ROWS:
+        made.append(words(f"The last {_MOST_ROWS} of {len(epochs)} epochs; all are in --json."))
+    return made
+
+
+def _speed(run: ReportedRun) -> list[Element]:
+    course = run.course
+    if not course.samples_per_s:
+        return [words("No step is applied yet.")]
+    found = [plot(speed_plot(course), "samples per second and workers over time")]
+    for title, returns in (
+        ("Recoveries in place", course.recoveries),
+        ("Relaunches", course.relaunches),
+    ):
+        if returns:
+            longest = max(sum(one.phases_s.values()) for one in returns)
+            found += [
+                element("h3", f"{title}: {len(returns)}, the longest {time_text(longest)}"),
+                _legend(dict.fromkeys(name for one in returns for name in one.phases_s)),
+                plot(return_plot(returns), f"{title} by their phases"),
+            ]
+    return found
+
+
+def _time(run: ReportedRun) -> list[Element]:
+    if not run.report.parts_s:
+        return [words("The journal tells no begin of a job, so no time is known.")]
+    parts, wall = parts_of(run.report.parts_s)
+    bar = [
+        element(
+            "div",
+            style=f"flex-grow:{part.share:.6f};background:{PARTS.get(part.name, GREY)}",
+            title=f"{part.name}: {part.seconds}",
+        )
+        for part in parts
+    ]
+    rows = [
+        (
+            element("span", _swatch(PARTS, part.name), part.name),
+            part.seconds,
+            f"{part.share:.1%}",
+            part.meaning,
+        )
+        for part in parts
+    ]
+    rows.append((element("b", "wall time"), wall, "100.0%", "the sum of the parts"))
+    return [
+        words("Goodput is the share of the wall time that went into steps that count."),
+        element("div", *bar, class_="bar"),
+        table(("", "time", "share", "what it is"), rows, (1, 2)),
+    ]
+
+
+def _swatch(colors: Mapping[str, str], name: str) -> Element:
+    return element("span", class_="swatch", style=f"background:{colors.get(name, GREY)}")
+
+
+def _legend(names: Iterable[str]) -> Element:
+    return element("p", *(element("span", _swatch(PHASES, n), n) for n in names), class_="legend")
+
+
+def _saves(run: ReportedRun) -> list[Element]:
+    saves, troubles = run.course.saves, describe_troubles(run.report)
+    told = [element("ul", *(element("li", trouble) for trouble in troubles))] if troubles else []
+    if not saves:
+        return [words("No checkpoint is committed."), *told]
+    stalls = [save.stall_s for save in saves if save.stall_s is not None] or [0.0]
+    durable = [save.durable_s for save in saves]
+    rows = [
+        ("saves", str(len(saves)), ""),
+        ("size", progress.memory(saves[-1].bytes), progress.memory(max(s.bytes for s in saves))),
+        ("time until durable", f"{median(durable):.3f} s", f"{max(durable):.3f} s"),
+        ("training waited", f"{median(stalls):.3f} s", f"{max(stalls):.3f} s"),
+    ]
+    return [
+        table(("", "median", "most"), rows, (1, 2)),
+        plot(save_plot(run.course), "time until each save was durable, and its stall"),
+        *told,
+    ]
+
+
+def _memory(run: ReportedRun) -> list[Element]:
+    pressures = [words(pressure.text) for pressure in run.report.pressures]
+    return pressures or [
+        words(
+            "No limit of memory was close. The journal has no other figures of it; "
+            "holdfast status shows them while a job runs."
+        )
+    ]
+
+
+def _deaths(run: ReportedRun) -> list[Element]:
+    failures = run.report.failures
+    if not failures:
+        return [words("No worker has died.")]
+    rows = []
+    for failure in failures[-_MOST_DEATHS:]:
+        evidence = "\n".join(describe_evidence(failure))
+        folded = element("details", element("summary", "evidence"), element("pre", evidence))
+        cause = element("span", describe_failure(failure), *([folded] if evidence else []))
+        rows.append((describe_time(failure), cause, failure.host or "-"))
+    left_out = len(failures) - len(rows)
+    has_hosts = any(failure.host for failure in failures)
+    heads = ("when", "worker and cause", "host")
+    found = [table(heads[: 2 + has_hosts], [row[: 2 + has_hosts] for row in rows])]
+    if left_out:
+        found.append(words(f"{left_out} older deaths are in --json."))
+    return [*(words(sentence) for sentence in run.report.repeated), *found]
+
+
+def option_rows(run: ReportedRun) -> list[tuple[str, str]]:
+    """Return what the run was asked for, and what its bits depend on, as names and texts."""
+    rows: list[tuple[str, object]] = []
+    if run.started is not None:
+        started = run.started
+        rows += [
+            ("script", started.script),
+            ("arguments", " ".join(started.argv or ())),
+            ("workers", started.workers),
+            ("spares", started.spares),
+            ("local directory", started.local_dir),
+        ]
+    if run.record is not None:
+        record = run.record
+        rows += [
+            ("seed", record.seed),
+            ("microbatches", record.microbatches),
+            ("threads of a worker", record.threads),
+            *(item for item in record.numerics.items() if item[0] != "threads"),
+            ("script sha256", record.script_sha256),
+            ("signed with key", record.key_id),
+        ]
+    return [(name, str(value)) for name, value in rows if value not in (None, "")]
+
+
+def _options(run: ReportedRun) -> list[Element]:
+    rows = option_rows(run)
+    lacks = [] if run.record else [words("RUN.json is missing, or makes no sense.")]
+    return [*lacks, table(("", ""), rows)]
+
+
+def _proof(run: ReportedRun) -> list[Element]:
+    report = run.report
+    samples = sum(epoch.samples for epoch in report.epochs)
+    rows: list[tuple[str, Element | str]] = [
+        ("state sha256", element("code", report.final_sha256 or "not complete yet")),
+        ("epochs", f"{len(report.epochs)}: {describe_ledger(report)}"),
+        ("samples by the ledger", f"{samples:,}"),
+        ("journal", describe_journal(report, run.life)),
+        ("output", describe_lost_lines(report)),
+    ]
+    return [
+        table(("", ""), rows),
+        words(
+            "The digest is of the whole final state. A run of the same script, data, seed and "
+            "numerics ends with the same digest, whatever dies."
+        ),
+    ]

@@ -1,0 +1,207 @@
+"""The course of a run: what happened at which second of its wall time; pure.
+
+Time is that of `goodput_of`: the seconds of all jobs one after another, without what lies between
+them.  So a moment here is a place on the bar of goodput.  Speed is a histogram: each step spreads
+its samples over the time that it took, so no sample is lost however wide the bins are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.entries import of
+from holdfast.runtime.run.events import (
+    Failure,
+    HostLost,
+    JobEnded,
+    Launch,
+    Recovery,
+    Relaunch,
+    Step,
+    WorldBegan,
+)
+from holdfast.runtime.tools.report import Report
+from holdfast.runtime.tools.summary import Bucket, Entries, jobs_of, seconds, spans_of
+
+_MOST_BINS = 240
+"""A plot has about 1000 pixels; narrower bins would show the lengths of single steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A death on the time line."""
+
+    at_s: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A committed save, ``at_s`` its begin: how long until it was durable, and what it stalled.
+
+    The stall is None where the gap had another cause, such as a repair.
+    """
+
+    at_s: float
+    step: int
+    bytes: int
+    durable_s: float
+    stall_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """How a run came back to training after a death: its phases in order, in seconds."""
+
+    at_s: float
+    title: str
+    phases_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a run did when; a job begins at each of ``starts_s``."""
+
+    wall_s: float
+    starts_s: tuple[float, ...]
+    bin_s: float
+    samples_per_s: tuple[float, ...]
+    """Of each bin in turn, work that a relaunch took back included."""
+    workers: tuple[tuple[float, int], ...]
+    """From each moment on, how many train together."""
+    deaths: tuple[Place, ...]
+    saves: tuple[Save, ...]
+    recoveries: tuple[Return, ...]
+    relaunches: tuple[Return, ...]
+
+
+def course_of(entries: Entries, report: Report) -> Course:
+    """Return the course of a run from all lines of its journal, in their order, and its report."""
+    jobs = jobs_of(entries)
+    clocks, here = [], 0.0
+    for job in jobs:
+        clocks.append(here - job[0].now)
+        here += max(entry.now for entry in job) - job[0].now
+    each = list(zip(jobs, clocks, strict=True))
+    steps = [(clock + entry.now, entry.event) for job, clock in each for entry in of(job, Step)]
+    repaired = [clock + entry.now for job, clock in each for entry in of(job, Recovery)]
+    again = [
+        (clock + entry.now, job[index:])
+        for job, clock in each
+        for index, entry in enumerate(job)
+        if isinstance(entry.event, Relaunch)
+    ]
+    bin_s, rates = _speed(steps, here)
+    relaunches = (
+        _relaunch(at, event, rest)
+        for (at, rest), event in zip(again, report.relaunches, strict=False)
+    )
+    return Course(
+        wall_s=here,
+        starts_s=tuple(clock + job[0].now for job, clock in each),
+        bin_s=bin_s,
+        samples_per_s=rates,
+        workers=tuple(point for job, clock in each for point in _workers(job, clock)),
+        deaths=tuple(
+            Place(clock + at.now, at.event) for job, clock in each for at in of(job, Failure)
+        ),
+        saves=tuple(save for job, clock in each for save in _saves(job, clock)),
+        recoveries=tuple(map(_recovery, repaired, report.recoveries)),
+        relaunches=tuple(one for one in relaunches if one is not None),
+    )
+
+
+def _speed(steps: Sequence[tuple[float, Step]], wall_s: float) -> tuple[float, tuple[float, ...]]:
+    """Return the width of a bin, and the samples per second in each."""
+    if not steps or wall_s <= 0:
+        return 0.0, ()
+    bins = min(_MOST_BINS, max(1, len(steps)))
+    width, sums = wall_s / bins, [0.0] * bins
+    for end, step in steps:
+        length = max(step.seconds, 1e-9)
+        first = min(max(int((end - length) / width), 0), bins - 1)
+        last = min(max(int(end / width), first), bins - 1)
+        for index in range(first, last + 1):
+            begin = end - length if index == first else index * width
+            until = end if index == last else (index + 1) * width
+            sums[index] += step.samples * (until - begin) / length
+    return width, tuple(sum_ / width for sum_ in sums)
+
+
+def _workers(job: Entries, clock: float) -> Iterator[tuple[float, int]]:
+    """Yield each change of the number of workers that train together."""
+    together: set[int] = set()
+    yield clock + job[0].now, 0
+    for entry in job:
+        before = len(together)
+        match entry.event:
+            case WorldBegan(workers=workers):
+                together = set(workers)
+            case Failure(worker=worker):
+                together = together - {worker}
+            case HostLost(workers=workers):
+                together = together - set(workers)
+            case Launch() | JobEnded():
+                together = set()
+        if len(together) != before:
+            yield clock + entry.now, len(together)
+    yield clock + max(entry.now for entry in job), len(together)
+
+
+def _saves(job: Entries, clock: float) -> Iterator[Save]:
+    spans = spans_of(job, job[0].now, max(entry.now for entry in job))
+    begins = [span.begin for span in spans]
+    taken: set[int] = set()
+    for entry in of(job, Checkpoint):
+        began = entry.now - entry.event.seconds
+        index = bisect_right(begins, round(began * 1e9)) - 1
+        bucket = spans[index].bucket if index >= 0 else Bucket.STARTING
+        stall: float | None = None
+        if bucket is Bucket.SAVING and index not in taken:
+            taken.add(index)  # of several saves in one gap the first has made it
+            stall = seconds(spans[index].end - spans[index].begin)
+        elif bucket in (Bucket.SAVING, Bucket.TRAINING):
+            stall = 0.0
+        save = entry.event
+        yield Save(clock + began, save.step, save.bytes, save.seconds, stall)
+
+
+def _recovery(at_s: float, event: Recovery) -> Return:
+    """Return a repair in place; the times of its record are since the failure was noticed."""
+    ends_ms = {
+        "others told": event.revoked_ms,
+        "world without the dead": event.shrunk_ms,
+        "agreed on the state": event.agreed_ms,
+        "state adopted": event.adopted_ms,
+        "next step applied": event.next_step_ms,
+    }
+    since, noticed = event.since_failure_ms, event.next_step_ms
+    phases = {"failure noticed": 0.0}
+    if since is not None and noticed is not None:
+        phases["failure noticed"] = max(0.0, since - noticed) / 1000
+    before = 0.0
+    for name, end in ends_ms.items():
+        if end is not None:
+            phases[name], before = max(0.0, end - before) / 1000, max(end, before)
+    lost = " and ".join(map(str, event.lost))
+    return Return(at_s, f"step {event.step}, without {lost}", phases)
+
+
+def _relaunch(at_s: float, event: Relaunch, rest: Entries) -> Return | None:
+    """Return a relaunch with what followed it; None if no step did."""
+    step = next((entry for entry in rest if isinstance(entry.event, Step)), None)
+    world = next((entry for entry in rest if isinstance(entry.event, WorldBegan)), step)
+    if step is None or world is None or event.since_failure_ms is None:
+        return None
+    started = max(0.0, world.now - rest[0].now)
+    first = max(0.0, step.now - world.now)
+    phases = {
+        "failure noticed": max(0.0, event.since_failure_ms / 1000 - started - first),
+        "workers started, state restored": started,
+        "next step applied": first,
+    }
+    what = "renewal" if event.is_renewal else "relaunch"
+    return Return(at_s, f"{what} from step {event.restored_step or 0}", phases)

@@ -1,0 +1,98 @@
+"""A run as a report tells of it: its journal, its record, and what both mean.
+
+Reading changes nothing, so a job that owns the directory is not disturbed.  What it has not
+written yet is not told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.entries import Entry, last_of, read_on
+from holdfast.runtime.run.events import JobStarted
+from holdfast.runtime.run.find_run import refuse_no_job
+from holdfast.runtime.run.journal import JournalReader
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.tools.course import Course, course_of
+from holdfast.runtime.tools.living_job import Life, life_of
+from holdfast.runtime.tools.report import Report, describe_outcome
+from holdfast.runtime.tools.summary import Entries, summarize
+
+_LIVING = (Life.RUNNING, Life.DETACHED, Life.ALONE, Life.ELSEWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run as it was read; ``record`` is None if ``RUN.json`` is gone or makes no sense."""
+
+    path: Path
+    entries: Entries
+    report: Report
+    course: Course
+    record: RunRecord | None
+    started: JobStarted | None
+    life: Life
+
+    @property
+    def name(self) -> str:
+        """The name of its script, else of its directory."""
+        script = self.started.script if self.started else None
+        return (script or str(self.path.absolute())).rpartition("/")[2]
+
+    @property
+    def state(self) -> str:
+        """One word on how it stands: complete, running, stopped, failed or lost."""
+        code = self.report.exit_code
+        if code is None:
+            return "running" if self.life in _LIVING else "lost"
+        words = {int(ExitCode.DONE): "complete", int(ExitCode.STOPPED_EARLY): "stopped"}
+        return words.get(code, "failed")
+
+    @property
+    def verdict(self) -> str:
+        """How the run stands in one sentence, with what it has done."""
+        report, counts = self.report, progress.count
+        done = f"{counts(report.steps, 'step')} in {counts(len(report.epochs), 'epoch')}"
+        if self.started is not None:
+            done += f" on {counts(self.started.workers, 'worker')}"
+        deaths = counts(len(report.failures), "death") + " of a worker" if report.failures else ""
+        ways = [
+            f"{len(report.recoveries)} recovered in place" if report.recoveries else "",
+            counts(len(report.relaunches), "relaunch", "relaunches") if report.relaunches else "",
+        ]
+        came = ", ".join(way for way in ways if way)
+        survived = f"; {deaths}" + (f" ({came})" if came else "") if deaths else "; no worker died"
+        if self.state == "complete":
+            return f"{done}{survived}."
+        return f"{describe_outcome(report, self.life, self.path)}. {done}{survived}."
+
+
+def read_reported_run(run_dir: Path) -> ReportedRun:
+    """Read the run in a directory.
+
+    Raises:
+        UsageError: the directory holds no run, or its journal cannot be read.
+    """
+    refuse_no_job(run_dir)
+    directory = RunDirectory(run_dir)
+    entries: list[Entry[Any]] = []
+    read_on(directory, JournalReader(directory.journal_path).read, entries)
+    record = None
+    with contextlib.suppress(UsageError):
+        record = directory.load_record()
+    report = summarize(entries)
+    started = last_of(entries, JobStarted)
+    return ReportedRun(
+        path=run_dir,
+        entries=entries,
+        report=report,
+        course=course_of(entries, report),
+        record=record,
+        started=started and started.event,
+        life=life_of(directory),
+    )
