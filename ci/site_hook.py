@@ -2,7 +2,7 @@
 
 Pages are read in the repository, too, so their links lead to files beside docs/.  On the site a
 few of these are pages of their own (``_BESIDE``), and a link to any other file is its text alone.
-The reference of classes lists what ``holdfast`` exports, in the order of its homes.
+Two references are made here: the help of each command, and what ``holdfast`` exports.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.structure.files import File, Files
 
 import holdfast
+from holdfast.runtime.cli import main as cli
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BESIDE = {
@@ -34,6 +36,7 @@ def on_files(files: Files, *, config: Any) -> Files:
         if page in _ADDED:
             files.append(File.generated(config, page, content=(_ROOT / source).read_text("utf-8")))
     files.append(File.generated(config, "classes.md", content=_classes()))
+    files.append(File.generated(config, "commands.md", content=_commands()))
     return files
 
 
@@ -59,7 +62,29 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 
 def _classes() -> str:
-    lines = ["# Classes and functions", "", "What `holdfast` exports, with the signatures."]
-    for home, names in holdfast._HOMES.items():
-        lines += [f"\n::: {home}.{name}" for name in names]
+    """Return the page of what is exported; errors come last."""
+    homes = sorted(holdfast._HOMES, key=lambda home: home.endswith("errors"))
+    lines = ["# Classes and functions", "", "What a script imports from `holdfast`."]
+    lines += [f"\n::: {home}.{name}" for home in homes for name in holdfast._HOMES[home]]
+    return "\n".join([*lines, ""])
+
+
+def _commands() -> str:
+    """Return the page of all commands, each with the help that it prints itself."""
+    group = cli.holdfast
+    lines = ["# Commands", "", "What each command says with `--help`."]
+    lines += [
+        "[Options of run](options.md) has their names in `holdfast.toml` and the environment."
+    ]
+    with click.Context(
+        group, info_name="holdfast", terminal_width=80, **group.context_settings
+    ) as context:
+        pages = {"holdfast": group.get_help(context)}
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            with click.Context(command, context, name, terminal_width=80) as inner:
+                pages[f"holdfast {name}"] = command.get_help(inner)
+    for title, text in pages.items():
+        lines += ["", f"## {title}", "", "```text", click.unstyle(text), "```"]
     return "\n".join([*lines, ""])
