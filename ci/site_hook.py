@@ -2,11 +2,12 @@
 
 Pages are read in the repository, too, so their links lead to files beside docs/.  On the site a
 few of these are pages of their own (``_BESIDE``), and a link to any other file is its text alone.
-Two references are made here: the help of each command, and what ``holdfast`` exports.
+Three pages are made here: the help of each command, what ``holdfast`` exports, and the examples.
 """
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -35,6 +36,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     for source, page in _BESIDE.items():
         if page in _ADDED:
             files.append(File.generated(config, page, content=(_ROOT / source).read_text("utf-8")))
+    files.append(File.generated(config, "examples.md", content=_examples()))
     files.append(File.generated(config, "classes.md", content=_classes()))
     files.append(File.generated(config, "commands.md", content=_commands()))
     return files
@@ -87,4 +89,17 @@ def _commands() -> str:
                 pages[f"holdfast {name}"] = command.get_help(inner)
     for title, text in pages.items():
         lines += ["", f"## {title}", "", "```text", click.unstyle(text), "```"]
+    return "\n".join([*lines, ""])
+
+
+def _examples() -> str:
+    """Return the page of all examples, each with its own words before its text."""
+    lines = ["# Examples", "", "Each runs with the commands that it names, from a checkout."]
+    for path in sorted((_ROOT / "examples").glob("*.py")):
+        text = path.read_text("utf-8")
+        words = ast.get_docstring(ast.parse(text)) or ""
+        code = text.split('"""', 2)[2].strip().removeprefix("from __future__ import annotations")
+        title = path.stem[3:].replace("_", " ").capitalize()
+        lines += ["", f"## {title}", "", words.replace("``", "`"), "", "```python"]
+        lines += [f"# {path.name}", code.strip(), "```"]
     return "\n".join([*lines, ""])

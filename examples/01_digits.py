@@ -4,7 +4,7 @@
 
 Lose a worker on the way; the last line stays the same:
 
-    holdfast run -n 4 --inject "kill worker=2 step=30" examples/01_digits.py
+    holdfast run -n 4 --fresh --inject "kill worker=2 step=30" examples/01_digits.py
 
 digits.npz has the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0): 1797 images of 8 x 8 points.

@@ -1,6 +1,7 @@
 """Train without a framework: softmax regression whose replica is written by hand.
 
     holdfast run -n 4 examples/02_custom_replica.py
+    holdfast run -n 4 --fresh --inject "kill worker=3 step=9" examples/02_custom_replica.py
 
 Any model that can turn a microbatch into sums over its samples can be trained.
 """
