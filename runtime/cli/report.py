@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
 from pathlib import Path
 
@@ -31,12 +32,15 @@ from holdfast.runtime.tools.report import (
     describe_suspected,
     describe_time,
     describe_troubles,
+    epoch_table,
     to_json,
 )
 from holdfast.runtime.tools.reported_run import ReportedRun, read_reported_run
+from holdfast.runtime.tools.summary import parts_of
 from holdfast.runtime.tools.trace_events import write_trace
 
 _MOST_EVIDENCE = 10
+_FIRST_EPOCHS, _MOST_EPOCHS = 3, 20
 
 _IN_RUN_DIR = "\0"
 """What no shell can give as a name: --html without FILE."""
@@ -97,12 +101,50 @@ def _print(run: ReportedRun, console: Console) -> None:
     summary = run.report
     outcome = describe_outcome(summary, run.life, run.path)
     console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
+    for wide in (_epochs(run, console.width), _time(run)):
+        if wide.row_count:
+            console.print(wide)
     for table_of in (_deaths, _repeats, _recoveries, _relaunches, _troubles):
         table = table_of(summary)
         if table.row_count:
             console.print(table)
     for line in _evidence(summary):
         console.print(Text(line))  # no markup: [w0] is the user's
+
+
+def _epochs(run: ReportedRun, width: int) -> Table:
+    """Return the first and the last epochs, with as many metrics as fit into a line."""
+    heads, rows = epoch_table(run.report.epochs)
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
+    fit = max(3, sum(end < width for end in itertools.accumulate(widths)))
+    table = Table()
+    for head in heads[:fit]:
+        table.add_column(Text(head), justify="right", no_wrap=True)  # a name is the script's
+    left_out = len(rows) - _MOST_EPOCHS
+    first = _FIRST_EPOCHS if left_out > 0 else len(rows)
+    for row in rows[:first]:
+        table.add_row(*row[:fit])
+    if left_out > 0:
+        table.add_row(*["…"] * fit)
+        for row in rows[first - _MOST_EPOCHS :]:
+            table.add_row(*row[:fit])
+    unseen = [f"{len(heads) - fit} more metrics"] if fit < len(heads) else []
+    unseen += [f"{left_out} more epochs"] if left_out > 0 else []
+    if unseen:
+        table.caption = f"{' and '.join(unseen)}: see --html or --json"
+    return table
+
+
+def _time(run: ReportedRun) -> Table:
+    parts, wall = parts_of(run.report.parts_s)
+    table = Table("wall time", "", "share", "what it is", show_footer=bool(parts))
+    for column, footer in zip(table.columns, ("sum", wall, "100.0%", ""), strict=True):
+        column.footer = footer
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for part in parts:
+        table.add_row(part.name, part.seconds, f"{part.share:.1%}", part.meaning)
+    return table
 
 
 def _facts(summary: Report, outcome: str, journal: str) -> Table:
@@ -112,11 +154,11 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
         ("run", summary.run_id or "-"),
         ("outcome", outcome),
         ("steps", str(summary.steps)),
-        ("samples", str(summary.samples)),
+        ("samples", f"{summary.samples:,}"),
         ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
         ("metrics", describe_metrics(summary.metrics)),
-        ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
-        ("goodput", f"{summary.goodput:.1%}{pauses}"),
+        ("wall time", f"{summary.wall_s:.1f} s in {progress.count(summary.jobs, 'job')}"),
+        ("goodput", f"{summary.goodput:.1%} of the wall time went into steps that count{pauses}"),
         ("checkpoints", describe_checkpoints(summary)),
         ("journal", journal),
         ("output", describe_lost_lines(summary)),

@@ -30,6 +30,8 @@ from holdfast.runtime.tools.report import (
     describe_lost_lines,
     describe_time,
     describe_troubles,
+    epoch_table,
+    metric_names,
 )
 from holdfast.runtime.tools.reported_run import ReportedRun
 from holdfast.runtime.tools.summary import parts_of
@@ -104,12 +106,6 @@ def speed_text(run: ReportedRun) -> str:
     return f"{run.report.samples / run.report.step_s:,.0f}" if run.report.step_s else "-"
 
 
-def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
-    """Return the names of all metrics, the loss first."""
-    names = dict.fromkeys(name for e in epochs for name in (*e.metrics, *e.validation))
-    return sorted(names, key=lambda name: name != "loss")
-
-
 def _metrics(run: ReportedRun) -> list[Element]:
     epochs = run.report.epochs
     names = metric_names(epochs)
@@ -128,26 +124,10 @@ def _metrics(run: ReportedRun) -> list[Element]:
 
 
 def _epoch_table(epochs: Sequence[EpochReport]) -> Element:
-    columns = [
-        (prefix + name, values, name)
-        for name in metric_names(epochs)
-        for prefix, values in (("", "metrics"), ("val_", "validation"))
-        if any(name in getattr(epoch, values) for epoch in epochs)
-    ]
-
-    def cell(epoch: EpochReport, values: str, name: str) -> str:
-        value = getattr(epoch, values).get(name)
-        return "-" if value is None else progress.number(value)
-
-    rows = [
-        (str(e.epoch), str(e.step), *(cell(e, values, name) for _, values, name in columns))
-        for e in epochs[-_MOST_ROWS:]
-    ]
-    made = table(
-        ("epoch", "step", *(head for head, _, _ in columns)), rows, range(2 + len(columns))
-    )
-    if len(epochs) > _MOST_ROWS:
-        made.append(words(f"The last {_MOST_ROWS} of {len(epochs)} epochs; all are in --json."))
+    heads, rows = epoch_table(epochs)
+    made = table(heads, rows[-_MOST_ROWS:], range(len(heads)))
+    if len(rows) > _MOST_ROWS:
+        made.append(words(f"The last {_MOST_ROWS} of {len(rows)} epochs; all are in --json."))
     return made
 
 

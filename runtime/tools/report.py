@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.runtime.evidence.repeats import describe_work
+from holdfast.runtime.run import progress
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
     CheckpointFailed,
@@ -55,6 +56,7 @@ class EpochReport:
     exact: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None
 
     @staticmethod
     def of(epoch: Epoch) -> EpochReport:
@@ -67,6 +69,7 @@ class EpochReport:
             exact=bool(ledger.get("exact", False)),
             metrics=epoch.metrics or {},
             validation=epoch.validation or {},
+            seconds=epoch.seconds,
         )
 
 
@@ -137,6 +140,33 @@ def describe_ledger(report: Report) -> str:
 def describe_metrics(metrics: Mapping[str, float]) -> str:
     """Return metrics as ``name=value`` pairs."""
     return " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) or "-"
+
+
+def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
+    """Return the names of all metrics, the loss first."""
+    names = dict.fromkeys(name for e in epochs for name in (*e.metrics, *e.validation))
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def epoch_table(epochs: Sequence[EpochReport]) -> tuple[list[str], list[list[str]]]:
+    """Return the epochs as heads and rows of texts: when each ended, and each of its metrics."""
+    columns = [
+        (prefix + name, values, name)
+        for name in metric_names(epochs)
+        for prefix, values in (("", "metrics"), ("val_", "validation"))
+        if any(name in getattr(epoch, values) for epoch in epochs)
+    ]
+
+    def cells(epoch: EpochReport) -> Iterator[str]:
+        yield str(epoch.epoch)
+        yield str(epoch.step)
+        yield "-" if epoch.seconds is None else f"{epoch.seconds:.1f} s"
+        for _, values, name in columns:
+            value = getattr(epoch, values).get(name)
+            yield "-" if value is None else progress.number(value)
+
+    heads = ["epoch", "step", "time", *(head for head, _, _ in columns)]
+    return heads, [list(cells(epoch)) for epoch in epochs]
 
 
 def describe_checkpoints(report: Report) -> str:
@@ -217,7 +247,9 @@ def describe_evidence(failure: Failure) -> list[str]:
 
 def describe_ms(milliseconds: float | None) -> str:
     """Return a duration with its unit, or a dash for one that never ended."""
-    return "-" if milliseconds is None else f"{milliseconds:.0f} ms"
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def finite(value: Any) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 
+Holdfast = Callable[..., tuple[int, str, str]]
 SHA256 = "0123456789abcdef" * 4
 
 
@@ -207,6 +209,55 @@ def test_damaged_lines_of_a_journal_are_left_out(
 
     content = json.loads(capsys.readouterr().out)
     assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
+
+
+def cells_of(text: str) -> list[list[str]]:
+    lines = text.splitlines()
+    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
+
+
+def test_epochs_stand_in_a_table_and_the_parts_of_goodput_add_up(
+    tmp_path: Path, holdfast: Holdfast
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal.record("job_started", workers=2, now=100.0)
+    for epoch in range(1, 31):
+        now, step = 101.0 + epoch, {"step": epoch, "epoch": epoch, "generation": 1}
+        journal.record("step", seconds=0.5, samples=8, now=now, **step)
+        figures = {"metrics": {"[x]": 2.0, "loss": 1 / epoch}, "validation": {"loss": 0.5}}
+        journal.record("epoch", seconds=1.0, now=now, **step, **figures)
+    journal.record("job_ended", exit_code=0, reason="done", now=132.5)
+    journal.close()
+
+    cells = cells_of(holdfast("report", tmp_path)[1])
+
+    assert ["epoch", "step", "time", "loss", "val_loss", "[x]"] in cells
+    epochs = [row[0] for row in cells if len(row) == 6 and row[2] in ("1.0 s", "…")]
+    assert epochs == ["1", "2", "3", "…", *map(str, range(14, 31))]
+    assert ["30", "30", "1.0 s", "0.0333", "0.5000", "2.0000"] in cells
+    parts = [row[:3] for row in cells if row[-1:] and row[0] in ("starting", "training", "ending")]
+    assert parts == [
+        ["starting", "1.50 s", "4.6%"],
+        ["training", "29.50 s", "90.8%"],
+        ["ending", "1.50 s", "4.6%"],
+    ]
+    assert ["sum", "32.50 s", "100.0%", ""] in cells
+
+
+def test_metrics_that_do_not_fit_into_the_terminal_are_counted(
+    tmp_path: Path, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    metrics = {f"a metric with number {i}": 0.5 for i in range(9)}
+    journal.record("epoch", epoch=1, step=1, seconds=1.0, metrics=metrics)
+    journal.close()
+
+    out = holdfast("report", tmp_path)[1]
+
+    assert ["epoch", "step", "time", *list(metrics)[:2]] in cells_of(out)
+    assert "7 more metrics: see --html or --json" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_page_lies_in_the_run_directory_or_where_it_is_wanted(
