@@ -25,6 +25,7 @@ from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.find_run import runs_below
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.tools.living_job import order_save, order_stop
+from holdfast.runtime.tools.shares import shares_in_words, slowest_in_words
 from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket
 
@@ -162,6 +163,8 @@ def page_of(found: JobStatus) -> RenderableType:
     parts: list[RenderableType] = [_facts(found)]
     if found.workers:
         parts += [Text(), _workers(found)]
+    if any(worker.spent_s for worker in found.workers):
+        parts += [_shares(found)]
     if found.events:
         parts += [Text(), _events(found)]
     return Group(*parts)
@@ -176,6 +179,7 @@ def _facts(found: JobStatus) -> Table:
         ("state", found.outcome),
         ("progress", _progress(found)),
         ("waiting", _waiting(found)),
+        ("slowest", slowest_in_words(found.workers)),
         ("metrics", _metrics(found)),
         ("last epoch", "" if found.epoch is None else found.epoch.line),
         ("saves", _saves(found)),
@@ -283,6 +287,14 @@ def _workers(found: JobStatus) -> Table:
             "-" if size is None else progress.memory(size),
             "-" if silent is None else f"{silent:.1f} s ago",
         )
+    return table
+
+
+def _shares(found: JobStatus) -> Table:
+    """Return what each worker has spent its steps on, since it began."""
+    table = Table("worker", "time of its steps", box=_RULED, pad_edge=False)
+    for worker in sorted(found.workers, key=lambda worker: worker.worker):
+        table.add_row(str(worker.worker), shares_in_words(worker) or "-")
     return table
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeGuard
 
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import WrongValue, encode, from_plain, to_plain
+from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
 
 CONCLUDING = "concluding"
@@ -184,7 +185,8 @@ class WorkerReport:
     """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched.
 
     ``standing_s`` is how long all have waited for it, at ``where`` in its code; None if they
-    have not.  ``host`` is the name of its host, empty if the job has one.
+    have not.  ``host`` is the name of its host, empty if the job has one.  ``spent_s`` is what it
+    has spent on each activity that has ended.
     """
 
     worker: int
@@ -197,6 +199,7 @@ class WorkerReport:
     standing_s: float | None = None
     where: str = ""
     host: str = ""
+    spent_s: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(fields: object) -> WorkerReport | None:
@@ -249,6 +252,7 @@ def describe(
         standing_s=None if standing_s is None else round(standing_s, 3),
         where="" if standing_s is None else watched.place,
         host=watched.host_name,
+        spent_s={a.label: round(page.spent_ns[a] / 1e9, 3) for a in Activity if page.spent_ns[a]},
     )
     fields: Message = to_plain(report)
     return fields

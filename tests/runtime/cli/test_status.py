@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import holdfast_code
+from rich.console import Console
 
+from holdfast.runtime.cli.status import page_of
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.progress import WorkerReport
+from holdfast.runtime.tools.status import StatusSource
 
 
 @pytest.fixture
@@ -132,3 +139,20 @@ def test_looking_changes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[st
 
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
     assert os.listdir(run_dir) == ["journal.jsonl"]
+
+
+def test_page_says_what_steps_are_made_of_and_who_is_slow(run_dir: Path) -> None:
+    source = StatusSource(run_dir)
+    spent: list[Mapping[str, float]] = [{"wait": 6.0, "compute": 4.0}, {"read": 9.0, "wait": 1.0}]
+    workers = tuple(
+        WorkerReport(number, 7, "training", 5, 1, None, None, spent_s=seconds)
+        for number, seconds in enumerate(spent)
+    )
+    console = Console(file=io.StringIO(), width=200)
+
+    console.print(page_of(replace(source.poll(0.0), workers=workers)))
+
+    lines = " ".join(console.file.getvalue().split())
+    source.close()
+    assert "slowest worker 1, most of it in read: the others wait for 60% of their time" in lines
+    assert "0 wait 60%, compute 40% 1 read 90%, wait 10%" in lines

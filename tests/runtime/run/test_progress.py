@@ -347,7 +347,7 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
     assert fields == {
         "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
         "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
-        "host": "node2",
+        "host": "node2", "spent_s": {},
     }  # fmt: skip
 
 

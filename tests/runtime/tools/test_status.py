@@ -49,6 +49,7 @@ REPORT = StepReport(
 WORKER = {
     "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
     "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "", "host": "",
+    "spent_s": {"wait": 1.5},
 }  # fmt: skip
 
 ANSWER = {
