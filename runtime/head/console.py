@@ -21,12 +21,12 @@ from holdfast.runtime.evidence.repeats import repeated_places, repeated_samples,
 from holdfast.runtime.evidence.stacks import users_trace
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.screen import ProgressLog
-from holdfast.runtime.run.progress import count
+from holdfast.runtime.run.progress import brief, count
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import usable_cores
 
 if TYPE_CHECKING:
-    from holdfast.runtime.run.journal import Recorder
+    from holdfast.runtime.run.journal import Record, Recorder
 
 _KEPT = 1000
 """So many newest deaths are compared with each other."""
@@ -70,6 +70,7 @@ class JobConsole:
         self._pause: Pause | None = None
         """The last time in which the job stood still."""
         self._deaths = DeathLog()
+        self._comebacks = Comebacks()
 
     @property
     def is_after_training(self) -> bool:
@@ -155,6 +156,12 @@ class JobConsole:
             self._journal.record("output_dropped", of="workers", lines=message["lines"])
         elif kind == "preload_failed":
             self._not_preloaded(message["module"], message["message"], message.get("keeper"))
+
+    def saw(self, record: Record) -> None:
+        """Say how the job goes on after deaths, as soon as the journal's records tell."""
+        for sentence in self._comebacks.saw(record):
+            self._say_unsaid()
+            self._inform(sentence)
 
     def noted(self, text: str, event: str, **fields: object) -> None:
         """Say something about the batch job around this one."""
@@ -369,6 +376,62 @@ class DeathLog:
         return [str(sight) for sight in found if sight is not None]
 
 
+class Comebacks:
+    """What follows on deaths: survivors go on, or another launch does.
+
+    A worker that recovers may tell it before its agent has seen the death: that one comes first.
+    The time is that of the report: from the death, or from the injected fault, to the next step.
+    """
+
+    def __init__(self) -> None:
+        self._faults: dict[int, float] = {}
+        self._deaths: dict[int, float] = {}
+        """The workers of the newest launch that are dead, and since when."""
+        self._recoveries: list[Record] = []
+        """Those that wait for a death to be told."""
+        self._left_at: float | None = None
+        self._generation = 0
+        self._is_relaunched = False
+
+    def saw(self, record: Record) -> list[str]:
+        """Take note of a record of the journal; return what there is to say."""
+        match record["event"]:
+            case "fault":
+                self._faults[record["worker"]] = record["now"]
+            case "failure":
+                worker, died = record["worker"], float(record["now"])
+                self._left_at = self._deaths[worker] = self._faults.get(worker, died)
+            case "stopped":
+                self._left_at = record["now"]
+            case "recovery":
+                self._recoveries.append(record)
+            case "relaunch":
+                self._is_relaunched = True
+                self._left_at = self._left_at or record["now"]
+            case "launch":
+                self._generation = record["generation"]
+                self._faults, self._deaths, self._recoveries = {}, {}, []
+            case "step" if self._is_relaunched and record["generation"] >= self._generation:
+                return [self._relaunched(record)]
+        told = [each for each in self._recoveries if set(each["lost"]) <= self._deaths.keys()]
+        self._recoveries = [each for each in self._recoveries if each not in told]
+        return list(map(self._recovered, told))
+
+    def _relaunched(self, step: Record) -> str:
+        took_s = step["now"] - (self._left_at or step["now"])
+        before = step["step"] - step.get("steps", 1)
+        self._is_relaunched, self._left_at = False, None
+        return f"relaunched in {brief(took_s)}, goes on from step {before}"
+
+    def _recovered(self, recovery: Record) -> str:
+        ended = recovery["now"]
+        detected = ended - (recovery.get("next_step_ms") or 0.0) / 1000
+        took_s = ended - min([self._deaths[each] for each in recovery["lost"]] + [detected])
+        left = len(recovery["survivors"])
+        goes = "goes" if left == 1 else "go"
+        return f"recovered in {brief(took_s)}, {count(left, 'worker')} {goes} on"
+
+
 def _fenced_line(message: Message) -> str:
     """Return the line of a worker that is killed because it stands still."""
     worker, seconds, step = message["worker"], message["silent_s"], message["step"]
@@ -380,10 +443,10 @@ def _fenced_line(message: Message) -> str:
 
 
 def _suspected_line(message: Message) -> str:
-    """Return the line of a worker that will be killed, unless it comes on."""
+    """Return the line of a worker that will be killed, unless it makes progress."""
     worker, seconds, step = message["worker"], message["seconds"], message["step"]
     place = _at_work(message)
-    begin = f"worker {worker} has not come on for {seconds:.0f} s after step {step}{place}"
+    begin = f"worker {worker} has made no progress for {seconds:.0f} s after step {step}{place}"
     limit_s = message["limit_s"]
     if limit_s is None:
         return f"{begin}, and no other worker waits for it"
@@ -392,7 +455,7 @@ def _suspected_line(message: Message) -> str:
 
 
 def _stalled_line(message: Message) -> str:
-    """Return the line of a launch that is ended because none of its workers comes on."""
+    """Return the line of a launch that is ended because none of its workers makes progress."""
     count, seconds = len(message["workers"]), message["seconds"]
     if message["limit"] == "reading":
         return (

@@ -444,6 +444,7 @@ class _RunningJob:
     def on_record(self, record: Record) -> None:
         """Take note of a record of any process."""
         self.decider.on_record(record)
+        self.console.saw(record)
         self.saves.saw(record)
 
     def on_run_warning(self, text: str) -> None:

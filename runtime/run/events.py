@@ -322,7 +322,7 @@ class FaultStruck(NamedTuple):
 
 @event("suspected", listed="suspected", hidden=["limit_s", "is_awaited", "is_reading"])
 class Suspected(NamedTuple):
-    """A worker did not come on for half of its limit; it may have done so afterwards."""
+    """A worker made no progress for half of its limit; it may have done so afterwards."""
 
     worker: Count
     seconds: Seconds
@@ -340,7 +340,7 @@ class Suspected(NamedTuple):
 
 @event("stalled")
 class Stalled(NamedTuple):
-    """Workers are killed because none of them came on."""
+    """Workers are killed because none of them made progress."""
 
     limit: str
     seconds: Seconds
@@ -436,9 +436,8 @@ class MemoryDiffers(NamedTuple):
         return f"the memory of {_named(self.workers)} differs at step {self.step}"
 
     def trouble(self) -> str:
-        workers = ", ".join(map(str, self.workers))
         fate = "fenced" if self.has_majority else "no majority shows whose state is right"
-        return f"step {self.step} differs in the memory of workers {workers}: {fate}"
+        return f"step {self.step} differs in the memory of {_named(self.workers)}: {fate}"
 
 
 @event("pressure", listed="pressures", hidden=["place", "used", "limit"])

@@ -303,6 +303,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def brief(seconds: float) -> str:
+    """Return a short time as ``41 ms`` or ``3.2 s``, and a longer one like ``duration``."""
+    if seconds < 0.9995:
+        return f"{1000 * max(0.0, seconds):.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
+
+
 def memory(size_bytes: float) -> str:
     """Return bytes with a unit, as ``311 MiB``."""
     exponent = 0

@@ -261,6 +261,55 @@ def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
     assert (relaunch["spent"], relaunch["workers"]) == (2, [2])
 
 
+STEP = {"event": "step", "step": 121, "now": 13.2, "generation": 1}
+RECOVERY = {
+    "event": "recovery", "now": 10.041, "next_step_ms": 40.0, "lost": [2], "survivors": [0, 1, 3],
+}  # fmt: skip
+DIED = {"event": "failure", "worker": 2, "now": 10.0}
+LAUNCHED = {"event": "launch", "generation": 1, "now": 5.0}
+RELAUNCH = {"event": "relaunch", "now": 10.5}
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((DIED, RECOVERY), ["recovered in 41 ms, 3 workers go on"]),
+        ((RECOVERY, DIED), ["recovered in 41 ms, 3 workers go on"]),
+        ((RECOVERY,), []),  # its death is told soon
+        ((RECOVERY, LAUNCHED, DIED), []),
+        (({**DIED, "event": "fault", "now": 8.001}, DIED, RECOVERY),
+            ["recovered in 2.0 s, 3 workers go on"]),
+        ((DIED, {**RECOVERY, "survivors": [3]}), ["recovered in 41 ms, 1 worker goes on"]),
+        ((DIED, RELAUNCH, LAUNCHED, STEP, STEP), ["relaunched in 3.2 s, goes on from step 120"]),
+        ((DIED, RELAUNCH, LAUNCHED, {**STEP, "step": 4, "steps": 4, "now": 75.0}),
+            ["relaunched in 1:05, goes on from step 0"]),
+        ((DIED, RELAUNCH, {**LAUNCHED, "generation": 2}, STEP), []),
+        ((RELAUNCH, LAUNCHED, STEP), ["relaunched in 2.7 s, goes on from step 120"]),
+        ((LAUNCHED, STEP), []),
+    ],
+)  # fmt: skip
+def test_death_is_followed_by_how_the_job_goes_on(
+    told: Told, records: tuple[Record, ...], said: list[str]
+) -> None:
+    for record in records:
+        told.voice.saw(record)
+
+    assert told.lines() == [f"holdfast: {line}" for line in said]
+
+
+def test_recovery_comes_after_the_error_that_its_worker_died_of(told: Told) -> None:
+    told.error(2, "odd")
+    assert told.lines() == []
+
+    told.voice.saw(DIED)
+    told.voice.saw(RECOVERY)
+
+    assert told.lines() == [
+        "holdfast: worker 2 died after step 30 (ValueError: odd)",
+        "holdfast: recovered in 41 ms, 3 workers go on",
+    ]
+
+
 def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
     for worker in range(3):
         told.report(worker, "complete", step=40, sha256="cafe")
@@ -336,7 +385,7 @@ def test_suspicion_is_told_and_kept(
     told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen, **place})
 
     assert told.lines() == [
-        f"holdfast: worker 4 has not come on for 300 s after step 7, in f (a.py:1){rest}"
+        f"holdfast: worker 4 has made no progress for 300 s after step 7, in f (a.py:1){rest}"
     ]
     (kept,) = told.records("suspected")
     assert (kept["worker"], kept["stacks"]) == (4, "f")

@@ -380,7 +380,7 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
         "step 3 mended: 1 of 9 parts from /mirror",
         "step 4 not mended from /mirror: nobody has it",
         "nothing mended from /mirror: it is gone",
-        "step 5 differs in the memory of workers 0, 2: no majority shows whose state is right",
+        "step 5 differs in the memory of workers 0 and 2: no majority shows whose state is right",
     ]
     assert json.loads(to_json(report))["mends"][0]["holder"] == "/mirror"
 

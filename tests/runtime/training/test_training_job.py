@@ -131,7 +131,7 @@ def test_checkpoint_holds_identity_samples_and_training() -> None:
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [(data(23), "9 samples a step"), (feed(), "a batch of the test's pipeline a step")],
+    [(data(23), "batch 9"), (feed(), "a batch of the test's pipeline")],
     ids=["arrays", "pipeline"],
 )
 def test_step_is_told_in_the_users_words(source: Any, words: str) -> None:
