@@ -48,6 +48,10 @@ class JobError(Exception):
 
     exit_code: ClassVar[ExitCode] = ExitCode.PROGRAM_FAILED
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows of it: IPython asks an exception for this."""
+        return [f"holdfast: error: {self}"]
+
 
 class UsageError(JobError):
     """The request makes no sense as it stands; change it and run again."""

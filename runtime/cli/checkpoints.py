@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
 import click
+from rich import box
 from rich.console import Console
-from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -38,15 +38,17 @@ from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, key_option, run_dir_argument
 from holdfast.runtime.cli.terminal import ByteProgress, grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.run import progress
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.tools.inspection import (
     Inspection,
     StepSummary,
     comparison_json,
+    contents_of,
     inspect_run,
     inspection_json,
-    position_of,
+    training_of,
 )
 
 _MOST_ITEMS = 4
@@ -67,8 +69,8 @@ def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps:
         raise UsageError("--all and --step exclude each other; give one of them")
     run = StoredRun.open(run_dir, key_file)
     steps = run.steps() if step is None else (run.step(step),)
-    with ByteProgress("verifying", _total(run, steps)) as progress:
-        verdicts = [_tell(run, known, progress) for known in steps]
+    with ByteProgress("verifying", _total(run, steps)) as bar:
+        verdicts = [_tell(run, known, bar) for known in steps]
     bad = [verdict for verdict in verdicts if not verdict.is_valid]
     damaged = [verdict.step for verdict in bad if not verdict.is_unread]
     if not damaged:
@@ -81,8 +83,8 @@ def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps:
     sys.exit(ExitCode.PROGRAM_FAILED)
 
 
-def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
-    verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
+def _tell(run: StoredRun, step: int, bar: CountBytes) -> StepCheck:
+    verdict = verify_step(run.store, step, run_id=run.run_id, progress=bar)
     if not verdict.is_valid and not verdict.is_unread and step not in run.store.steps():
         click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
         return StepCheck(step, 0)
@@ -96,7 +98,7 @@ def _verdict_in_words(verdict: StepCheck) -> str:
     if not verdict.is_valid:
         return f"not valid: {verdict.reason}"
     signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"
-    return f"valid, {decimal(verdict.nbytes)}{signed}"
+    return f"valid, {progress.memory(verdict.nbytes)}{signed}"
 
 
 def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
@@ -137,19 +139,19 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
         steps = (step if step in run.store.steps() else other.step(step),)
     lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
     try:
-        with ByteProgress("reading", 0) as progress:
-            results = [_mend_one(run, other, known, progress) for known in steps]
+        with ByteProgress("reading", 0) as bar:
+            results = [_mend_one(run, other, known, bar) for known in steps]
     finally:
         lease.end()
         lease.release()
     sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
 
 
-def _mend_one(run: StoredRun, other: StoredRun, step: int, progress: CountBytes) -> bool:
+def _mend_one(run: StoredRun, other: StoredRun, step: int, bar: CountBytes) -> bool:
     """Mend a step and print the outcome; return whether it is whole."""
     try:
         holders = Holders(run.store, other.store)
-        result = mend_step(holders, step, run_id=run.run_id, progress=progress)
+        result = mend_step(holders, step, run_id=run.run_id, progress=bar)
     except CheckpointError as error:
         click.echo(f"step {step}: not mended: {error}")
         return False
@@ -176,6 +178,7 @@ def _result_in_words(result: MendResult, other_dir: Path) -> str:
     metavar="A B",
     help="Compare two steps; a directory stands for the newest step of the run in it.",
 )
+@click.option("--full", is_flag=True, help="Show also cursor and numerics, as they are stored.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @key_option
 def inspect(
@@ -183,31 +186,31 @@ def inspect(
     step: int | None,
     diff: tuple[str, str] | None,
     key_file: Path | None,
-    *,
-    as_json: bool,
+    **shown: bool,
 ) -> None:
-    """Show the checkpoints in RUN_DIR and the tensors of one, or compare two."""
+    """Show the checkpoints in RUN_DIR, and of one its contents and soundness; or compare two."""
     console = output()
     if diff is None:
-        _show(StoredRun.open(run_dir, key_file), step, None if as_json else console)
+        run = StoredRun.open(run_dir, key_file)
+        _show(run, step, None if shown["as_json"] else console, is_full=shown["full"])
         return
     if step is not None:
         raise UsageError("--diff and --step exclude each other; give one of them")
     found = compare_steps(*(_open(run_dir, text, key_file) for text in diff))
-    if as_json:
+    if shown["as_json"]:
         click.echo(comparison_json(found))
     else:
         _print_comparison(found, diff, console)
 
 
-def _show(run: StoredRun, step: int | None, console: Console | None) -> None:
+def _show(run: StoredRun, step: int | None, console: Console | None, *, is_full: bool) -> None:
     """Print all steps and one in full, on a console or as JSON."""
     wanted = run.step(step)
     found = inspect_run(run, wanted)
     if console is None:
         click.echo(inspection_json(found))
     else:
-        _print(found, console)
+        _print(found, console, is_full=is_full)
     if found.manifest is None:
         it = next(summary for summary in found.steps if summary.step == wanted)
         if it.damage is None:
@@ -223,10 +226,10 @@ def _open(run_dir: Path, text: str, key_file: Path | None) -> Opened:
     return Opened(scan, scan.manifest())
 
 
-def _print(found: Inspection, console: Console) -> None:
-    table = Table("step", "bytes", "shards", "complete since", "state")
+def _print(found: Inspection, console: Console, *, is_full: bool) -> None:
+    table, now = Table("step", "saved", "size", "state", box=box.SIMPLE_HEAD), time.time()
     for summary in found.steps:
-        table.add_row(*_cells(summary))
+        table.add_row(*_cells(summary, now))
     console.print(table)
     for summary in found.steps:
         if fault := summary.damage or summary.unread:
@@ -234,37 +237,48 @@ def _print(found: Inspection, console: Console) -> None:
     if found.others:
         console.print(f"beside them: {', '.join(found.others)}", markup=False)
     if found.manifest is not None:
-        console.print(_facts(found.manifest))
+        console.print(_facts(found, found.manifest, is_full=is_full))
         console.print(_tree(found.manifest))
 
 
-def _cells(summary: StepSummary) -> tuple[Text, ...]:
+def _cells(summary: StepSummary, now: float) -> tuple[Text, ...]:
     when = "-"
     if summary.completed is not None:
         moment = datetime.fromtimestamp(summary.completed).astimezone()
-        when = moment.isoformat(sep=" ", timespec="seconds")
-    size = "-" if summary.nbytes is None else decimal(summary.nbytes)
-    shards = "-" if summary.shards is None else str(summary.shards)
-    state = "not verified"  # which takes reading the data
+        when = f"{moment:%Y-%m-%d %H:%M:%S}, {progress.duration(now - summary.completed)} ago"
+    size = "-" if summary.nbytes is None else progress.memory(summary.nbytes)
+    state = "complete"  # its bytes are read for the step that is shown, and by `verify`
     if summary.damage or summary.unread:
         state = "damaged" if summary.damage else "could not be read"
-    return tuple(map(Text, (str(summary.step), size, shards, when, state)))
+    return tuple(map(Text, (str(summary.step), when, size, state)))
 
 
-def _facts(manifest: Manifest) -> Table:
+def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
     table = grid()
-    position = position_of(manifest.cursor)
     key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
+    stored = {"cursor": manifest.cursor, "numerics": manifest.numerics} if is_full else {}
     for name, text in (
         ("step", str(manifest.step)),
-        ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
+        ("training", training_of(manifest)),
+        ("contents", contents_of(manifest)),
+        ("sound", _soundness(found, manifest)),
+        ("files", progress.count(manifest.writers, "shard")),
         ("signature", f"{manifest.signature.value}{key}"),
-        ("position", "-" if position is None else str(position)),
-        ("cursor", _pairs(manifest.cursor)),
-        ("numerics", _pairs(manifest.numerics)),
+        ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
+        *((name, _pairs(fields)) for name, fields in stored.items()),
     ):
         table.add_row(name, Text(text))
     return table
+
+
+def _soundness(found: Inspection, manifest: Manifest) -> str:
+    """Return whether every byte is as it was saved, in words."""
+    if found.check is None:
+        size = progress.memory(manifest.nbytes)
+        return f"not known: `holdfast verify` reads its {size}, `inspect` reads small steps only"
+    if found.check.is_valid:
+        return f"yes: all {progress.memory(manifest.nbytes)} are as they were saved"
+    return f"{'not known' if found.check.is_unread else 'no'}: {found.check.reason}"
 
 
 def _pairs(fields: object) -> str:
@@ -287,7 +301,7 @@ def _value(value: object) -> str:
 def _tree(manifest: Manifest) -> Tree:
     """Return the tensors, with the slashes of their names as branches."""
     total = sum(spec.nbytes for spec in manifest.specs)
-    root = Tree(f"{len(manifest.specs)} tensors, {decimal(total)}")
+    root = Tree(f"{len(manifest.specs)} tensors, {progress.memory(total)}")
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for tensor in manifest.tensors:
         *path, leaf = tensor.spec.name.split("/")
@@ -302,26 +316,21 @@ def _tree(manifest: Manifest) -> Tree:
 def _describe(spec: TensorSpec | None) -> str:
     if spec is None:
         return "missing"
-    return f"{spec.dtype}{list(spec.shape)}  {decimal(spec.nbytes)}"
+    return f"{spec.dtype}{list(spec.shape)}  {progress.memory(spec.nbytes)}"
 
 
 def _print_comparison(found: Comparison, names: tuple[str, str], console: Console) -> None:
-    if found.differences:
-        columns = ("tensor", *map(escape, names), "elements that differ", "largest difference")
-        table = Table(*(Column(name, overflow="fold") for name in columns))
-        for difference in found.differences:
-            table.add_row(*_difference_cells(difference))
-        console.print(table)
+    for difference in found.differences:  # a name has its own line, and can be copied whole
+        console.print(f"{difference.name}\n    {_difference(difference, names)}", markup=False)
     console.print(f"{found.same} tensors are the same, {len(found.differences)} are not")
 
 
-def _difference_cells(difference: Difference) -> tuple[Text, ...]:
+def _difference(difference: Difference, names: tuple[str, str]) -> str:
     spec, largest = difference.left, difference.largest
-    elements = "-"
-    if difference.elements is not None and spec is not None:
-        elements = f"{difference.elements} of {spec.size}"
-    distance = "-" if largest is None else f"{largest:.3g}"
-    if largest is not None and math.isnan(largest):
-        distance = "nan on one side"
-    sides = (_describe(difference.left), _describe(difference.right))
-    return tuple(map(Text, (difference.name, *sides, elements, distance)))
+    if difference.elements is None or spec is None:
+        left, right = _describe(spec), _describe(difference.right)
+        return f"{left} in {names[0]}, {right} in {names[1]}"
+    words = f"{_describe(spec)}: {difference.elements} of {spec.size} elements differ"
+    if largest is None:
+        return words
+    return f"{words}, {'nan on one side' if math.isnan(largest) else f'by at most {largest:.3g}'}"

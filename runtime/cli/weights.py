@@ -30,6 +30,7 @@ from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import Sources, build_options, default_run_dir
+from holdfast.runtime.run.progress import memory
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.tools.exporting import (
@@ -81,7 +82,7 @@ def _tell(options: JobOptions, weights: Path) -> None:
 
     state = imported_state(options.run_dir, options.key_file)
     click.echo(f"step 0 of {options.run_dir} has the weights of {weights}, verified")
-    click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {state.nbytes} B")
+    click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {memory(state.nbytes)}")
     click.echo(f"sha256 {state.sha256}")
     click.echo(f"go on with: {_next_command(options)}")
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.runtime.run.progress import memory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
 from holdfast.runtime.system.usage import Resource, Usage
@@ -482,9 +483,4 @@ def describe_oom_kill(limit: Usage | None, resident: int | None, *, is_certain: 
 
 def describe_amount(resource: Resource, amount: float) -> str:
     """Return an amount with its unit: ``10.2 GiB``, or a plain number."""
-    if not resource.is_bytes:
-        return f"{amount:.0f}"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if amount >= size:
-            return f"{amount / size:.{1 if amount < 100 * size else 0}f} {unit}"
-    return f"{amount / 1024:.0f} KiB"
+    return memory(amount) if resource.is_bytes else f"{amount:.0f}"

@@ -126,6 +126,10 @@ def check_script(script: Path) -> None:
         raise UsageError(f"script {script} does not exist; {advice}")
     if not script.is_file() or not os.access(script, os.R_OK):
         raise UsageError(f"script {script} is not a readable file; give the path of a Python file")
+    if script.suffix == ".ipynb":
+        raise UsageError(
+            f"{script} is a notebook; make a script of it: `jupyter nbconvert --to script {script}`"
+        )
 
 
 def default_run_dir(script: Path, directory: Path) -> Path:

@@ -311,11 +311,11 @@ def brief(seconds: float) -> str:
 
 
 def memory(size_bytes: float) -> str:
-    """Return bytes with a unit, as ``311 MiB``."""
+    """Return bytes with a unit and about three digits, as ``311 MiB`` or ``4.2 GiB``."""
     exponent = 0
     while size_bytes >= 1024 and exponent < len(_UNITS) - 1:
         size_bytes, exponent = size_bytes / 1024, exponent + 1
-    decimals = 1 if exponent > 2 else 0
+    decimals = 1 if exponent and size_bytes < 100 else 0
     return f"{size_bytes:.{decimals}f} {_UNITS[exponent]}"
 
 

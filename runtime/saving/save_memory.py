@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.runtime.run.progress import memory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Usage
 
 BUFFERS = 2
-_MIB = 2**20
 _THEN = (
     "training waits while the first worker writes a checkpoint from its own memory",
     "one save waits for the end of the one before",
@@ -85,17 +85,13 @@ class SaveMemory:
         """Return how many buffers fit, and why there are not two."""
         if most is not None and most < BUFFERS * nbytes:
             fitting = min(most // max(nbytes, 1), self._count(nbytes, None)[0])
-            allowed = f"--snapshot-memory allows {_size(most)}"
-            what = f"two snapshots of {_size(nbytes)} do not fit: {allowed}"
+            allowed = f"--snapshot-memory allows {memory(most)}"
+            what = f"two snapshots of {memory(nbytes)} do not fit: {allowed}"
             return fitting, f"{what}; {_THEN[fitting]}"
         tightest = min(self._limits(), key=lambda usage: usage.free, default=None)
         if tightest is None or BUFFERS * nbytes <= tightest.free:
             return BUFFERS, ""
         count = 1 if nbytes <= tightest.free else 0
-        left = f"{tightest.place} has {_size(tightest.free)} left"
-        what = f"two snapshots of {_size(nbytes)} do not fit: {left}"
+        left = f"{tightest.place} has {memory(tightest.free)} left"
+        what = f"two snapshots of {memory(nbytes)} do not fit: {left}"
         return count, f"{what}; {_THEN[count]}"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes} bytes"

@@ -31,7 +31,7 @@ from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set
-from holdfast.runtime.run.progress import count
+from holdfast.runtime.run.progress import count, memory
 
 _ALL_PAIRS_OF = 6
 """With more hosts each speaks to the head and to the next one only."""
@@ -94,8 +94,8 @@ def _host(host: HostSlots, one: Asked) -> Diagnosis:
         f"takes {count(host.slots, 'worker')}",
         f"{count(facts.cores, 'core')} ({facts.processor or 'unknown'}, "
         f"{instruction_set(os.environ, facts.flags)})",
-        f"{facts.memory / (1 << 30):.0f} GiB of memory",
-        f"{facts.shm_free / (1 << 30):.1f} GiB free in /dev/shm",
+        f"{memory(facts.memory)} of memory",
+        f"{memory(facts.shm_free)} free in /dev/shm",
     ]
     if facts.devices.names:
         parts.append(f"{count(len(facts.devices.names), 'device')} ({facts.devices})")

@@ -1,7 +1,8 @@
 """The contents of a run's checkpoints, from their manifests: as values and as JSON.
 
-Only manifests and the sizes of shards are read, no data.  A step without a fault here is
-complete, but only ``verify`` can tell whether it is undamaged.
+Of all steps only manifests and the sizes of shards are read.  A step without a fault there is
+complete.  The bytes of one step are compared with its digests, if it is small enough not to wait
+for; ``verify`` does so for all.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from holdfast.checkpoint.comparison import Comparison, Difference
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
+from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
+from holdfast.runtime.run import progress
 from holdfast.runtime.run.stored_run import StoredRun
+
+_READ_AT_ONCE_BYTES = 1 << 30
+"""A disk and a core take about a second for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Inspection:
     steps: tuple[StepSummary, ...]
     others: tuple[str, ...]
     manifest: Manifest | None
+    check: StepCheck | None = None
+    """Whether the bytes of that step are as they were saved; None if they were not read."""
 
 
 def inspect_run(run: StoredRun, step: int) -> Inspection:
@@ -70,7 +78,42 @@ def inspect_run(run: StoredRun, step: int) -> Inspection:
     with contextlib.suppress(CheckpointInvalid):
         manifest = run.store.scan(step).manifest_alone()
     summaries = tuple(_summary(run, known) for known in steps)
-    return Inspection(run.run_id, summaries, others, manifest)
+    check = None
+    if manifest is not None and manifest.nbytes <= _READ_AT_ONCE_BYTES:
+        check = verify_step(run.store, step, run_id=run.run_id)
+    if check is not None and not check.is_valid and not check.is_unread:
+        summaries = tuple(
+            dataclasses.replace(found, damage=found.damage or check.reason)
+            if found.step == step
+            else found
+            for found in summaries
+        )
+    return Inspection(run.run_id, summaries, others, manifest, check)
+
+
+def training_of(manifest: Manifest) -> str:
+    """Return how far the training had come at a step, in words."""
+    epoch = manifest.cursor.get("epoch")
+    if not isinstance(epoch, dict) or not isinstance(epoch.get("step"), int):
+        position = position_of(manifest.cursor)
+        return "-" if position is None else str(position)
+    more = manifest.step - epoch["step"]
+    begun = f", {progress.count(more, 'update')} of the next" if more > 0 else ""
+    values = epoch.get("metrics")
+    told = ", ".join(progress.metrics(values)) if progress.is_metrics(values) else ""
+    return f"epoch {epoch.get('number')} complete{begun}{f'; {told}' if told else ''}"
+
+
+def contents_of(manifest: Manifest) -> str:
+    """Return what a step holds, in words: tensors and bytes below each first part of a name."""
+    parts: dict[str, list[int]] = {}
+    for spec in manifest.specs:
+        parts.setdefault(spec.name.partition("/")[0], []).append(spec.nbytes)
+    largest = sorted(parts, key=lambda name: -sum(parts[name]))
+    return ", ".join(
+        f"{name} {progress.memory(sum(parts[name]))} ({progress.count(len(parts[name]), 'tensor')})"
+        for name in largest
+    )
 
 
 def position_of(cursor: Mapping[str, object]) -> Position | None:
@@ -92,6 +135,7 @@ def inspection_json(found: Inspection) -> str:
         "steps": [dataclasses.asdict(summary) for summary in found.steps],
         "others": found.others,
         "step": None if manifest is None else _manifest_json(manifest),
+        "sound": None if found.check is None or found.check.is_unread else found.check.is_valid,
     }
     return json.dumps(document, indent=2)
 

@@ -36,6 +36,7 @@ from holdfast.runtime.errors import (
     JobError,
     ProgramError,
     RunDirectoryBusy,
+    UsageError,
     exit_code_of,
 )
 from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
@@ -70,6 +71,11 @@ _lease: Lease | None = None
 
 def standalone() -> WorkerContext:
     """Return the context of a worker that has no agent."""
+    if "ipykernel" in sys.modules:
+        raise UsageError(
+            "a notebook has no script that workers could run: write it to a file "
+            "(%%writefile train.py), and start that: !holdfast run -n 4 train.py"
+        )
     is_mpi = _LAUNCHED_BY_MPI in os.environ
     sys.excepthook = _die_with_words(is_mpi=is_mpi)
     allocation = find_allocation(os.environ)

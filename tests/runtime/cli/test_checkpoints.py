@@ -8,6 +8,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.signature import read_key
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.run import files as files_module
+from holdfast.runtime.run import progress
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -33,15 +35,51 @@ def test_newest_step_is_shown_in_full(holdfast: Holdfast, run_dir: Path) -> None
 
     assert code == 0
     for fact in (
-        "not verified",
+        "complete",
         "epochs complete: 1, 2 of 4 updates of the next",
-        "global batch=30",
-        "4 tensors, 14.0 kB",
-        "kernel  float32[500, 7]  14.0 kB",
+        "weights 13.7 KiB (2 tensors), ",
+        " KiB are as they were saved",
+        "4 tensors, 13.7 KiB",
+        "kernel  float32[500, 7]  13.7 KiB",
         "00aa11bb22cc33dd, saved by generation 1",
     ):
         assert fact in out
-    assert out.count("weights") == 1
+    assert "global batch" not in out
+    assert "global batch=30" in holdfast("inspect", run_dir, "--full")[1]
+
+
+def test_step_with_another_byte_than_was_saved_is_not_sound(
+    holdfast: Holdfast, run_dir: Path
+) -> None:
+    shard = _shard(run_dir, 6)
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    _, out, _ = holdfast("inspect", run_dir)
+
+    assert re.search(r"^ +6 .* damaged *$", out, re.MULTILINE)
+    assert re.search(r"^sound +no: ", out, re.MULTILINE)
+
+
+def test_step_too_large_to_be_read_at_once_is_left_to_verify(
+    holdfast: Holdfast, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.tools.inspection._READ_AT_ONCE_BYTES", 100)
+
+    code, out, _ = holdfast("inspect", run_dir)
+
+    assert code == 0
+    assert "not known: `holdfast verify` reads" in out
+
+
+def test_training_of_a_step_is_told_by_its_epoch(holdfast: Holdfast, tmp_path: Path) -> None:
+    cursor = {"epoch": {"number": 2, "step": 24, "metrics": {"accuracy": 0.75, "loss": 0.5}}}
+    state = {"weights/a": np.zeros(3)}
+    save(CheckpointStore(tmp_path), state, header=Header("r", 1, 27), cursor=cursor)
+
+    _, out, _ = holdfast("inspect", tmp_path)
+
+    assert "epoch 2 complete, 3 updates of the next; loss: 0.5000, accuracy: 0.7500" in out
 
 
 def test_json_holds_the_same(holdfast: Holdfast, run_dir: Path) -> None:
@@ -101,7 +139,7 @@ def test_cursor_is_shown_without_the_marks_of_python(holdfast: Holdfast, tmp_pat
     cursor = {"step": 1, "metrics": {"of step": 1, "values": {"val/loss": 0.5}}, "best": None}
     save(CheckpointStore(tmp_path), {"a": np.zeros(3)}, header=Header("r", 1, 1), cursor=cursor)
 
-    code, out, _ = holdfast("inspect", tmp_path)
+    code, out, _ = holdfast("inspect", tmp_path, "--full")
 
     assert code == 0
     assert "metrics=(of step=1, values=(val/loss=0.5)), best=-" in " ".join(out.split())
@@ -120,7 +158,7 @@ def test_two_steps_differ_in_what_training_changes(holdfast: Holdfast, run_dir: 
     ]
 
 
-def test_difference_of_two_runs_is_a_table(
+def test_difference_of_two_runs_has_a_line_for_each_tensor(
     holdfast: Holdfast, run_dir: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(run_dir, tmp_path / "other")
@@ -150,14 +188,17 @@ def test_file_has_whole_names_of_tensors(
     assert name in out
 
 
-def test_narrow_terminal_folds_names_and_cuts_none(
+def test_narrow_terminal_breaks_and_cuts_no_name(
     holdfast: Holdfast, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "20")
 
     _, out, _ = holdfast("inspect", run_dir, "--diff", 4, 6)
 
+    lines = out.splitlines()
     assert "…" not in out
+    assert "optimizer/sgd/iterations" in lines
+    assert "    float32[7]  28 B: 7 of 7 elements differ, by at most 2" in lines
 
 
 def test_of_a_long_list_the_first_are_shown_and_json_has_all(
@@ -168,7 +209,7 @@ def test_of_a_long_list_the_first_are_shown_and_json_has_all(
     header = Header("00aa11bb22cc33dd", 1, 8)
     save(CheckpointStore(run_dir), {"x": np.zeros(2)}, header=header, cursor=cursor)
 
-    _, out, _ = holdfast("inspect", run_dir)
+    _, out, _ = holdfast("inspect", run_dir, "--full")
     _, whole, _ = holdfast("inspect", run_dir, "--json")
 
     assert "random states=(python=(1000, 1001, 1002, 1003, and 620 more))" in out
@@ -434,9 +475,7 @@ def test_verify_tells_whether_the_signature_was_checked(
 
 
 def _size(run_dir: Path) -> str:
-    from rich.filesize import decimal
-
-    return decimal(CheckpointStore(run_dir).scan(6).manifest().nbytes)
+    return progress.memory(CheckpointStore(run_dir).scan(6).manifest().nbytes)
 
 
 def test_unsigned_step_is_valid_only_for_who_gives_no_key(

@@ -463,8 +463,8 @@ def test_host_without_workers_is_not_looked_at(watched: Watched) -> None:
 @pytest.mark.parametrize(
     ("amount", "words"),
     [
-        (0, "0 KiB"),
-        (3 * 1024, "3 KiB"),
+        (0, "0 B"),
+        (3 * 1024, "3.0 KiB"),
         (MIB, "1.0 MiB"),
         (120.4 * MIB, "120 MiB"),
         (12.75 * GIB, "12.8 GiB"),

@@ -357,7 +357,7 @@ def test_want_of_memory_is_told_once(host: Host) -> None:
 
     assert [answer.get(FDS, []) for answer in answers] == [[], []]
     (notice,) = host.notices
-    assert notice.startswith("two snapshots of 1 MiB do not fit: the host has 524288 bytes left; ")
+    assert notice.startswith("two snapshots of 1.0 MiB do not fit: the host has 512 KiB left; ")
 
 
 def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:

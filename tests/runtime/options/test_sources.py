@@ -235,6 +235,14 @@ def test_script_that_is_no_readable_file_is_refused(tmp_path: Path) -> None:
     check_script(script)
 
 
+def test_notebook_is_refused_with_the_way_to_make_a_script_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.ipynb"
+    script.write_text("{}")
+
+    with pytest.raises(UsageError, match=r"train\.ipynb is a notebook; .*nbconvert --to script"):
+        check_script(script)
+
+
 @pytest.mark.parametrize("name", ["python", "python3", "python3.11"])
 def test_python_before_the_script_is_left_out(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} does not exist; leave Python out, as in `hold"):

@@ -86,13 +86,13 @@ def test_duration(seconds: float, text: str) -> None:
     [
         (0, "0 B"),
         (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1 << 20, "1 MiB"),
+        (1024, "1.0 KiB"),
+        (1 << 20, "1.0 MiB"),
         (1023 << 20, "1023 MiB"),
         (1 << 30, "1.0 GiB"),
         (326 << 20, "326 MiB"),
         (3 << 29, "1.5 GiB"),
-        (1 << 52, "4096.0 TiB"),
+        (1 << 52, "4096 TiB"),
     ],
 )
 def test_memory(size_bytes: int, text: str) -> None:

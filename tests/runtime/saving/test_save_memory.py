@@ -136,11 +136,11 @@ def test_lack_is_told_with_the_values_and_what_follows(make: Make) -> None:
 
     assert two.lack == ""
     assert one.lack == (
-        "two snapshots of 2 MiB do not fit: the control group /job has 3 MiB left; "
+        "two snapshots of 2.0 MiB do not fit: the control group /job has 3.0 MiB left; "
         "one save waits for the end of the one before"
     )
     assert none.lack == (
-        "two snapshots of 2 MiB do not fit: the host has 1 MiB left; "
+        "two snapshots of 2.0 MiB do not fit: the host has 1.0 MiB left; "
         "training waits while the first worker writes a checkpoint from its own memory"
     )
 
@@ -206,7 +206,7 @@ def test_what_the_user_allows_is_told_if_it_is_too_little(make: Make) -> None:
     found, _ = make(usage(9 * _MIB)).buffers(1, question() | {"most": 3 * _MIB})
 
     assert found.lack == (
-        "two snapshots of 2 MiB do not fit: --snapshot-memory allows 3 MiB; "
+        "two snapshots of 2.0 MiB do not fit: --snapshot-memory allows 3.0 MiB; "
         "one save waits for the end of the one before"
     )
 

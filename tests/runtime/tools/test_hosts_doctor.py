@@ -53,10 +53,10 @@ def test_hosts_that_suit_each_other_are_shown_with_network_and_links(findings: A
     )
 
     assert own.endswith(
-        ": takes 0 workers, 8 cores (Xeon, AVX2), 64 GiB of memory, 32.0 GiB free in /dev/shm"
+        ": takes 0 workers, 8 cores (Xeon, AVX2), 64.0 GiB of memory, 32.0 GiB free in /dev/shm"
     )
     assert other == (
-        "ok host b: takes 2 workers, 8 cores (Xeon, AVX2), 64 GiB of memory, "
+        "ok host b: takes 2 workers, 8 cores (Xeon, AVX2), 64.0 GiB of memory, "
         "32.0 GiB free in /dev/shm, "
         "1 device (H100, CUDA_VISIBLE_DEVICES=0)"
     )

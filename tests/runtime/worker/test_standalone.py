@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +189,17 @@ def test_unknown_option_in_the_file_is_refused(directory: RunDirectory) -> None:
 
     with pytest.raises(UsageError, match=r"holdfast.toml sets unknown options .*: save-evry"):
         standalone._agreed_config(Rank(0))
+
+
+def test_notebook_shows_one_sentence_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+
+    with pytest.raises(UsageError) as caught:
+        standalone.standalone()
+
+    (line,) = caught.value._render_traceback_()  # as IPython asks
+    assert line.startswith("holdfast: error: a notebook has no script")
+    assert "!holdfast run -n 4 train.py" in line
 
 
 def test_end_of_the_training_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
