@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +20,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace_files import read_trace
+from holdfast.runtime.tools.comparison import SAME, compare
 from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
@@ -58,33 +61,85 @@ _IN_RUN_DIR = "\0"
     help="Write the report as a page that needs no network, to RUN_DIR/report.html without FILE.",
 )
 @click.option(
+    "--compare",
+    "other_dir",
+    type=PATH,
+    metavar="RUN_DIR2",
+    help="Put another run beside it: what differs in options, metrics, speed and deaths.",
+)
+@click.option(
     "--trace",
     "trace_file",
     type=PATH,
     metavar="FILE",
     help="Write the timeline of a run with --trace to FILE instead, for https://ui.perfetto.dev.",
 )
-def report(run_dir: Path, *, as_json: bool, page: str | None, trace_file: Path | None) -> None:
+def report(
+    run_dir: Path,
+    *,
+    as_json: bool,
+    page: str | None,
+    other_dir: Path | None,
+    trace_file: Path | None,
+) -> None:
     """Summarize the run in RUN_DIR from its journal."""
     run = read_reported_run(run_dir)
     if trace_file is not None:
         _write_trace(run, trace_file)
         return
+    if other_dir is not None:
+        _compare(run, read_reported_run(other_dir), page, as_json=as_json)
+        return
     if as_json:
         click.echo(to_json(run.report))
     if page is not None:
-        _write(run, page)
+        from holdfast.runtime.page.run_page import page_of
+
+        _write(page_of(run, _now()), page, RunDirectory(run.path).page_path)
     elif not as_json:
         _print(run, output())
 
 
-def _write(run: ReportedRun, page: str) -> None:
-    from holdfast.runtime.page.page_file import write_page  # plotly takes half a second
-    from holdfast.runtime.page.run_page import page_of
+def _compare(a: ReportedRun, b: ReportedRun, page: str | None, *, as_json: bool) -> None:
+    if as_json:
+        raise UsageError("--json tells of one run; leave --compare out, and ask for each run")
+    found = compare(a, b)
+    if page is not None:
+        from holdfast.runtime.page.compared_page import compared_page_of
 
-    path = RunDirectory(run.path).page_path if page == _IN_RUN_DIR else Path(page)
-    write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
+        compared = compared_page_of(a, b, found, _now())
+        _write(compared, page, RunDirectory(a.path).compared_path)
+        return
+    console = output()
+    for title, rows in (
+        ("outcome", found.outcome),
+        ("options and numerics that differ", found.options),
+        ("wall time", found.times),
+    ):
+        table = Table(title)
+        for letter, run in (("A", a), ("B", b)):
+            table.add_column(escape(f"{letter}: {run.path}"), overflow="fold")
+        if any(SAME in row for row in rows):
+            table.caption = f"{SAME} is the same as in A"
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table if rows else f"{title}: none")
+    console.print(_table(found.heads, found.epochs, console.width))
+    for letter, run in (("A", a), ("B", b)):
+        if run.report.failures:
+            console.print(f"deaths of {letter}", _deaths(run.report), sep="\n")
+
+
+def _write(page: str, name: str, default: Path) -> None:
+    from holdfast.runtime.page.page_file import write_page
+
+    path = default if name == _IN_RUN_DIR else Path(name)
+    write_page(path, page)
     click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
+
+
+def _now() -> str:
+    return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def _write_trace(run: ReportedRun, path: Path) -> None:
@@ -101,7 +156,7 @@ def _print(run: ReportedRun, console: Console) -> None:
     summary = run.report
     outcome = describe_outcome(summary, run.life, run.path)
     console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
-    for wide in (_epochs(run, console.width), _time(run)):
+    for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:
             console.print(wide)
     for table_of in (_deaths, _repeats, _recoveries, _relaunches, _troubles):
@@ -112,9 +167,8 @@ def _print(run: ReportedRun, console: Console) -> None:
         console.print(Text(line))  # no markup: [w0] is the user's
 
 
-def _epochs(run: ReportedRun, width: int) -> Table:
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """Return the first and the last epochs, with as many metrics as fit into a line."""
-    heads, rows = epoch_table(run.report.epochs)
     widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
     fit = max(3, sum(end < width for end in itertools.accumulate(widths)))
     table = Table()
@@ -128,7 +182,7 @@ def _epochs(run: ReportedRun, width: int) -> Table:
         table.add_row(*["…"] * fit)
         for row in rows[first - _MOST_EPOCHS :]:
             table.add_row(*row[:fit])
-    unseen = [f"{len(heads) - fit} more metrics"] if fit < len(heads) else []
+    unseen = [f"{len(heads) - fit} more columns"] if fit < len(heads) else []
     unseen += [f"{left_out} more epochs"] if left_out > 0 else []
     if unseen:
         table.caption = f"{' and '.join(unseen)}: see --html or --json"

@@ -28,6 +28,7 @@ from holdfast.runtime.tools.report import (
     describe_journal,
     describe_ledger,
     describe_lost_lines,
+    describe_s,
     describe_time,
     describe_troubles,
     epoch_table,
@@ -53,7 +54,7 @@ def page_of(run: ReportedRun, now: str) -> str:
         ("Where the time went", _time),
         ("Saves", _saves),
         ("Memory", _memory),
-        ("Deaths", _deaths),
+        ("Deaths", deaths_of),
         ("Options and numerics", _options),
         ("Proof", _proof),
     )
@@ -72,9 +73,9 @@ def words(text: str) -> Element:
 def _head(run: ReportedRun, now: str) -> list[Element]:
     report = run.report
     facts = [
-        ("wall time", time_text(report.wall_s)),
+        ("wall time", describe_s(report.wall_s)),
         ("goodput", f"{report.goodput:.1%}"),
-        ("samples/s", speed_text(run)),
+        ("samples/s", run.speed),
         ("deaths", str(len(report.failures))),
         ("saves", str(len(report.checkpoints))),
     ]
@@ -92,18 +93,6 @@ def _head(run: ReportedRun, now: str) -> list[Element]:
         ),
         *([element("p", "State sha256 ", element("code", digest))] if digest else []),
     ]
-
-
-def time_text(seconds: float) -> str:
-    """Return a length of time, of a short one with milliseconds or tenths of a second."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else progress.duration(seconds)
-
-
-def speed_text(run: ReportedRun) -> str:
-    """Return how many samples a second the steps took that count."""
-    return f"{run.report.samples / run.report.step_s:,.0f}" if run.report.step_s else "-"
 
 
 def _metrics(run: ReportedRun) -> list[Element]:
@@ -143,8 +132,8 @@ def _speed(run: ReportedRun) -> list[Element]:
         if returns:
             longest = max(sum(one.phases_s.values()) for one in returns)
             found += [
-                element("h3", f"{title}: {len(returns)}, the longest {time_text(longest)}"),
-                _legend(dict.fromkeys(name for one in returns for name in one.phases_s)),
+                element("h3", f"{title}: {len(returns)}, the longest {describe_s(longest)}"),
+                legend(PHASES, dict.fromkeys(name for one in returns for name in one.phases_s)),
                 plot(return_plot(returns), f"{title} by their phases"),
             ]
     return found
@@ -154,14 +143,6 @@ def _time(run: ReportedRun) -> list[Element]:
     if not run.report.parts_s:
         return [words("The journal tells no begin of a job, so no time is known.")]
     parts, wall = parts_of(run.report.parts_s)
-    bar = [
-        element(
-            "div",
-            style=f"flex-grow:{part.share:.6f};background:{PARTS.get(part.name, GREY)}",
-            title=f"{part.name}: {part.seconds}",
-        )
-        for part in parts
-    ]
     rows = [
         (
             element("span", _swatch(PARTS, part.name), part.name),
@@ -174,17 +155,31 @@ def _time(run: ReportedRun) -> list[Element]:
     rows.append((element("b", "wall time"), wall, "100.0%", "the sum of the parts"))
     return [
         words("Goodput is the share of the wall time that went into steps that count."),
-        element("div", *bar, class_="bar"),
+        time_bar(run),
         table(("", "time", "share", "what it is"), rows, (1, 2)),
     ]
+
+
+def time_bar(run: ReportedRun, width: float = 1.0) -> Element:
+    """Return the parts of the wall time as a bar of so much of the page's ``width``."""
+    pieces = [
+        element(
+            "div",
+            style=f"flex-grow:{part.share:.6f};background:{PARTS.get(part.name, GREY)}",
+            title=f"{part.name}: {part.seconds}",
+        )
+        for part in parts_of(run.report.parts_s)[0]
+    ]
+    return element("div", *pieces, class_="bar", style=f"width:{width:.2%}")
 
 
 def _swatch(colors: Mapping[str, str], name: str) -> Element:
     return element("span", class_="swatch", style=f"background:{colors.get(name, GREY)}")
 
 
-def _legend(names: Iterable[str]) -> Element:
-    return element("p", *(element("span", _swatch(PHASES, n), n) for n in names), class_="legend")
+def legend(colors: Mapping[str, str], names: Iterable[str]) -> Element:
+    """Return names with their colours."""
+    return element("p", *(element("span", _swatch(colors, n), n) for n in names), class_="legend")
 
 
 def _saves(run: ReportedRun) -> list[Element]:
@@ -217,7 +212,8 @@ def _memory(run: ReportedRun) -> list[Element]:
     ]
 
 
-def _deaths(run: ReportedRun) -> list[Element]:
+def deaths_of(run: ReportedRun) -> list[Element]:
+    """Return the deaths of workers with their evidence."""
     failures = run.report.failures
     if not failures:
         return [words("No worker has died.")]
@@ -228,41 +224,16 @@ def _deaths(run: ReportedRun) -> list[Element]:
         cause = element("span", describe_failure(failure), *([folded] if evidence else []))
         rows.append((describe_time(failure), cause, failure.host or "-"))
     left_out = len(failures) - len(rows)
-    has_hosts = any(failure.host for failure in failures)
+    columns = 3 if any(failure.host for failure in failures) else 2
     heads = ("when", "worker and cause", "host")
-    found = [table(heads[: 2 + has_hosts], [row[: 2 + has_hosts] for row in rows])]
+    found = [table(heads[:columns], [row[:columns] for row in rows])]
     if left_out:
         found.append(words(f"{left_out} older deaths are in --json."))
     return [*(words(sentence) for sentence in run.report.repeated), *found]
 
 
-def option_rows(run: ReportedRun) -> list[tuple[str, str]]:
-    """Return what the run was asked for, and what its bits depend on, as names and texts."""
-    rows: list[tuple[str, object]] = []
-    if run.started is not None:
-        started = run.started
-        rows += [
-            ("script", started.script),
-            ("arguments", " ".join(started.argv or ())),
-            ("workers", started.workers),
-            ("spares", started.spares),
-            ("local directory", started.local_dir),
-        ]
-    if run.record is not None:
-        record = run.record
-        rows += [
-            ("seed", record.seed),
-            ("microbatches", record.microbatches),
-            ("threads of a worker", record.threads),
-            *(item for item in record.numerics.items() if item[0] != "threads"),
-            ("script sha256", record.script_sha256),
-            ("signed with key", record.key_id),
-        ]
-    return [(name, str(value)) for name, value in rows if value not in (None, "")]
-
-
 def _options(run: ReportedRun) -> list[Element]:
-    rows = option_rows(run)
+    rows = run.options
     lacks = [] if run.record else [words("RUN.json is missing, or makes no sense.")]
     return [*lacks, table(("", ""), rows)]
 

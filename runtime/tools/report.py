@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,25 +148,30 @@ def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
     return sorted(names, key=lambda name: name != "loss")
 
 
-def epoch_table(epochs: Sequence[EpochReport]) -> tuple[list[str], list[list[str]]]:
-    """Return the epochs as heads and rows of texts: when each ended, and each of its metrics."""
-    columns = [
-        (prefix + name, values, name)
+def metric_columns(epochs: Sequence[EpochReport]) -> dict[str, tuple[float | None, ...]]:
+    """Return the values of each metric by the name that Keras gives it, one for each epoch."""
+    columns = {
+        prefix + name: tuple(getattr(epoch, values).get(name) for epoch in epochs)
         for name in metric_names(epochs)
         for prefix, values in (("", "metrics"), ("val_", "validation"))
-        if any(name in getattr(epoch, values) for epoch in epochs)
+    }
+    return {head: column for head, column in columns.items() if set(column) != {None}}
+
+
+def epoch_table(epochs: Sequence[EpochReport]) -> tuple[list[str], list[list[str]]]:
+    """Return the epochs as heads and rows of texts: when each ended, and each of its metrics."""
+    columns = metric_columns(epochs)
+    times = ["-" if epoch.seconds is None else describe_s(epoch.seconds) for epoch in epochs]
+    rows = [
+        [str(epoch.epoch), str(epoch.step), time, *map(describe_metric, values)]
+        for epoch, time, *values in zip(epochs, times, *columns.values(), strict=True)
     ]
+    return ["epoch", "step", "time", *columns], rows
 
-    def cells(epoch: EpochReport) -> Iterator[str]:
-        yield str(epoch.epoch)
-        yield str(epoch.step)
-        yield "-" if epoch.seconds is None else f"{epoch.seconds:.1f} s"
-        for _, values, name in columns:
-            value = getattr(epoch, values).get(name)
-            yield "-" if value is None else progress.number(value)
 
-    heads = ["epoch", "step", "time", *(head for head, _, _ in columns)]
-    return heads, [list(cells(epoch)) for epoch in epochs]
+def describe_metric(value: float | None) -> str:
+    """Return a metric as the live line shows it."""
+    return "-" if value is None else progress.number(value)
 
 
 def describe_checkpoints(report: Report) -> str:
@@ -247,9 +252,14 @@ def describe_evidence(failure: Failure) -> list[str]:
 
 def describe_ms(milliseconds: float | None) -> str:
     """Return a duration with its unit, or a dash for one that never ended."""
-    if milliseconds is None:
-        return "-"
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+    return "-" if milliseconds is None else describe_s(milliseconds / 1000)
+
+
+def describe_s(seconds: float) -> str:
+    """Return a length of time; a short one in milliseconds, or with tenths of a second."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else progress.duration(seconds)
 
 
 def finite(value: Any) -> Any:

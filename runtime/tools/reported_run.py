@@ -54,6 +54,37 @@ class ReportedRun:
         return words.get(code, "failed")
 
     @property
+    def speed(self) -> str:
+        """How many samples a second the steps took that count."""
+        report = self.report
+        return f"{report.samples / report.step_s:,.0f}" if report.step_s else "-"
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """What the run was asked for, and what its bits depend on, as names and texts."""
+        rows: list[tuple[str, object]] = []
+        if self.started is not None:
+            started = self.started
+            rows += [
+                ("script", started.script),
+                ("arguments", " ".join(started.argv or ())),
+                ("workers", started.workers),
+                ("spares", started.spares),
+                ("local directory", started.local_dir),
+            ]
+        if self.record is not None:
+            record = self.record
+            rows += [
+                ("seed", record.seed),
+                ("microbatches", record.microbatches),
+                ("threads of a worker", record.threads),
+                *(item for item in record.numerics.items() if item[0] != "threads"),
+                ("script sha256", record.script_sha256),
+                ("signed with key", record.key_id),
+            ]
+        return [(name, str(value)) for name, value in rows if value not in (None, "")]
+
+    @property
     def verdict(self) -> str:
         """How the run stands in one sentence, with what it has done."""
         report, counts = self.report, progress.count

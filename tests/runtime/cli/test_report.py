@@ -256,7 +256,7 @@ def test_metrics_that_do_not_fit_into_the_terminal_are_counted(
     out = holdfast("report", tmp_path)[1]
 
     assert ["epoch", "step", "time", *list(metrics)[:2]] in cells_of(out)
-    assert "7 more metrics: see --html or --json" in out
+    assert "7 more columns: see --html or --json" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -284,3 +284,27 @@ def test_page_without_its_library_says_what_to_install(
 
     assert "pip install 'holdfast-mpi[report]'" in capsys.readouterr().err
     assert not (run_dir / "report.html").exists()
+
+
+def test_two_runs_are_compared_in_tables_and_as_a_page(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, holdfast: Holdfast
+) -> None:
+    pytest.importorskip("plotly")
+    other = tmp_path_factory.mktemp("[other]")
+    journal = Journal(other / "journal.jsonl", run_id="r2", source="head")
+    journal.record("job_started", workers=3)
+    journal.record("job_ended", exit_code=0, reason="done")
+    journal.close()
+
+    code, out, _ = holdfast("report", run_dir, "--compare", other)
+    written = holdfast("report", run_dir, "--compare", other, "--html")[1]
+
+    assert code == ExitCode.DONE
+    cells = cells_of(out)
+    assert ["outcome", f"A: {run_dir}", f"B: {other}"] in cells
+    assert ["deaths", "1", "0"] in cells
+    assert ["workers", "2", "3"] in cells
+    assert ["state sha256", SHA256, "-"] in cells
+    assert written.startswith(f"wrote {run_dir / 'compared.html'} (")
+    assert holdfast("report", run_dir, "--compare", other, "--json")[0] == ExitCode.USAGE
+    assert holdfast("report", run_dir, "--compare", other / "nothing")[0] == ExitCode.USAGE

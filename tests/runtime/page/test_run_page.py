@@ -10,12 +10,14 @@ import pytest
 from journal_entries import line
 from told_run import DIGEST, told_lines, told_run
 
+from holdfast.runtime.page.compared_page import compared_page_of
 from holdfast.runtime.page.run_page import page_of
+from holdfast.runtime.tools.comparison import compare
 from holdfast.runtime.tools.reported_run import ReportedRun
 
 pytest.importorskip("plotly")
 NOW = "2026-01-02 03:04"
-EVIL = "a<script>alert(1)</script>&.py"
+EVIL = "a<script>alert(1)<img src=x>&amp;.py"
 
 
 class Reader(HTMLParser):
@@ -150,3 +152,27 @@ def test_long_run_makes_a_small_page() -> None:
     drawn = json.loads(loss)["data"][0]
     assert len(drawn["x"]) <= 1000
     assert (drawn["x"][0], drawn["x"][-1], max(drawn["y"])) == (1, 2000, 1.0)
+
+
+def test_two_runs_stand_side_by_side() -> None:
+    one, other = told_run(), told_run(told_lines(script=EVIL, spares=1))
+
+    page = Reader(compared_page_of(one, other, compare(one, other), NOW))
+
+    place = 0
+    for fact in ("train.py and", EVIL, "state sha256", DIGEST, "spares", "Deaths of B", "<b>bad"):
+        place = page.text.find(fact, place)
+        assert place >= 0, fact
+    assert len(page.plots) == 3
+    names = [trace["name"] for trace in page.plots[0]["data"]]  # type: ignore[attr-defined]
+    assert names == ["A, training", "A, validation", "B, training", "B, validation"]
+    assert page.tags.count("script") == 3 + 2
+
+
+def test_runs_without_a_step_are_compared_without_a_plot() -> None:
+    one = told_run([line("job_started", 100, workers=2)])
+
+    page = Reader(compared_page_of(one, one, compare(one, one), NOW))
+
+    assert page.plots == []
+    assert "Options and numerics are the same." in page.text
