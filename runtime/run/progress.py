@@ -27,7 +27,6 @@ AFTER_TRAINING = (CONCLUDING, "leaving")
 """Phases of a worker whose trainings are complete, and whose script may still go on."""
 
 _PHASES = {CONCLUDING: "script after training"}
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 SILENT, LIVE, LINES = range(3)
 """The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
@@ -312,11 +311,12 @@ def brief(seconds: float) -> str:
 
 def memory(size_bytes: float) -> str:
     """Return bytes with a unit and about three digits, as ``311 MiB`` or ``4.2 GiB``."""
-    exponent = 0
-    while size_bytes >= 1024 and exponent < len(_UNITS) - 1:
-        size_bytes, exponent = size_bytes / 1024, exponent + 1
-    decimals = 1 if exponent and size_bytes < 100 else 0
-    return f"{size_bytes:.{decimals}f} {_UNITS[exponent]}"
+    import humanize  # who shows no size does not wait 40 ms for it
+
+    number, unit = humanize.naturalsize(size_bytes, binary=True).split()
+    if unit.startswith("Byte"):
+        return f"{number} B"
+    return f"{number if float(number) < 100 else round(float(number))} {unit}"
 
 
 def count(many: int, noun: str, plural: str | None = None) -> str:

@@ -92,7 +92,7 @@ def test_duration(seconds: float, text: str) -> None:
         (1 << 30, "1.0 GiB"),
         (326 << 20, "326 MiB"),
         (3 << 29, "1.5 GiB"),
-        (1 << 52, "4096 TiB"),
+        (1 << 52, "4.0 PiB"),
     ],
 )
 def test_memory(size_bytes: int, text: str) -> None:
