@@ -39,7 +39,8 @@ th { text-align: left; font-weight: 600; color: #52606d; font-size: 13px; }
 th, td { padding: 4px 18px 4px 0; vertical-align: top; border-bottom: 1px solid #e4e7eb; }
 td { overflow-wrap: anywhere; min-width: 3.5em; }
 td:first-child { white-space: nowrap; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 4px 0; font-size: 13px; }
+.legend { break-after: avoid; display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 4px 0;
+  font-size: 13px; }
 .number { text-align: right; white-space: nowrap; }
 .bar { display: flex; height: 34px; margin: 10px 0; }
 .bar div { min-width: 1px; }
