@@ -5,8 +5,8 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element
 
 from holdfast.runtime.page.html import document, element, plot, table
-from holdfast.runtime.page.plots import PARTS, metric_plot, plotly_script, speed_plot
-from holdfast.runtime.page.run_page import deaths_of, legend, time_bar, words
+from holdfast.runtime.page.plots import PARTS, plotly_script, speed_plot
+from holdfast.runtime.page.run_page import deaths_of, legend, metric_plots, time_bar, words
 from holdfast.runtime.tools.comparison import Comparison
 from holdfast.runtime.tools.report import metric_names
 from holdfast.runtime.tools.reported_run import ReportedRun
@@ -58,7 +58,7 @@ def _metrics(a: ReportedRun, b: ReportedRun, found: Comparison) -> list[Element]
     names = metric_names([*runs["A"], *runs["B"]])
     if not names:
         return [words("Neither run has told a metric.")]
-    plots = [plot(metric_plot(name, runs), f"{name} over epochs") for name in names[:_MOST_PLOTS]]
+    plots = metric_plots(names[:_MOST_PLOTS], runs)
     cells = table(found.heads, found.epochs[-_MOST_ROWS:], range(len(found.heads)))
     summary = element("summary", "The epochs that both have ended, as a table (= is the same)")
     return [element("div", *plots, class_="two"), element("details", summary, cells)]

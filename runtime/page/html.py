@@ -33,6 +33,7 @@ p { margin: 6px 0; max-width: 46em; }
 .two { display: grid; gap: 4px 20px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 .plot { min-width: 0; width: 100%; }
+.whole { white-space: nowrap; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: 8px 0; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: #52606d; font-size: 13px; }

@@ -44,7 +44,9 @@ PHASES = {
 _MOST_POINTS = 1000
 _APART = "\u200b"
 """A letter that is not seen: rows of one name are different rows."""
-_MOST_RETURNS = 20
+MOST_RETURNS = 20
+"""Bars of recoveries or relaunches: the longest of them are shown."""
+
 _MOST_MARKS = 300
 
 
@@ -89,7 +91,7 @@ def metric_plot(name: str, runs: Mapping[str, Sequence[EpochReport]]) -> str:
                     "marker": {"size": 5},
                 }
             )
-    return _figure(traces, 270, xaxis={"title": "epoch"}, yaxis={"title": html.escape(name)})
+    return _figure(traces, 260, xaxis={"title": "epoch"}, yaxis={})
 
 
 def speed_plot(course: Course) -> str:
@@ -150,7 +152,7 @@ def speed_plot(course: Course) -> str:
 
 def return_plot(returns: Sequence[Return]) -> str:
     """Return the phases of recoveries or relaunches as bars, the longest if there are many."""
-    longest = sorted(returns, key=lambda one: sum(one.phases_s.values()))[-_MOST_RETURNS:]
+    longest = sorted(returns, key=lambda one: sum(one.phases_s.values()))[-MOST_RETURNS:]
     shown = [one for one in returns if one in longest][::-1]
     is_short = max(sum(one.phases_s.values()) for one in shown) < 1
     scale, unit = (0.001, "ms") if is_short else (1.0, "s")
@@ -247,7 +249,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], height: int, **layout: Any) -> 
     look = {
         "template": "none",
         "height": height,
-        "margin": {"l": 64, "r": 16, "t": 30, "b": 48},
+        "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
         "hovermode": "closest",

@@ -5,6 +5,7 @@ What a run lacks is told in a sentence.  A plot without data is not there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from xml.etree.ElementTree import Element
@@ -12,6 +13,7 @@ from xml.etree.ElementTree import Element
 from holdfast.runtime.page.html import document, element, plot, table
 from holdfast.runtime.page.plots import (
     GREY,
+    MOST_RETURNS,
     PARTS,
     PHASES,
     metric_plot,
@@ -103,12 +105,20 @@ def _metrics(run: ReportedRun) -> list[Element]:
     if not names:
         return [words("The script has told no metrics.")]
     shown = names[:_MOST_PLOTS]
-    plots = [plot(metric_plot(name, {run.name: epochs}), f"{name} over epochs") for name in shown]
+    plots = metric_plots(shown, {run.name: epochs})
     more = len(names) - len(shown)
     return [
         element("div", *plots, class_="two"),
         *([words(f"{more} more metrics are in the table.")] if more else []),
         element("details", element("summary", "All epochs as a table"), _epoch_table(epochs)),
+    ]
+
+
+def metric_plots(names: Sequence[str], runs: Mapping[str, Sequence[EpochReport]]) -> list[Element]:
+    """Return a plot of each metric below its name, for which an axis has no room."""
+    return [
+        element("div", element("h3", name), plot(metric_plot(name, runs), f"{name} over epochs"))
+        for name in names
     ]
 
 
@@ -130,9 +140,11 @@ def _speed(run: ReportedRun) -> list[Element]:
         ("Relaunches", course.relaunches),
     ):
         if returns:
-            longest = max(sum(one.phases_s.values()) for one in returns)
+            longest = describe_s(max(sum(one.phases_s.values()) for one in returns))
+            many = len(returns)
+            shown = f", the {MOST_RETURNS} longest below" if many > MOST_RETURNS else ""
             found += [
-                element("h3", f"{title}: {len(returns)}, the longest {describe_s(longest)}"),
+                element("h3", f"{title}: {many}{shown}; the longest took {longest}"),
                 legend(PHASES, dict.fromkeys(name for one in returns for name in one.phases_s)),
                 plot(return_plot(returns), f"{title} by their phases"),
             ]
@@ -183,7 +195,8 @@ def legend(colors: Mapping[str, str], names: Iterable[str]) -> Element:
 
 
 def _saves(run: ReportedRun) -> list[Element]:
-    saves, troubles = run.course.saves, describe_troubles(run.report)
+    saves, close = run.course.saves, {pressure.text for pressure in run.report.pressures}
+    troubles = [trouble for trouble in describe_troubles(run.report) if trouble not in close]
     told = [element("ul", *(element("li", trouble) for trouble in troubles))] if troubles else []
     if not saves:
         return [words("No checkpoint is committed."), *told]
@@ -222,13 +235,18 @@ def deaths_of(run: ReportedRun) -> list[Element]:
         evidence = "\n".join(describe_evidence(failure))
         folded = element("details", element("summary", "evidence"), element("pre", evidence))
         cause = element("span", describe_failure(failure), *([folded] if evidence else []))
-        rows.append((describe_time(failure), cause, failure.host or "-"))
+        host = element("span", failure.host or "-", class_="whole")
+        rows.append((describe_time(failure), cause, host))
     left_out = len(failures) - len(rows)
     columns = 3 if any(failure.host for failure in failures) else 2
     heads = ("when", "worker and cause", "host")
     found = [table(heads[:columns], [row[:columns] for row in rows])]
     if left_out:
         found.append(words(f"{left_out} older deaths are in --json."))
+    hosts = Counter(failure.host for failure in failures if failure.host)
+    if hosts:
+        counts = ", ".join(f"{many} on {host}" for host, many in hosts.most_common(_MOST_ROWS))
+        found.insert(0, words(f"Of {len(failures)} deaths {counts}."))
     return [*(words(sentence) for sentence in run.report.repeated), *found]
 
 

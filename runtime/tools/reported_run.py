@@ -88,7 +88,8 @@ class ReportedRun:
     def verdict(self) -> str:
         """How the run stands in one sentence, with what it has done."""
         report, counts = self.report, progress.count
-        done = f"{counts(report.steps, 'step')} in {counts(len(report.epochs), 'epoch')}"
+        steps = f"{report.steps:,} {'step' if report.steps == 1 else 'steps'}"
+        done = f"{steps} in {counts(len(report.epochs), 'epoch')}"
         if self.started is not None:
             done += f" on {counts(self.started.workers, 'worker')}"
         deaths = counts(len(report.failures), "death") + " of a worker" if report.failures else ""

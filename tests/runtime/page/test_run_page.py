@@ -69,7 +69,7 @@ def test_page_tells_the_run_in_the_order_of_interest() -> None:
         "Where the time went",
         "wall time",
         "30.00 s",
-        "3 MiB",
+        "3.0 MiB",
         "worker 2: signal SIGKILL after step 4",
         "<b>bad</b>",
         DIGEST,
