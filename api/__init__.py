@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from holdfast.runtime.fit.fit_call import fit
+    from holdfast.runtime.launch.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
     from holdfast.runtime.training.stages import is_first
@@ -42,6 +43,8 @@ __all__ = [
     "HDF5Data",
     "ImageFolderData",
     "JobError",
+    "LaunchFailed",
+    "LaunchResult",
     "Microbatch",
     "NpyData",
     "ProgramError",
@@ -57,6 +60,7 @@ __all__ = [
     "WindowData",
     "fit",
     "is_first",
+    "launch",
 ]
 
 _HOMES = {
@@ -71,6 +75,7 @@ _HOMES = {
         "UsageError",
     ),
     "holdfast.runtime.fit.fit_call": ("fit",),
+    "holdfast.runtime.launch.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.hdf5_data": ("HDF5Data",),

@@ -115,6 +115,11 @@ def current(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
     return _current
 
 
+def is_worker() -> bool:
+    """Return whether this process is a worker of a job."""
+    return _current is not None
+
+
 def when_all_have_left(then: Callable[[], None]) -> None:
     """Call ``then`` when the scripts of all workers have ended well; never without an agent."""
     if _current is not None:

@@ -1,0 +1,237 @@
+"""``holdfast.launch``: a job from Python, as ``holdfast run`` starts it.
+
+The job is ``holdfast run`` in a process of its own, with its own client: a notebook's process has
+threads and signals that are not ours.  It goes on if this process dies, and the same call shows it
+again and returns what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast.runtime.batch.schedulers import find_allocation, options_of
+from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
+from holdfast.runtime.launch import launched_function
+from holdfast.runtime.options.job_options import OPTIONS
+from holdfast.runtime.options.option import RUN
+from holdfast.runtime.options.sources import (
+    CONFIG_FILE,
+    BuiltOptions,
+    Sources,
+    build_options,
+    check_script,
+    read_config_file,
+)
+from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.tools.report import Report
+from holdfast.runtime.tools.reported_run import read_reported_run
+from holdfast.runtime.worker import context as contexts
+
+_WENT_WELL = (ExitCode.DONE, ExitCode.STOPPED_EARLY)
+_FLAGS = {
+    flag.lstrip("-").replace("-", "_"): name
+    for name, option in OPTIONS.items()
+    if RUN in option.commands
+    for flag in option.flags
+}
+"""The field behind each name that an option has on the command line."""
+
+
+class LaunchFailed(JobError):
+    """A job that ``launch`` has started has failed.
+
+    Attributes:
+        code: the exit code of the job, negative if a signal has killed its client.
+        run_dir: where the job has left its checkpoints and its journal.
+    """
+
+    def __init__(self, message: str, code: int, run_dir: Path) -> None:
+        super().__init__(message)
+        self.code = code
+        self.run_dir = run_dir
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a worker, as the cause of the error that ``launch`` raises."""
+
+    def __str__(self) -> str:
+        """Return the traceback as Python prints it."""
+        return f'\n"""\n{self.args[0]}"""'
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """What came of a job.
+
+    Attributes:
+        value: what the function has returned on the first worker; None for a script, and for a job
+            that was stopped early.
+        exit_code: 0, or 75 for a job that was stopped with a checkpoint: launch it again.
+        run_dir: where the run lives.
+        sha256: the digest of the final state, None while the run is not complete.
+        history: each metric by epochs, those of validation with ``val_`` before their names.
+    """
+
+    value: Any
+    exit_code: int
+    run_dir: Path
+    sha256: str | None
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+
+def launch(
+    script_or_function: str | os.PathLike[str] | Callable[..., Any], *args: Any, **options: Any
+) -> LaunchResult:
+    """Run a script, or call a function, on all workers of a job; wait, and return what came of it.
+
+    Every worker calls the function, which trains as a script does.
+
+    Args:
+        script_or_function: a Python file, or a function that cloudpickle can write.
+        *args: the script's own arguments, or those of the function.
+        **options: options of ``holdfast run`` by the names of their flags: ``n=4``,
+            ``save_every="10min"``, ``shrink=False``.
+
+    Raises:
+        UsageError: an option, the script or the function makes no sense; nothing was started.
+        ProgramError: it was called in a worker of a job.
+        LaunchFailed: the job has failed.  An error of the function is raised itself, with the
+            traceback of its worker as its cause.
+    """
+    if contexts.is_worker():
+        raise ProgramError(
+            "holdfast.launch() was called in a worker of a job; call it in a program of its own, "
+            'or guard it with `if __name__ == "__main__":` in a module that workers import'
+        )
+    given = fields_of(options)
+    if callable(script_or_function):
+        name = launched_function.name_of(script_or_function)
+        built = _checked(Path(f"{name}.py"), (), given)
+        run_dir = built.options.run_dir
+        script = launched_function.write_function(script_or_function, args, run_dir)
+        code = run_to_end(command_of(script, (), {**given, "run_dir": run_dir}))
+        return _outcome(code, run_dir, script)
+    script, argv = Path(script_or_function), tuple(map(str, args))
+    check_script(script)
+    run_dir = _checked(script, argv, given).options.run_dir
+    return _outcome(run_to_end(command_of(script, argv, given)), run_dir, None)
+
+
+def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names of their fields; None is an option that is not given.
+
+    Raises:
+        UsageError: there is no such option.
+    """
+    for name in options:
+        if name not in _FLAGS:
+            near = difflib.get_close_matches(name, _FLAGS, 1)
+            hint = f"did you mean {near[0]}?" if near else "`holdfast run --help` lists them"
+            raise UsageError(f"launch() has no option {name!r}; {hint}")
+    return {_FLAGS[name]: value for name, value in options.items() if value is not None}
+
+
+def _checked(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> BuiltOptions:
+    """Build the options of the job here, so that an error of theirs is raised here."""
+    allocation = options_of(find_allocation(os.environ))
+    table = read_config_file(Path(CONFIG_FILE)).get(RUN, {})
+    sources = Sources(given, os.environ, table, Path.cwd(), allocation=allocation)
+    return build_options(script, argv, sources)
+
+
+def command_of(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a job with these options, by field."""
+    line = [*module_command("holdfast", RUN)]
+    for name, value in given.items():
+        option = OPTIONS[name]
+        if option.is_switch:
+            off = [option.off_flag] if option.off_flag else []
+            line += [option.flags[-1]] if option.read(value) else off
+            continue
+        several = value if option.is_repeated and not isinstance(value, str) else [value]
+        for one in several:
+            words = one if isinstance(one, (list, tuple)) else [one]
+            joined = words if option.words > 1 else [",".join(map(str, words))]
+            line += [option.flags[-1], *map(str, joined)]
+    return [*line, str(script), *argv]
+
+
+def run_to_end(command: list[str]) -> int:
+    """Run a job's client to its end; return its exit code.
+
+    An interrupt stops the job as Ctrl-C does, and is raised when the job has ended.
+    """
+    is_plain = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+    pipe = None if is_plain else subprocess.PIPE  # a notebook shows what Python prints
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True)
+    copies = [
+        threading.Thread(target=_copy, args=pair)
+        for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        if pair[0] is not None
+    ]
+    for copy in copies:
+        copy.start()
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt as asked:
+            interrupt = asked
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+    for copy in copies:
+        copy.join()
+    if interrupt is not None:
+        raise interrupt
+    return code
+
+
+def _copy(source: IO[bytes], to: IO[str]) -> None:
+    with source:
+        for line in iter(source.readline, b""):
+            to.write(line.decode(errors="replace"))
+            to.flush()
+
+
+def _outcome(code: int, run_dir: Path, function: Path | None) -> LaunchResult:
+    """Return what came of a job, or raise what has ended it."""
+    if code not in _WENT_WELL:
+        failed = None if function is None else launched_function.failure_of(function)
+        if failed is not None and failed.error is not None:
+            raise failed.error from WorkerTraceback(failed.traceback)
+        cause = None if failed is None else WorkerTraceback(failed.traceback)
+        raise LaunchFailed(_why(code, run_dir), code, run_dir) from cause
+    is_over = code == ExitCode.DONE and function is not None
+    value = launched_function.result_of(function) if is_over and function else None
+    report = read_reported_run(run_dir).report
+    return LaunchResult(value, code, run_dir, report.final_sha256, history_of(report))
+
+
+def _why(code: int, run_dir: Path) -> str:
+    reason = None
+    with contextlib.suppress(UsageError):  # it has not begun
+        report = read_reported_run(run_dir).report
+        reason = report.reason if report.exit_code == code else None
+    return f"the job in {run_dir} ended with exit code {code}: {reason or 'its last lines say why'}"
+
+
+def history_of(report: Report) -> dict[str, list[float]]:
+    """Return the metrics of a run by epochs, as the history of Keras's ``fit`` has them."""
+    history: dict[str, list[float]] = {}
+    for epoch in report.epochs:
+        for name, value in epoch.metrics.items():
+            history.setdefault(name, []).append(value)
+        for name, value in epoch.validation.items():
+            history.setdefault(f"val_{name}", []).append(value)
+    return history

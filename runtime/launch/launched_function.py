@@ -1,0 +1,147 @@
+"""A function as the script of a job: its files, and what a worker does with them.
+
+A folder below the run directory holds the function with its arguments, a script that calls it, and
+what came of it.  Its name is the digest of the call.  So a complete run of the same call answers at
+once, and another call never gets an old answer.  Its trainings are restored, as for any script::
+
+    RUN_DIR/launch/4f0c.../train.py         the script of the job
+    RUN_DIR/launch/4f0c.../call.pickle      function, arguments, and where Python looks for modules
+    RUN_DIR/launch/4f0c.../result.pickle    the value that the first worker has returned
+    RUN_DIR/launch/4f0c.../error-2.pickle   what has ended the function on worker 2
+
+cloudpickle writes an importable function as its module and name, and any other one as its code.
+Only the program that has launched the job, and its workers, read these files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.training.stages import is_first
+from holdfast.runtime.worker import context as contexts
+
+FOLDER = "launch"
+
+_CALL, _RESULT, _ERROR = "call.pickle", "result.pickle", "error-{}.pickle"
+_SCRIPT = """# Calls the function that holdfast.launch was given.
+# {digest}
+from holdfast.runtime.launch.launched_function import call_in_worker
+
+call_in_worker(__file__)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error of the function on one worker: the error, or None, and its traceback."""
+
+    error: Exception | None
+    traceback: str
+
+
+def write_function(function: Callable[..., Any], arguments: Sequence[Any], run_dir: Path) -> Path:
+    """Write the files of a function; return its script.
+
+    Raises:
+        UsageError: the function or an argument cannot be sent to another process.
+    """
+    name, pickler = name_of(function), _cloudpickle()
+    try:
+        call = pickler.dumps((function, tuple(arguments)))
+    except Exception as error:
+        raise UsageError(
+            f"launch() cannot send {name} to its workers: {_in_a_line(error)}; "
+            "open files, data and models within the function"
+        ) from error
+    digest = hashlib.sha256(call).hexdigest()
+    folder = run_dir / FOLDER / digest[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(_ERROR.format("*")):
+        old.unlink()
+    _write(folder / _CALL, pickler.dumps((list(sys.path), call)))
+    script = folder / f"{name}.py"
+    _write(script, _SCRIPT.format(digest=digest).encode())
+    return script
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a name for the script and the run of a function."""
+    inner = getattr(function, "func", function)  # that of a functools.partial
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return name if name.isidentifier() else "function"
+
+
+def result_of(script: Path) -> Any:
+    """Return what the function has returned on the first worker."""
+    return _cloudpickle().loads((script.parent / _RESULT).read_bytes())
+
+
+def failure_of(script: Path) -> Failed | None:
+    """Return the error of the function, None if it has raised none."""
+    for path in sorted(script.parent.glob(_ERROR.format("*"))):
+        found = _cloudpickle().loads(path.read_bytes())
+        assert isinstance(found, Failed)
+        return found
+    return None
+
+
+def call_in_worker(script: str) -> None:
+    """Call the function of a job in a worker, and write what came of it."""
+    folder = Path(script).parent
+    paths, call = _cloudpickle().loads((folder / _CALL).read_bytes())
+    sys.path += [path for path in paths if path not in sys.path]
+    try:
+        function, arguments = _cloudpickle().loads(call)
+        answer = _cloudpickle().dumps(function(*arguments))
+    except Exception as error:
+        _write(folder / _ERROR.format(contexts.rank()), _cloudpickle().dumps(_failed(error)))
+        raise
+    path = folder / _RESULT
+    if is_first():
+        _write(path, answer)
+    else:  # the first worker may die before it has written
+        contexts.when_all_have_left(lambda: None if path.exists() else _write(path, answer))
+
+
+def _cloudpickle() -> Any:
+    """Return cloudpickle, which only a launched function needs.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UsageError(
+            "launch() needs cloudpickle to send a function to workers: `pip install cloudpickle`, "
+            "or launch a script"
+        ) from error
+    return cloudpickle
+
+
+def _failed(error: Exception) -> Failed:
+    text = "".join(traceback.format_exception(error))
+    try:
+        _cloudpickle().loads(_cloudpickle().dumps(error))
+    except Exception:  # of a class with other arguments than its own
+        return Failed(None, text)
+    return Failed(error, text)
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(path)
