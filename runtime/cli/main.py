@@ -29,6 +29,7 @@ _HOMES = {
     "doctor": "doctor",
     "export": "weights",
     "import": "weights",
+    "init": "init",
     "inspect": "checkpoints",
     "list": "status",
     "repair": "checkpoints",
