@@ -57,7 +57,7 @@ from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.options.job_options import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import SILENT, count

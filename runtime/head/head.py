@@ -43,6 +43,7 @@ from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _POLL_S = 0.5
+_METRICS_EVERY_S = 2.0
 _LONGEST_WRITER_PAUSE_S = 30.0
 _CLIENT_WITHIN_S = 60.0
 """A client that has started a head tells it the job at once, unless it has died."""
@@ -67,7 +68,7 @@ class Head:
         self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
         """The connections of those who have asked for the end, and hear of it."""
-        self._polled_at = self._next_writer_at = 0.0
+        self._polled_at = self._next_writer_at = self._shown_at = 0.0
         self._writer_pause_s = _POLL_S
         self._waits_until = witnessed_s() + _CLIENT_WITHIN_S
 
@@ -113,12 +114,18 @@ class Head:
                 if self._held is None:
                     job.decider.poll(now, is_idle=is_idle)
                 job.progress.show(self._agent.host.progress)
+                self._show_metrics(job, now)
             if self._held is not None and not self._waits_for_hosts(job):
                 held, self._held = self._held, None
                 self._handle(job, held)
             self._see_to_writer(job, now)
         end = job.decider.end
         return None if end is None or self._waits_for_client else end.exit_code
+
+    def _show_metrics(self, job: _RunningJob, now: float) -> None:
+        if job.job.config.options.metrics and now - self._shown_at >= _METRICS_EVERY_S:
+            self._shown_at = now
+            job.run.look(self._agent.host.describe())
 
     @property
     def _waits_for_client(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.run.journal import Record, line_of, stamped
 from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -59,6 +60,11 @@ class RunLink:
             "socket": str(socket),
             "pid": pid,
         }
+        terms = job.config.options.metrics
+        if terms is not None:
+            self._opening["metrics"] = to_plain(terms)
+        self._is_looking = False
+        """Whether the present writer has still to take what was seen of the workers."""
         self._lease = lease
         self._channel: Channel | None = None
         self._has_answered = False
@@ -123,6 +129,13 @@ class RunLink:
         self._channel.post({"kind": "trace", "line": line})
         self._traced += 1
 
+    def look(self, seen: Message) -> None:
+        """Show what is seen of the workers, unless the writer is behind."""
+        if self._channel is not None and not self._is_looking:
+            moments = {"now": time.monotonic(), "time": time.time()}
+            self._channel.post({"kind": "look", **moments, **seen})
+            self._is_looking = True
+
     def check(self) -> None:
         """Let the writer make again what was removed of the run directory."""
         if self._channel is not None:
@@ -184,6 +197,8 @@ class RunLink:
                 self._forget(message["count"])
             case "traced":
                 self._traced -= 1
+            case "looked":
+                self._is_looking = False
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
             case "checked" if owner is not None and message["is_begun_again"]:
@@ -206,6 +221,7 @@ class RunLink:
             self._channel = None
         self._lost += self._unkept
         self._sent = self._unkept = self._traced = 0
+        self._is_looking = False
 
 
 def _is_ready(channel: Channel, within_s: float) -> bool:

@@ -3,12 +3,6 @@
 One field is one option, so a new option is a field here and a line where it is used.  The value is
 built once (`sources`), and checked here without touching a file.  It travels as it is to the
 client, into the launch order and to each worker.
-
-One option is a theory: the learning rate of a large batch.  An update over K times the samples
-should move as far as K updates did, so the rate is multiplied by K (Goyal et al. 2017), or by the
-root of K where the noise of the gradient decides (Hoffer et al. 2017).  At the start of a training
-the weights change fast, and such a rate diverges.  So `RateScale` lets the factor grow from 1 in
-equal parts, over the first five epochs.
 """
 
 from __future__ import annotations
@@ -44,13 +38,10 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
+from holdfast.runtime.options.rate_scale import RULES
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.system.own_process import usable_cores
 
-RULES = ("linear", "sqrt")
-"""How the learning rate grows with the batch: as it does, or as its root."""
-
-_WARM_UP_EPOCHS = 5
 _BOTH = (RUN, IMPORT)
 _EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
@@ -428,6 +419,25 @@ class JobOptions:
         "--trace",
         "Keep what each worker does when, in trace of the run directory; report --trace shows it.",
     )
+    metrics_file: Path | None = _path(
+        "--metrics-file",
+        "A file of figures for Prometheus, written anew every few seconds.",
+        metavar="FILE",
+    )
+    metrics_port: int | None = _number(
+        "--metrics-port",
+        "A port of this host that shows these figures over HTTP.",
+        None,
+        1,
+        check=at_least(1, 65535),
+        metavar="PORT",
+    )
+    metrics_host: str = option(
+        "--metrics-host",
+        "The address of that port; 0.0.0.0 shows the figures to everybody.",
+        "127.0.0.1",
+        metavar="ADDRESS",
+    )
     faults: tuple[str, ...] = option(
         "--inject",
         'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
@@ -471,6 +481,13 @@ class JobOptions:
     def local_run_dir(self, run_id: str) -> Path | None:
         """Return the directory of a run below ``--local-dir``, None without one."""
         return None if self.local_dir is None else self.local_dir / f"{LOCAL_PREFIX}{run_id}"
+
+    @property
+    def metrics(self) -> MetricsTerms | None:
+        """Where figures are shown to Prometheus, None for nowhere."""
+        if self.metrics_file is None and self.metrics_port is None:
+            return None
+        return MetricsTerms(self.metrics_file, self.metrics_port, self.metrics_host)
 
     @property
     def named_modules(self) -> tuple[str, ...]:
@@ -525,45 +542,9 @@ def _in_words(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RateScaling:
-    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
+class MetricsTerms:
+    """Where the figures for Prometheus go: into a file, to a port, or both."""
 
-    rule: str
-    batch_factor: int
-
-    @staticmethod
-    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
-        """Return the wish, None if there is none, or nothing to scale."""
-        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
-
-    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
-        """Return the scale of a training; a short one warms up until its end."""
-        warm_up_steps = steps_per_epoch * min(epochs, _WARM_UP_EPOCHS)
-        return RateScale(self.rule, self.batch_factor, warm_up_steps)
-
-
-@dataclass(frozen=True, slots=True)
-class RateScale:
-    """What multiplies the rate that the script has chosen, at each update of a training."""
-
-    rule: str
-    batch_factor: int
-    warm_up_steps: int
-
-    @property
-    def factor(self) -> float:
-        """The factor after the warm-up."""
-        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
-
-    @property
-    def growth(self) -> float:
-        """What an update of the warm-up adds to the factor."""
-        return (self.factor - 1.0) / self.warm_up_steps
-
-    def at(self, update: int) -> float:
-        """Return the factor of an update, counted from 0."""
-        return min(self.factor, 1.0 + self.growth * update)
-
-    def __str__(self) -> str:
-        """Return the scale in words."""
-        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"
+    file: Path | None
+    port: int | None
+    host: str

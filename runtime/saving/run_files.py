@@ -20,12 +20,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.runtime.options.job_options import MetricsTerms
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.run.trace_files import TraceFiles
+from holdfast.runtime.saving.metrics import MetricsShown
 from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 
@@ -36,6 +39,7 @@ class RunFiles:
         self._channel = channel
         self._journal: JournalFile | None = None
         self._keeper: RunKeeper | None = None
+        self._metrics: MetricsShown | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="holdfast-files", daemon=True)
         self._thread.start()
@@ -52,6 +56,7 @@ class RunFiles:
             "lines": self._write,
             "check": self._check,
             "trace": self._trace,
+            "look": self._look,
             "over": self._end,
         }
         try:
@@ -60,6 +65,8 @@ class RunFiles:
             if self._journal is not None:
                 self._journal.close()
                 self._traces.close()
+            if self._metrics is not None:
+                self._metrics.write()
         except BaseException:  # another writer may do better; one without a journal is none
             traceback.print_exc()
             os._exit(1)
@@ -76,6 +83,10 @@ class RunFiles:
         self._keeper = RunKeeper(directory, record, lease, self._warn, self._hand_on)
         self._path = directory.journal_path
         self._traces = TraceFiles(directory.trace_path, self._warn)
+        if "metrics" in message:
+            terms = from_plain(MetricsTerms, message["metrics"])
+            self._metrics = MetricsShown(record.run_id, terms, self._warn)
+            self._metrics.go_on(self._path)
         self._head = int(message["pid"]), Path(message["socket"])
 
     def _write(self, message: Message) -> None:
@@ -83,12 +94,20 @@ class RunFiles:
         assert journal is not None
         journal.lost += message["lost"]
         known = self._newest(lines) if message["is_again"] else frozenset()
-        journal.write(line for line in lines if line not in known)
+        new = [line for line in lines if line not in known]
+        journal.write(new)
+        if self._metrics is not None:
+            self._metrics.saw(new)
         self._send({"kind": "written", "count": len(lines)})
 
     def _trace(self, message: Message) -> None:
         self._traces.write(message["line"])
         self._send({"kind": "traced"})
+
+    def _look(self, message: Message) -> None:
+        if self._metrics is not None:
+            self._metrics.look(message)
+        self._send({"kind": "looked"})
 
     def _newest(self, lines: Sequence[str]) -> frozenset[str]:
         """Return the end of the journal, where these lines may be; nothing if it is unreadable."""

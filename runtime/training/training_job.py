@@ -19,7 +19,7 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.options.job_options import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE

@@ -1,4 +1,4 @@
-"""A job with --trace: what each worker did when, through a death and a relaunch."""
+"""A job that is watched: what each worker did when, and figures, through deaths and a relaunch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "many_callbacks.py"
 OF_A_STEP = {"read", "compute", "wait", "exchange", "vote", "apply", "callbacks"}
+SETTINGS = ("--threads", "1", "--save-every", "3")
 _A_DEATH_IS_SEEN_WITHIN_US = 5_000_000
 
 
 def test_trace_has_every_phase_of_every_worker_until_its_death(tmp_path: Path) -> None:
+    shown = tmp_path / "job.prom"
     (tmp_path / "out").mkdir()
     job = run_job(
         SCRIPT,
@@ -32,7 +34,7 @@ def test_trace_has_every_phase_of_every_worker_until_its_death(tmp_path: Path) -
         workers=2,
         faults=("kill worker=1 step=6 site=reduce", "kill worker=0 step=9 site=compute"),
         argv=(str(tmp_path / "out"),),
-        options=("--threads", "1", "--save-every", "3", "--trace"),
+        options=(*SETTINGS, "--trace", "--metrics-file", str(shown)),
         timeout_s=300,
     )
     assert job.exit_code == 0, job.stderr
@@ -56,6 +58,11 @@ def test_trace_has_every_phase_of_every_worker_until_its_death(tmp_path: Path) -
         last = of_workers[worker, first][-1]
         end_us = zero_us + last["ts"] + last["dur"]
         assert 0 <= 1e6 * died - end_us < _A_DEATH_IS_SEEN_WITHIN_US
+    figures = shown.read_text(encoding="utf-8")
+    assert 'holdfast_deaths_total{cause="signal SIGKILL"} 2.0' in figures
+    assert "holdfast_relaunches_total 1.0" in figures
+    assert "holdfast_job_exit_code 0.0" in figures
+    assert 'activity="wait"' in figures
 
 
 def _spans(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:

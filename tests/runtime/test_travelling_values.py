@@ -26,11 +26,12 @@ from holdfast.runtime.batch.incarnations import Chain, Incarnation
 from holdfast.runtime.hosts.link_trial import LinkQuestion, LinkSpeed, LinkSpeeds
 from holdfast.runtime.hosts.probe import HostFacts, Question
 from holdfast.runtime.mpi.trial import Death, RankReport, Trial
-from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.job_options import JobOptions, MetricsTerms
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run.trace_files import TracePiece
 from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord
@@ -138,6 +139,8 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
     RankReport: st.builds(RankReport),
     Trouble: st.builds(Trouble, seconds=_SECONDS),
+    MetricsTerms: st.builds(MetricsTerms, _or_none(_PATHS)),
+    TracePiece: st.builds(TracePiece, clock_s=_SECONDS, offset_s=_SECONDS),
 }
 """The types, and what of them makes sense."""
 

@@ -22,7 +22,7 @@ from keras.src.utils import file_utils
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.keras_fit import take_turns
-from holdfast.runtime.options.job_options import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import Stage, TrainingJob, describe_job
 

@@ -16,8 +16,9 @@ from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.weights import import_weights
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
-from holdfast.runtime.options.job_options import OPTIONS, RULES, JobOptions, RateScale, RateScaling
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling
 
 OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 

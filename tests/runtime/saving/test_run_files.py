@@ -30,7 +30,7 @@ def line(event: str, **fields: Any) -> str:
 class Files:
     """The files of a run, and the head's end of their channel."""
 
-    def __init__(self, directory: RunDirectory, lease: Lease) -> None:
+    def __init__(self, directory: RunDirectory, lease: Lease, **asked: Any) -> None:
         self.channel, self._theirs = pair()
         opening = {
             "kind": "open",
@@ -38,6 +38,7 @@ class Files:
             "record": RECORD.encode().decode(),
             "socket": "/dev/shm/h/agent.sock",
             "pid": 12,
+            **asked,
         }
         self.channel.post(opening, (lease.fileno(),))
         self.files = RunFiles(self._theirs)
@@ -107,6 +108,28 @@ def test_lines_are_written_as_they_are_and_counted(files: Files, directory: RunD
 
     assert counted == {"kind": "written", "count": 2}
     assert directory.journal_path.read_text().splitlines() == lines
+
+
+def test_figures_of_new_lines_and_of_living_workers_are_shown(
+    directory: RunDirectory, lease: Lease, tmp_path: Path
+) -> None:
+    shown = tmp_path / "job.prom"
+    terms = {"file": str(shown), "port": None, "host": "127.0.0.1"}
+    files = Files(directory, lease, metrics=terms)
+
+    files.send(line("failure", worker=1, cause="signal SIGKILL"))
+    files.channel.post({"kind": "look", "now": 1.0, "time": 2.0, "workers": []})
+
+    assert files.answer() == {"kind": "looked"}
+    assert 'holdfast_deaths_total{cause="signal SIGKILL"} 1.0' in shown.read_text()
+    files.close()
+
+
+def test_piece_of_a_trace_is_kept_and_answered(files: Files, directory: RunDirectory) -> None:
+    files.channel.post({"kind": "trace", "line": '{"host": "a"}'})
+
+    assert files.answer() == {"kind": "traced"}
+    assert (directory.trace_path / "000001.jsonl").read_text().strip() == '{"host": "a"}'
 
 
 def test_lines_keep_the_order_in_which_they_came(files: Files, directory: RunDirectory) -> None:

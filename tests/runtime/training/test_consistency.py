@@ -23,7 +23,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
-from holdfast.runtime.options.job_options import RateScaling
+from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain

@@ -20,7 +20,7 @@ from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
-from holdfast.runtime.options.job_options import RateScaling
+from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.plan import retention_of, wanted_of
 from holdfast.runtime.system.worker_status import WorkerStatus
