@@ -41,6 +41,7 @@ PHASES = {
 }
 """A colour for each phase of a recovery or a relaunch."""
 
+_HOSTS = (BLUE, AMBER, GREY, RED, "#9a6fb0", "#62a0d8", "#2f8f5b", "#9fb3c8")
 _MOST_POINTS = 1000
 _APART = "\u200b"
 """A letter that is not seen: rows of one name are different rows."""
@@ -207,6 +208,32 @@ def save_plot(course: Course) -> str:
         250,
         xaxis=_time_axis(course, "y"),
         yaxis={"title": "seconds", "rangemode": "tozero"},
+    )
+
+
+def memory_plot(course: Course) -> str:
+    """Return the memory in use of the hosts that come closest to their limits."""
+    scale, _ = _unit(course.wall_s)
+    hosts = sorted(course.memory.items(), key=lambda item: item[1].most / (item[1].limit or 1))
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [at / scale for at, _ in memory.peaks] + [course.wall_s / scale],
+            "y": [used / (1 << 30) for _, used in memory.peaks] + [memory.most / (1 << 30)],
+            "name": html.escape(host or "memory in use"),
+            "line": {"color": color, "width": 2, "shape": "hv"},
+            "marker": {"size": 4},
+            "showlegend": True,
+        }
+        for (host, memory), color in zip(reversed(hosts), _HOSTS, strict=False)
+    ]
+    most = max(memory.most for memory in course.memory.values()) / (1 << 30)
+    return _figure(
+        traces,
+        260,
+        xaxis=_time_axis(course, "y"),
+        yaxis={"title": "most in use (GiB)", "range": [0, 1.1 * most]},
     )
 
 

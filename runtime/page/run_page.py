@@ -16,6 +16,7 @@ from holdfast.runtime.page.plots import (
     MOST_RETURNS,
     PARTS,
     PHASES,
+    memory_plot,
     metric_plot,
     plotly_script,
     return_plot,
@@ -216,13 +217,24 @@ def _saves(run: ReportedRun) -> list[Element]:
 
 
 def _memory(run: ReportedRun) -> list[Element]:
-    pressures = [words(pressure.text) for pressure in run.report.pressures]
-    return pressures or [
-        words(
-            "No limit of memory was close. The journal has no other figures of it; "
-            "holdfast status shows them while a job runs."
+    found = [words(pressure.text) for pressure in run.report.pressures]
+    hosts = run.course.memory
+    if not hosts:
+        return [*found, words("The journal has no figures of memory.")]
+    rows = [
+        (
+            host or "this host",
+            memory.place,
+            progress.memory(memory.most),
+            progress.memory(memory.limit),
+            f"{memory.most / memory.limit:.1%}" if memory.limit else "-",
         )
+        for host, memory in list(hosts.items())[:_MOST_DEATHS]
     ]
+    heads = ("host", "closest limit", "most in use", "limit", "share")
+    if any(len(memory.peaks) > 1 for memory in hosts.values()):
+        found.append(plot(memory_plot(run.course), "the most memory in use over time, by host"))
+    return [*found, table(heads, rows, (2, 3, 4))]
 
 
 def deaths_of(run: ReportedRun) -> list[Element]:

@@ -8,7 +8,7 @@ its samples over the time that it took, so no sample is lost however wide the bi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint
@@ -18,6 +18,7 @@ from holdfast.runtime.run.events import (
     HostLost,
     JobEnded,
     Launch,
+    MemoryUsed,
     Recovery,
     Relaunch,
     Step,
@@ -62,6 +63,20 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """The most memory of a host that was in use until each moment, as far as a job has told."""
+
+    limit: int
+    place: str
+    peaks: tuple[tuple[float, int], ...]
+
+    @property
+    def most(self) -> int:
+        """The most of all jobs."""
+        return max(used for _, used in self.peaks)
+
+
+@dataclass(frozen=True, slots=True)
 class Course:
     """What a run did when; a job begins at each of ``starts_s``."""
 
@@ -76,6 +91,8 @@ class Course:
     saves: tuple[Save, ...]
     recoveries: tuple[Return, ...]
     relaunches: tuple[Return, ...]
+    memory: Mapping[str, Memory]
+    """By host, whose name is empty if the job has one."""
 
 
 def course_of(entries: Entries, report: Report) -> Course:
@@ -111,6 +128,9 @@ def course_of(entries: Entries, report: Report) -> Course:
         saves=tuple(save for job, clock in each for save in _saves(job, clock)),
         recoveries=tuple(map(_recovery, repaired, report.recoveries)),
         relaunches=tuple(one for one in relaunches if one is not None),
+        memory=_memory(
+            (clock + told.now, told.event) for job, clock in each for told in of(job, MemoryUsed)
+        ),
     )
 
 
@@ -167,6 +187,18 @@ def _saves(job: Entries, clock: float) -> Iterator[Save]:
             stall = 0.0
         save = entry.event
         yield Save(clock + began, save.step, save.bytes, save.seconds, stall)
+
+
+def _memory(told: Iterable[tuple[float, MemoryUsed]]) -> dict[str, Memory]:
+    """Return the memory of each host, of the limit that was the closest one at last."""
+    found: dict[str, Memory] = {}
+    for at_s, event in told:
+        host, place = event.host or "", event.place or "memory"
+        before = found.get(host)
+        is_same = before is not None and (before.place, before.limit) == (place, event.limit)
+        peaks = before.peaks if before is not None and is_same else ()
+        found[host] = Memory(event.limit, place, (*peaks, (at_s, event.used)))
+    return found
 
 
 def _recovery(at_s: float, event: Recovery) -> Return:

@@ -70,6 +70,7 @@ def test_page_tells_the_run_in_the_order_of_interest() -> None:
         "wall time",
         "30.00 s",
         "3.0 MiB",
+        "18.8%",
         "worker 2: signal SIGKILL after step 4",
         "<b>bad</b>",
         DIGEST,
@@ -79,7 +80,7 @@ def test_page_tells_the_run_in_the_order_of_interest() -> None:
     for fact in facts:
         place = page.text.find(fact, place)
         assert place >= 0, fact
-    assert len(page.plots) == 5  # the loss, speed, recoveries, relaunches, saves
+    assert len(page.plots) == 6  # the loss, speed, recoveries, relaunches, saves, memory
 
 
 def test_page_loads_nothing() -> None:
@@ -91,8 +92,8 @@ def test_page_loads_nothing() -> None:
 
 def test_text_of_a_script_is_never_markup() -> None:
     lines = told_lines(script=EVIL)
-    lines[6]["metrics"] = {EVIL: 1.0}
-    lines[7]["cause"] = EVIL
+    lines[7]["metrics"] = {EVIL: 1.0}
+    lines[8]["cause"] = EVIL
     calm, page = read(told_run()), read(told_run([{**one} for one in lines]))
 
     assert EVIL in page.text
@@ -108,6 +109,7 @@ def test_text_of_a_script_is_never_markup() -> None:
                 "No epoch has ended yet.",
                 "No step is applied yet.",
                 "No checkpoint is committed.",
+                "The journal has no figures of memory.",
                 "No worker has died.",
                 "RUN.json is missing",
                 "not complete yet",

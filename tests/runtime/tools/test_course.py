@@ -6,6 +6,7 @@ import pytest
 from journal_entries import line
 from told_run import told_lines, told_run
 
+from holdfast.runtime.tools.course import Memory
 from holdfast.runtime.tools.summary import parts_of
 
 
@@ -84,3 +85,19 @@ def test_parts_of_the_wall_time_add_up_as_they_are_printed(wall_s: float) -> Non
 
     assert sum(number(part.seconds) for part in parts) == pytest.approx(number(wall), abs=1e-9)
     assert all(part.meaning for part in parts)
+
+
+def test_memory_of_a_host_is_that_of_the_limit_that_was_closest_at_last() -> None:
+    lines = [
+        line("job_started", 100, workers=1),
+        line("memory_used", 101, used=3, limit=90, place="the host", host="a"),
+        line("memory_used", 102, used=8, limit=10, place="a group", host="a"),
+        line("memory_used", 104, used=9, limit=10, place="a group", host="a"),
+        line("memory_used", 104, used=4, limit=90, place="the host", host="b"),
+        line("job_ended", 110, exit_code=0, reason=""),
+    ]
+
+    memory = told_run(lines).course.memory
+
+    assert memory["a"] == Memory(10, "a group", ((2, 8), (4, 9)))
+    assert (memory["a"].most, memory["b"].most) == (9, 4)
