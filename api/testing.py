@@ -207,7 +207,9 @@ class RunningJob:
     def _start(self, request: JobRequest) -> subprocess.Popen[bytes]:
         """Start the job here, or on the first of its hosts."""
         options: dict[str, Any] = {"cwd": request.directory, "start_new_session": True}
-        options["env"] = self._traces.environment({**os.environ, **request.environment})
+        options["env"] = self._traces.environment(
+            {"HOLDFAST_AGAIN": "1", **os.environ, **request.environment}
+        )
         # Files, not pipes: a process that is left behind would keep a pipe open.
         with self._path("stdout").open("wb") as out, self._path("stderr").open("wb") as err:
             options |= {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}

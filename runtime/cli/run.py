@@ -55,6 +55,12 @@ def run(
         click.echo("\n".join(built.lines()))
         return
     if allocation is None:
+        from holdfast.runtime.head.nothing_to_do import nothing_to_do
+
+        sentence = nothing_to_do(built.options)
+        if sentence is not None:
+            say(sentence)
+            return
         from holdfast.runtime.head.client import run_job
 
         sys.exit(run_job(built.options))

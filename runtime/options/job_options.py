@@ -188,6 +188,9 @@ class JobOptions:
     initial_step: int | None = _number(
         "--step", "The step of another run.", None, 0, default_text="its newest", commands=(IMPORT,)
     )
+    again: bool = _switch(
+        "--again", "Run the script of a complete run again, although nothing is to train."
+    )
     fresh: bool = _switch(
         "--fresh",
         "Set an existing run aside, in previous-1 of its directory, and begin a new one.",

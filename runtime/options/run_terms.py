@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -151,3 +152,17 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
     except ValueError as error:
         raise UsageError(f"{subject}: {error}") from error
     refuse_differences(subject, differences(began, Numerics.here(threads=threads)))
+
+
+_OF_COMPLETE_RUNS = (
+    *("script", "argv", "run_dir", "initial", "key_file", "local_dir", "trains"),
+    *("fit", "scale_batch", "scale_rate", "accept_batch_mixing"),
+)
+"""Options by which the script of a complete run may do something else; others need a training."""
+
+
+def script_terms(options: JobOptions, cwd: Path) -> str:
+    """Return a digest of all that decides what the script of a complete run does, but its files."""
+    plain = to_plain(options)
+    text = json.dumps([[plain[name] for name in _OF_COMPLETE_RUNS], str(cwd)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -46,6 +46,20 @@ class JobStarted(NamedTuple):
         return f"started {script} on {progress.count(self.workers, 'worker')}"
 
 
+@event("script_ended", is_told=False)
+class ScriptEnded(NamedTuple):
+    """A script has come to its end, with what it has read and written.
+
+    ``unsure`` is why that may not be all; then nothing else is told.
+    """
+
+    worker: Count
+    terms: str
+    read: Texts = ()
+    written: Texts = ()
+    unsure: str = ""
+
+
 @event("incarnation", is_told=False)
 class Incarnation(NamedTuple):
     """Which job of a batch system this is, and when its time ends."""

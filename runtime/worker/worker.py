@@ -61,6 +61,7 @@ from holdfast.runtime.worker.context import (
 )
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
+from holdfast.runtime.worker.script_watch import ScriptWatch
 from holdfast.runtime.worker.users_modules import prefer_users_modules
 
 TOLD_AFTER_S = 60
@@ -108,7 +109,10 @@ def main(
     beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
     page.enter(Activity.SCRIPT)
+    watch_of_script = ScriptWatch(config)
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
+    if report is None:
+        context.at_end.append(functools.partial(watch_of_script.tell, context.journal))
     _leave(context, report)
 
 

@@ -1,0 +1,186 @@
+"""What a script has read, so that another run of it is known to do nothing.
+
+A complete run that is started again trains nothing: each ``fit`` restores its end.  To find that
+out takes all workers and TensorFlow.  So at its end each worker tells which files its script has
+read and written, and the next ``holdfast run`` compares them (`head/nothing_to_do`).
+
+Theory of being sure.  Python tells of each file that Python code opens (PEP 578).  It tells
+nothing of files that libraries open in C.  So a script counts only if its imports are known to
+read through Python, and if its text names nothing that reads otherwise, or that is no file: the
+environment, another process, a network.  Every doubt is a reason to run as ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.options.run_terms import script_terms
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.entries import record
+from holdfast.runtime.run.events import ScriptEnded
+from holdfast.runtime.run.journal import Recorder
+from holdfast.runtime.run.stamps import stamp_of
+
+_KNOWN = frozenset(
+    {"holdfast", "keras", "matplotlib", "numpy", "pandas", "PIL", "sklearn", "tensorflow"}
+) | (sys.stdlib_module_names - {"ctypes", "mmap", "multiprocessing", "socket", "subprocess"})
+"""Packages that read files through Python, but for what is named below."""
+
+_UNSEEN = frozenset({
+    "Checkpoint", "CheckpointManager", "CsvDataset", "FixedLengthRecordDataset", "HDF5Data",
+    "ImageFolderData", "SqlDataset", "TFRecordData", "TFRecordDataset", "TextLineDataset",
+    "__import__", "environ", "environb", "eval", "exec", "from_file", "getenv", "getenvb", "gfile",
+    "import_module", "input", "list_files", "load_model", "load_weights", "make_csv_dataset",
+    "matching_files", "read_feather", "read_file", "read_hdf", "read_orc", "read_parquet",
+    "read_sql", "run_path", "saved_model", "snapshot", "stdin",
+})  # fmt: skip
+"""Names of what reads files in C, or what is no file."""
+
+_UNSEEN_END = "_from_directory"
+_ELSEWHERE = frozenset(
+    {"os.exec", "os.posix_spawn", "os.system", "socket.connect", "sqlite3.connect"}
+    | {"subprocess.Popen"}
+)
+"""Events of reading that is not from a file."""
+
+_OF_DIRECTORIES = frozenset({"os.listdir", "os.mkdir", "os.scandir"})
+_MOST_FILES = 200
+_HOLDFAST = tuple(
+    f"{Path(__file__).resolve().parents[2] / name}/"
+    for name in ("api", "checkpoint", "recovery", "runtime")
+)
+_INSTALLED = tuple(
+    {
+        f"{os.path.realpath(place)}/"
+        for place in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())
+    }
+    | {*_HOLDFAST, "/dev/", "/proc/", "/sys/", "/etc/", "/usr/"}
+)
+"""Nobody changes an installation between two runs without knowing it."""
+
+
+class ScriptWatch:
+    """Knows which files the script of this process has opened since this was made."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._terms = script_terms(config.options, Path.cwd())
+        self._own = f"{os.path.realpath(config.run_dir)}/"
+        self._began = time.time()
+        self._read: dict[str, str] = {}
+        self._places: set[str] = {os.getcwd()}
+        self._unsure = ""
+        self._is_on = True
+        sys.addaudithook(self._hear)
+
+    def tell(self, journal: Recorder) -> None:
+        """Write down what the script has read and written; it has come to its end."""
+        self._is_on = False
+        sources = {self._config.options.script.resolve(), *self._modules()}
+        for source in sources:
+            self._note(str(source))
+        unsure = self._unsure or next(self._doubts(sources), "")
+        if str(self._config.options.script.resolve()).startswith(_INSTALLED):
+            unsure = "it is a part of an installation"
+        written = [] if unsure else sorted(self._written(sources))
+        if len(self._read) + len(written) > _MOST_FILES:
+            unsure = f"it has more than {_MOST_FILES} files"
+        read = () if unsure else tuple(f"{stamp} {path}" for path, stamp in self._read.items())
+        worker = self._config.worker
+        record(
+            journal,
+            ScriptEnded(worker, self._terms, read, () if unsure else tuple(written), unsure),
+        )
+
+    def _hear(self, event: str, values: tuple[Any, ...]) -> None:
+        """Take an audit event; it must not raise, and most events are none of ours."""
+        if not self._is_on:
+            return
+        if event == "open":
+            with contextlib.suppress(Exception):
+                self._opened(*values)
+        elif event in _OF_DIRECTORIES:
+            with contextlib.suppress(Exception):
+                place = os.path.abspath(os.fsdecode(values[0] or "."))
+                self._places.add(place)
+                caller = sys._getframe(1).f_code.co_filename  # imports look through directories
+                if event != "os.mkdir" and not caller.startswith(("<frozen ", *_HOLDFAST)):
+                    self._note(place)
+        elif event in _ELSEWHERE:
+            self._unsure = self._unsure or f"it called {event}"
+
+    def _opened(self, path: Any, mode: str | None, flags: int) -> None:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return  # a descriptor, of a file that was opened before
+        if flags & os.O_DIRECTORY:
+            return  # a listing tells of itself
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wxa+"):
+            self._places.add(os.path.dirname(os.path.abspath(os.fsdecode(path))))
+        else:
+            self._note(os.fsdecode(path))
+
+    def _note(self, path: str) -> None:
+        """Note a file as it is before it is read: a change meanwhile is seen later."""
+        where = os.path.realpath(path)
+        if where not in self._read and not f"{where}/".startswith((*_INSTALLED, self._own)):
+            self._read[where] = stamp_of(where)
+
+    def _modules(self) -> Iterator[Path]:
+        """Yield the files of the user's own modules."""
+        for module in [*sys.modules.values()]:
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and not os.path.realpath(file).startswith(_INSTALLED):
+                yield Path(os.path.realpath(file))
+
+    def _doubts(self, sources: Iterable[Path]) -> Iterator[str]:
+        """Yield why another run may do something, though the files are the same."""
+        known = _KNOWN | {source.stem for source in sources} | {p.parent.name for p in sources}
+        for source in sources:
+            try:
+                tree = ast.parse(source.read_bytes())
+            except (OSError, SyntaxError, ValueError):
+                yield f"{source.name} is no text of Python"
+                continue
+            for name in _names_in(tree):
+                if name in _UNSEEN or name.endswith(_UNSEEN_END):
+                    yield f"{source.name} names {name}"
+            for name in _imported_by(tree):
+                if name not in known:
+                    yield f"{source.name} imports {name}"
+
+    def _written(self, sources: Iterable[Path]) -> Iterator[str]:
+        """Yield the files that were written since the script began, where it may have written."""
+        for place in self._places | {str(source.parent) for source in sources}:
+            if f"{os.path.realpath(place)}/".startswith((*_INSTALLED, self._own)):
+                continue
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    found = entry.stat()
+                    if entry.is_file() and found.st_mtime >= self._began:
+                        yield f"{found.st_size} {entry.path}"
+
+
+def _names_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+def _imported_by(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
