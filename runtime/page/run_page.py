@@ -141,7 +141,7 @@ def _speed(run: ReportedRun) -> list[Element]:
         ("Relaunches", course.relaunches),
     ):
         if returns:
-            longest = describe_s(max(sum(one.phases_s.values()) for one in returns))
+            longest = describe_s(max(one.length_s for one in returns))
             many = len(returns)
             shown = f", the {MOST_RETURNS} longest below" if many > MOST_RETURNS else ""
             found += [
@@ -220,14 +220,14 @@ def _memory(run: ReportedRun) -> list[Element]:
     found = [words(pressure.text) for pressure in run.report.pressures]
     hosts = run.course.memory
     if not hosts:
-        return [*found, words("The journal has no figures of memory.")]
+        return found or [words("The journal has no figures of memory.")]
     rows = [
         (
             host or "this host",
             memory.place,
             progress.memory(memory.most),
             progress.memory(memory.limit),
-            f"{memory.most / memory.limit:.1%}" if memory.limit else "-",
+            f"{memory.share:.1%}",
         )
         for host, memory in list(hosts.items())[:_MOST_DEATHS]
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import of
@@ -27,16 +28,10 @@ from holdfast.runtime.run.events import (
 from holdfast.runtime.tools.report import Report
 from holdfast.runtime.tools.summary import Bucket, Entries, jobs_of, seconds, spans_of
 
+_Event = TypeVar("_Event")
+
 _MOST_BINS = 240
 """A plot has about 1000 pixels; narrower bins would show the lengths of single steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A death on the time line."""
-
-    at_s: float
-    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +52,13 @@ class Save:
 class Return:
     """How a run came back to training after a death: its phases in order, in seconds."""
 
-    at_s: float
     title: str
     phases_s: Mapping[str, float]
+
+    @property
+    def length_s(self) -> float:
+        """The sum of its phases."""
+        return sum(self.phases_s.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,11 @@ class Memory:
         """The most of all jobs."""
         return max(used for _, used in self.peaks)
 
+    @property
+    def share(self) -> float:
+        """The part of the limit that was in use."""
+        return self.most / self.limit if self.limit else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -87,7 +91,7 @@ class Course:
     """Of each bin in turn, work that a relaunch took back included."""
     workers: tuple[tuple[float, int], ...]
     """From each moment on, how many train together."""
-    deaths: tuple[Place, ...]
+    deaths: tuple[tuple[float, Failure], ...]
     saves: tuple[Save, ...]
     recoveries: tuple[Return, ...]
     relaunches: tuple[Return, ...]
@@ -103,34 +107,22 @@ def course_of(entries: Entries, report: Report) -> Course:
         clocks.append(here - job[0].now)
         here += max(entry.now for entry in job) - job[0].now
     each = list(zip(jobs, clocks, strict=True))
-    steps = [(clock + entry.now, entry.event) for job, clock in each for entry in of(job, Step)]
-    repaired = [clock + entry.now for job, clock in each for entry in of(job, Recovery)]
-    again = [
-        (clock + entry.now, job[index:])
-        for job, clock in each
-        for index, entry in enumerate(job)
-        if isinstance(entry.event, Relaunch)
-    ]
-    bin_s, rates = _speed(steps, here)
-    relaunches = (
-        _relaunch(at, event, rest)
-        for (at, rest), event in zip(again, report.relaunches, strict=False)
-    )
+
+    def told(kind: type[_Event]) -> list[tuple[float, _Event]]:
+        return [(clock + entry.now, entry.event) for job, clock in each for entry in of(job, kind)]
+
+    bin_s, rates = _speed(told(Step), here)
     return Course(
         wall_s=here,
         starts_s=tuple(clock + job[0].now for job, clock in each),
         bin_s=bin_s,
         samples_per_s=rates,
         workers=tuple(point for job, clock in each for point in _workers(job, clock)),
-        deaths=tuple(
-            Place(clock + at.now, at.event) for job, clock in each for at in of(job, Failure)
-        ),
+        deaths=tuple(told(Failure)),
         saves=tuple(save for job, clock in each for save in _saves(job, clock)),
-        recoveries=tuple(map(_recovery, repaired, report.recoveries)),
-        relaunches=tuple(one for one in relaunches if one is not None),
-        memory=_memory(
-            (clock + told.now, told.event) for job, clock in each for told in of(job, MemoryUsed)
-        ),
+        recoveries=tuple(map(_recovery, report.recoveries)),
+        relaunches=tuple(_relaunches(jobs, report)),
+        memory=_memory(told(MemoryUsed)),
     )
 
 
@@ -201,7 +193,7 @@ def _memory(told: Iterable[tuple[float, MemoryUsed]]) -> dict[str, Memory]:
     return found
 
 
-def _recovery(at_s: float, event: Recovery) -> Return:
+def _recovery(event: Recovery) -> Return:
     """Return a repair in place; the times of its record are since the failure was noticed."""
     ends_ms = {
         "others told": event.revoked_ms,
@@ -219,21 +211,24 @@ def _recovery(at_s: float, event: Recovery) -> Return:
         if end is not None:
             phases[name], before = max(0.0, end - before) / 1000, max(end, before)
     lost = " and ".join(map(str, event.lost))
-    return Return(at_s, f"step {event.step}, without {lost}", phases)
+    return Return(f"step {event.step}, without {lost}", phases)
 
 
-def _relaunch(at_s: float, event: Relaunch, rest: Entries) -> Return | None:
-    """Return a relaunch with what followed it; None if no step did."""
-    step = next((entry for entry in rest if isinstance(entry.event, Step)), None)
-    world = next((entry for entry in rest if isinstance(entry.event, WorldBegan)), step)
-    if step is None or world is None or event.since_failure_ms is None:
-        return None
-    started = max(0.0, world.now - rest[0].now)
-    first = max(0.0, step.now - world.now)
-    phases = {
-        "failure noticed": max(0.0, event.since_failure_ms / 1000 - started - first),
-        "workers started, state restored": started,
-        "next step applied": first,
-    }
-    what = "renewal" if event.is_renewal else "relaunch"
-    return Return(at_s, f"{what} from step {event.restored_step or 0}", phases)
+def _relaunches(jobs: Sequence[Entries], report: Report) -> Iterator[Return]:
+    """Yield the relaunches that a step has followed, with what came before it."""
+    events = iter(report.relaunches)
+    for job in jobs:
+        for index, entry in enumerate(job):
+            event = next(events, None) if isinstance(entry.event, Relaunch) else None
+            step = event and next((e for e in job[index:] if isinstance(e.event, Step)), None)
+            if event is None or step is None or event.since_failure_ms is None:
+                continue
+            world = next((e for e in job[index:] if isinstance(e.event, WorldBegan)), step)
+            started, first = max(0.0, world.now - entry.now), max(0.0, step.now - world.now)
+            phases = {
+                "failure noticed": max(0.0, event.since_failure_ms / 1000 - started - first),
+                "workers started, state restored": started,
+                "next step applied": first,
+            }
+            what = "renewal" if event.is_renewal else "relaunch"
+            yield Return(f"{what} from step {event.restored_step or 0}", phases)

@@ -14,8 +14,8 @@ def test_moments_are_seconds_of_the_wall_time() -> None:
     course = told_run().course
 
     assert course.wall_s == 30
-    assert [death.failure.worker for death in course.deaths] == [2, 0, 1]
-    assert [death.at_s for death in course.deaths] == pytest.approx([8.25, 10.5, 10.6])
+    assert [failure.worker for _, failure in course.deaths] == [2, 0, 1]
+    assert [at_s for at_s, _ in course.deaths] == pytest.approx([8.25, 10.5, 10.6])
 
 
 def test_no_sample_is_lost_between_bins() -> None:
@@ -41,7 +41,7 @@ def test_time_between_two_jobs_is_on_no_line() -> None:
 
     assert course.wall_s == 60
     assert course.starts_s == (0, 30)
-    assert course.deaths[3].at_s == pytest.approx(38.25)
+    assert course.deaths[3][0] == pytest.approx(38.25)
 
 
 def test_save_has_its_stall_only_where_nothing_else_made_the_gap() -> None:
