@@ -58,6 +58,7 @@ def page_of(run: ReportedRun, now: str) -> str:
         ("Saves", _saves),
         ("Memory", _memory),
         ("Deaths", deaths_of),
+        ("Events", _events),
         ("Options and numerics", _options),
         ("Proof", _proof),
     )
@@ -260,6 +261,13 @@ def deaths_of(run: ReportedRun) -> list[Element]:
         counts = ", ".join(f"{many} on {host}" for host, many in hosts.most_common(_MOST_ROWS))
         found.insert(0, words(f"Of {len(failures)} deaths {counts}."))
     return [*(words(sentence) for sentence in run.report.repeated), *found]
+
+
+def _events(run: ReportedRun) -> list[Element]:
+    events = run.course.events
+    rows = [(describe_s(at_s), words) for at_s, words in events[-_MOST_DEATHS:]]
+    title = f"The last {len(rows)} of {len(events)}, by the wall time of the run"
+    return [element("details", element("summary", title), table(("", ""), rows))]
 
 
 def _options(run: ReportedRun) -> list[Element]:

@@ -7,9 +7,11 @@ its samples over the time that it took, so no sample is lost however wide the bi
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint
@@ -97,6 +99,8 @@ class Course:
     relaunches: tuple[Return, ...]
     memory: Mapping[str, Memory]
     """By host, whose name is empty if the job has one."""
+    events: tuple[tuple[float, str], ...]
+    """What people are told, each sentence once in a row: workers and head may both tell it."""
 
 
 def course_of(entries: Entries, report: Report) -> Course:
@@ -123,6 +127,12 @@ def course_of(entries: Entries, report: Report) -> Course:
         recoveries=tuple(map(_recovery, report.recoveries)),
         relaunches=tuple(_relaunches(jobs, report)),
         memory=_memory(told(MemoryUsed)),
+        events=tuple(
+            (clock + one.now, one.words)
+            for job, clock in each
+            for before, one in itertools.pairwise([None, *filter(attrgetter("words"), job)])
+            if one is not None and (before is None or before.words != one.words)
+        ),
     )
 
 

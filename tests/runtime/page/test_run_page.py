@@ -73,6 +73,7 @@ def test_page_tells_the_run_in_the_order_of_interest() -> None:
         "18.8%",
         "worker 2: signal SIGKILL after step 4",
         "<b>bad</b>",
+        "relaunched 3 workers: all workers died",
         DIGEST,
         "3: every sample exactly once",
     )

@@ -101,3 +101,14 @@ def test_memory_of_a_host_is_that_of_the_limit_that_was_closest_at_last() -> Non
 
     assert memory["a"] == Memory(10, "a group", ((2, 8), (4, 9)))
     assert (memory["a"].most, memory["b"].most) == (9, 4)
+
+
+def test_events_are_told_once_in_a_row() -> None:
+    stops = [line("stopped", 109 + i, step=12) for i in range(2)]
+    lines = [line("job_started", 100, workers=1), *stops, line("host_back", 112, host="b")]
+
+    assert told_run(lines).course.events == (
+        (0, "started a script on 1 worker"),
+        (9, "stopped at step 12 with a checkpoint"),
+        (12, "host b is back"),
+    )
