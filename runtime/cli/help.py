@@ -15,7 +15,7 @@ from holdfast.runtime.options.job_options import OPTIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("init", "run", "attach", "stop"),
-    "Look": ("status", "report", "list"),
+    "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export", "import"),
     "Batch": ("sbatch",),
     "Trouble": ("doctor", "chaos"),
@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("init", "init my-first-run"),
     "inspect": ("inspect", "inspect holdfast-train --diff 100 200"),
     "list": ("list", "list /scratch/runs"),
+    "logs": ("logs -f", "logs holdfast-train --worker 2"),
     "repair": (
         "repair --from /backup/holdfast-train",
         "repair holdfast-train --from /backup/holdfast-train --step 200",

@@ -32,6 +32,7 @@ _HOMES = {
     "init": "init",
     "inspect": "checkpoints",
     "list": "status",
+    "logs": "logs",
     "repair": "checkpoints",
     "report": "report",
     "save": "status",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _KEPT = 1000
 """So many newest deaths are compared with each other."""
+
+_TRACE_LINES = 12
+"""Of an exception that others survive."""
 
 _COPIED = (
     *("step", "phase", "fenced", "generation", "limit", "collateral", "core", "host"),
@@ -57,7 +60,7 @@ class JobConsole:
         self._is_verbose = options.verbose
         self._is_quiet = options.quiet
         self._errors: dict[int, Message] = {}
-        self._unsaid: list[str] = []
+        self._unsaid: list[_Unsaid] = []
         self._notices: set[str] = set()
         self._named_modules = options.named_modules
         self._failed_modules = set(job.missing_modules)
@@ -218,10 +221,10 @@ class JobConsole:
 
         If one error ended the whole job, its workers' deaths get no lines of their own.
         """
-        is_their_own = any(end.reason in text for text in self._unsaid)
-        is_everyones = all(end.reason in text for text in self._unsaid)
+        is_their_own = any(end.reason in each.line for each in self._unsaid)
+        is_everyones = all(end.reason in each.line for each in self._unsaid)
         if not is_everyones:
-            self._say_unsaid()
+            self._say_unsaid(is_traced=not end.traceback)
         if end.traceback:
             trace = end.traceback if self._is_verbose else users_trace(end.traceback)
             self._write(trace.encode(errors="replace"))
@@ -279,7 +282,8 @@ class JobConsole:
         else:
             cause = f"{error['type']}: {error['message']}"
             trace = {"traceback": error.get("traceback", "")}
-            self._unsaid.append(_died_line(message | {"where": error.get("where")}, cause))
+            line = _died_line(message | {"where": error.get("where")}, cause)
+            self._unsaid.append(_Unsaid(line, error.get("traceback", "")))
         self._journal.record("failure", **self._deaths.died(message | trace, cause))
         for suspicion in self._deaths.suspicions():
             self._say(suspicion)
@@ -333,9 +337,11 @@ class JobConsole:
         if self._progress is not None:
             self._progress.launching(len(launch.workers))
 
-    def _say_unsaid(self) -> None:
-        for text in self._unsaid:
-            self._say(text)
+    def _say_unsaid(self, *, is_traced: bool = True) -> None:
+        for each in self._unsaid:
+            self._say(each.line)
+            if is_traced and each.traceback:
+                self._write(_first_lines(users_trace(each.traceback)).encode(errors="replace"))
         self._unsaid.clear()
 
     def _inform(self, text: str) -> None:
@@ -346,6 +352,13 @@ class JobConsole:
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
+
+
+class _Unsaid(NamedTuple):
+    """A death by an exception, which is told once it is known whether others go on."""
+
+    line: str
+    traceback: str
 
 
 class DeathLog:
@@ -494,6 +507,13 @@ def _at_work(message: Message) -> str:
 def _died_line(message: Message, cause: str) -> str:
     """Return the line of a worker that is dead, with the place in the script if it is known."""
     return f"worker {message['worker']} died after step {message['step']} ({cause}){_in(message)}"
+
+
+def _first_lines(trace: str) -> str:
+    """Return the first lines of an exception; the journal has all of them."""
+    lines = trace.splitlines(keepends=True)
+    rest = ["  ...\n"] if len(lines) > _TRACE_LINES else []
+    return "".join([*lines[:_TRACE_LINES], *rest])
 
 
 def _in(message: Message) -> str:

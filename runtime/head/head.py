@@ -271,6 +271,7 @@ class Head:
         self._job_fields = {**message["job"], **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
+        self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
         self._hosts = JobHosts(job, self._agent, self.tell, is_taken_over=after is not None)
@@ -351,6 +352,9 @@ class Head:
             return
         if event["kind"] == "traced":
             job.run.trace(event)
+            return
+        if event["kind"] == "logged":
+            job.run.log(event["worker"], event["host"], event["lines"], event["lost"])
             return
         if event["kind"] == "host_lost" and self._hosts is not None:
             found = self._hosts.lose(event["host"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,8 @@ from holdfast.runtime.system.witnessed_time import Bound
 _MOST_WAITING = 10_000
 _MOST_TRACED = 64
 """Pieces of a trace that a disk may be behind: later ones are lost."""
+_MOST_LOGGED = 8 << 20
+"""Letters of the workers' output that a disk may be behind: later lines are lost, and counted."""
 _ENDS_WITHIN_S = 5.0
 SOURCE = "head"
 _NOT_TRACED = frozenset({"kind", "now", "ahead_s"})
@@ -76,6 +78,10 @@ class RunLink:
         self._lost = job.lost_lines
         self._traced = 0
         """How many pieces of the trace the present writer was sent, and has not written."""
+        self._logged = 0
+        """How many letters of logs the present writer was sent, and has not written."""
+        self._unlogged: Counter[tuple[int | None, str]] = Counter()
+        """The lines that were lost on the way, by worker and host, and are not told of yet."""
 
     @property
     def has_answered(self) -> bool:
@@ -136,6 +142,18 @@ class RunLink:
             self._channel.post({"kind": "look", **moments, **seen})
             self._is_looking = True
 
+    def log(self, worker: int | None, host: str, lines: str, lost: int = 0) -> None:
+        """Write lines of a worker, or of holdfast itself, after which so many are missing."""
+        key = worker, host
+        if self._channel is None or self._logged >= _MOST_LOGGED:
+            self._unlogged[key] += lines.count("\n") + lost
+            return
+        before = self._unlogged.pop(key, 0)
+        for text, missing in [("", before)] * bool(before) + [(lines, lost)]:
+            message = {"kind": "log", "worker": worker, "host": host, "lines": text}
+            self._channel.post({**message, "lost": missing})
+            self._logged += len(text)
+
     def check(self) -> None:
         """Let the writer make again what was removed of the run directory."""
         if self._channel is not None:
@@ -151,7 +169,9 @@ class RunLink:
             return
         if is_over:
             channel.post({"kind": "over"})
-        while (self._waiting or self._traced or channel.wants_write) and not channel.is_closed:
+        while not channel.is_closed:
+            if not (self._waiting or self._traced or self._logged or channel.wants_write):
+                break
             channel.flush()
             if not bound.wait(lambda left_s: _is_ready(channel, left_s)):
                 break
@@ -199,6 +219,8 @@ class RunLink:
                 self._traced -= 1
             case "looked":
                 self._is_looking = False
+            case "logged":
+                self._logged -= message["size"]
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
             case "checked" if owner is not None and message["is_begun_again"]:
@@ -220,7 +242,7 @@ class RunLink:
             self._channel.close()
             self._channel = None
         self._lost += self._unkept
-        self._sent = self._unkept = self._traced = 0
+        self._sent = self._unkept = self._traced = self._logged = 0
         self._is_looking = False
 
 

@@ -40,6 +40,8 @@ class Screen:
         self._streams = streams
         self.columns = 0
         """The width for a live line; 0 while none may be drawn."""
+        self.copy: Callable[[bytes], None] = lambda lines: None
+        """Takes the lines for the log of the run as well."""
 
     @property
     def can_draw(self) -> bool:
@@ -49,10 +51,13 @@ class Screen:
     def say(self, lines: bytes) -> None:
         """Write lines about the job, which end with a newline."""
         self._streams[ERR].put(lines)
+        self.copy(lines)
 
     def print(self, line: str) -> None:
         """Write a line of the training itself."""
-        self._streams[OUT].put(f"{line}\n".encode(errors="replace"))
+        lines = f"{line}\n".encode(errors="replace")
+        self._streams[OUT].put(lines)
+        self.copy(lines)
 
     def draw(self, live_line: str) -> None:
         """Show ``live_line`` below all lines; an empty one removes it."""

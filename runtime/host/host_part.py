@@ -71,7 +71,7 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 _SHARED_MEMORY = Path("/dev/shm")
-_TRACED_EVERY_S = 0.5
+_TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
 
 
 class HostPart:
@@ -104,7 +104,7 @@ class HostPart:
         self._is_watching = False
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
-        self._trace_due = 0.0
+        self._trace_due = self._log_due = 0.0
         self.pool = WarmPool(reactor, pool, self)
         self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
@@ -187,6 +187,9 @@ class HostPart:
             self._trace_due = now + _TRACED_EVERY_S
             for process in self._processes.values():
                 self._tell_trace(process)
+        if now >= self._log_due:
+            self._log_due = now + _LOGGED_EVERY_S
+            self._tell_log()
         self.writer.poll(now)
         self.pool.poll(now)
         self._write_off_unkillable(now)
@@ -293,7 +296,7 @@ class HostPart:
             os.waitpid(pid, 0)
             self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
             return
-        self._output.forward(process.stdout_fd, f"[w{worker}] ", 1, worker)
+        process.printed = self._output.forward(process.stdout_fd, f"[w{worker}] ", 1, worker)
         process.said = self._output.forward(process.stderr_fd, f"[w{worker}] ", 2, worker)
         # a worker's last messages are handled before its death
         self._reactor.watch(end, lambda: self._on_end(process), order=2)
@@ -354,6 +357,10 @@ class HostPart:
             self._tell(Told({**report, "source": f"worker {process.worker}"}))
             return
         process.has_left |= kind == "leaving"
+        for stream in (process.printed, process.said):
+            if stream is not None:
+                stream.read()
+        self._tell_log(process.worker)  # it was printed before the report
         self._tell(Reported(process.generation, process.worker, report))
 
     def _on_control_end(self, process: WorkerProcess) -> None:
@@ -385,9 +392,21 @@ class HostPart:
                 )
             )
 
+    def _tell_log(self, worker: WorkerId | None = None) -> None:
+        """Hand on what workers have printed for their log files."""
+        names = {} if self._config is None else self._config.host_of
+        for piece in self._output.logged.take(worker):
+            host, text = names.get(WorkerId(piece.worker), ""), piece.lines.decode("latin-1")
+            logged = {"kind": "logged", "worker": piece.worker, "host": host}
+            self._tell(Told({**logged, "lines": text, "lost": piece.lost}))
+
     def _bury(self, process: WorkerProcess, event: Message) -> None:
         """Forget a worker, and tell its end."""
         self._tell_trace(process, is_last=True)
+        for stream in (process.printed, process.said):
+            if stream is not None:
+                stream.end()
+        self._tell_log(process.worker)
         self._reactor.forget(process.control)
         if process.end_fd is not None:
             self._reactor.forget(process.end_fd)

@@ -2,7 +2,8 @@
 
 Every worker runs the same script, so each line would come once for each of them.  Only the
 *speaker's* lines are shown, those of the first worker.  When it dies, the next first worker
-speaks.  A user who wants to see all lines gets each with a prefix that names its worker.
+speaks.  A user who wants to see all lines gets each with a prefix that names its worker.  The
+lines of all workers go to the log files as well (`log_lines`), those that are not shown, too.
 
 One thread reads all pipes, and hands whole lines to the sinks of our own stdout and stderr.
 A terminal that takes nothing never slows down a worker that prints: its pipe is always read,
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.runtime.evidence.stacks import LastLines
+from holdfast.runtime.host.log_lines import LogLines
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _LINE = re.compile(
@@ -78,7 +80,7 @@ class _Stream:
     is_finished: bool = False
 
     def lines_in(self, data: bytes) -> bytes:
-        """Return the lines that ``data`` completes, prefixed and without noise."""
+        """Return the lines that ``data`` completes, without noise."""
         end = data.rfind(b"\n") + 1
         complete = bytes(self.partial) + data[:end] if end else b""
         if end:
@@ -86,16 +88,16 @@ class _Stream:
         self.partial += data[end:]
         if len(self.partial) > _LONGEST_LINE_BYTES:
             complete += self.rest()
-        return self._dressed(complete)
+        return self._sifted(complete)
 
     def last_line(self) -> bytes:
-        """Return the unfinished line, prefixed; call it when the pipe has ended."""
-        lines = self._dressed(self.rest())
+        """Return the unfinished line; call it when the pipe has ended."""
+        lines = self._sifted(self.rest())
         if self.noise is None:
             return lines
         held = self.noise.rest()
         self.last.take(held)
-        return lines + self._prefixed(held)
+        return lines + held
 
     def rest(self) -> bytes:
         """Take the unfinished line, with an end given to it."""
@@ -103,13 +105,14 @@ class _Stream:
         self.partial.clear()
         return rest
 
-    def _dressed(self, complete: bytes) -> bytes:
+    def _sifted(self, complete: bytes) -> bytes:
         if self.noise is not None:
             complete = self.noise.without_noise(complete)
         self.last.take(complete)
-        return self._prefixed(complete)
+        return complete
 
-    def _prefixed(self, complete: bytes) -> bytes:
+    def prefixed(self, complete: bytes) -> bytes:
+        """Return whole lines, each behind the prefix."""
         if not complete or not self.prefix:
             return complete
         return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
@@ -118,14 +121,25 @@ class _Stream:
 class Forwarded:
     """A pipe whose output is being forwarded."""
 
-    def __init__(self, stream: _Stream, read: Callable[[_Stream], None]) -> None:
+    def __init__(
+        self, stream: _Stream, read: Callable[[_Stream], None], end: Callable[[_Stream], None]
+    ) -> None:
         self._stream = stream
         self._read = read
+        self._end = end
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the newest lines, of all that the pipe holds by now; never waits."""
         self._read(self._stream)
         return self._stream.last.lines
+
+    def read(self) -> None:
+        """Forward the whole lines that the pipe holds by now; never waits."""
+        self._read(self._stream)
+
+    def end(self) -> None:
+        """Forward all that the pipe holds by now, its unfinished line too; never waits."""
+        self._end(self._stream)
 
 
 class Sink(Protocol):
@@ -150,6 +164,8 @@ class OutputForwarder:
         self._verbose = verbose
         self.speaker: int | None = None
         """The worker whose lines are shown; unless verbose, those of others are not."""
+        self.logged = LogLines()
+        """The lines of all workers, for their log files."""
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Stream] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -172,7 +188,7 @@ class OutputForwarder:
         stream = _Stream(fd, b"" if is_bare else prefix.encode(), worker, sink_fd, noise)
         self._new.append(stream)
         os.write(self._wake_write, b"w")
-        return Forwarded(stream, self._read_all)
+        return Forwarded(stream, self._read_all, self._read_end)
 
     def show(self, fd: int, lines: bytes) -> None:
         """Show lines that another host has forwarded, as they are."""
@@ -222,6 +238,13 @@ class OutputForwarder:
                 if stream.is_finished or not self._has_read(stream):
                     return
 
+    def _read_end(self, stream: _Stream) -> None:
+        """Read what the pipe of a dead process holds, and end its last line."""
+        self._read_all(stream)
+        with self._lock:
+            if not stream.is_finished:
+                self._put(stream, stream.last_line())
+
     def _has_read(self, stream: _Stream) -> bool:
         """Read once; return whether the pipe is still open, as far as one can see."""
         try:
@@ -233,8 +256,10 @@ class OutputForwarder:
         return bool(data)
 
     def _put(self, stream: _Stream, lines: bytes) -> None:
+        if stream.worker is not None and stream.worker >= 0:
+            self.logged.put(stream.worker, lines)
         if self._verbose or stream.worker in (None, self.speaker):
-            self._streams[stream.sink_fd].put(lines)
+            self._streams[stream.sink_fd].put(stream.prefixed(lines))
 
     def _finish(self, stream: _Stream) -> None:
         stream.is_finished = True

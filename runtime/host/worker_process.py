@@ -43,6 +43,7 @@ class WorkerProcess:
         self.stacks = Stacks()
         """Those that belong to its death, if it is killed."""
         self.said: Forwarded | None = None
+        self.printed: Forwarded | None = None
         """Its stderr, as far as it was forwarded; None before it has a process."""
         self.is_buried = False
         self._core: int | None = None

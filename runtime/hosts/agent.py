@@ -58,6 +58,8 @@ _LONGEST_PAUSE_S = 0.1
 """Statuses are mirrored ten times a second at least."""
 _MOST_OUTPUT_BYTES = 32 << 20
 """Output that the head does not take piles up so far, and is dropped then, as on its own host."""
+_MOST_LOGGED_BYTES = 4 << 20
+"""If the link is behind, the lines for log files wait, and are lost first."""
 _PIECE_BYTES = 16 << 10
 """Output travels in pieces of about this size: an answer overtakes all but the one under way."""
 _ENDS_WITHIN_S = 2.0
@@ -108,6 +110,7 @@ class HostAgent:
         self._reactor.watch(wake_read, lambda: self._take_output(wake_read))
         sinks = {fd: _Sink(self._lines, fd, wake_write) for fd in (1, 2)}
         self._output = OutputForwarder(sinks, verbose=greeting.verbose)
+        self._output.logged.is_held = lambda: channel.waiting_bytes > _MOST_LOGGED_BYTES
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._seen: Seen | None = None
         limits = HostLimits(Path(greeting.directory))

@@ -7,6 +7,7 @@
       lease           locked or renewed by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
+      logs/           what workers have printed, a file for each, and one of all
       report.html     a page for people, which no job reads; it needs no lease
       previous-1/     the run that ``--fresh`` has set aside
 
@@ -170,6 +171,11 @@ class RunDirectory:
     def trace_path(self) -> Path:
         """The folder of the trace, if the run has one."""
         return self.path / "trace"
+
+    @property
+    def logs_path(self) -> Path:
+        """The folder of what workers have printed."""
+        return self.path / "logs"
 
     @property
     def script_record_path(self) -> Path:
@@ -379,7 +385,7 @@ class RunDirectory:
             UsageError: the file system refuses.
         """
         others = [self.loaded_path, self.script_record_path, self.trace_path]
-        others += [self.page_path, self.compared_path]
+        others += [self.page_path, self.compared_path, self.logs_path]
         mine = [*others, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]

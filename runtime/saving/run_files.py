@@ -26,6 +26,7 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.run.trace_files import TraceFiles
+from holdfast.runtime.run.worker_logs import WorkerLogs
 from holdfast.runtime.saving.metrics import MetricsShown
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import from_plain
@@ -57,6 +58,7 @@ class RunFiles:
             "check": self._check,
             "trace": self._trace,
             "look": self._look,
+            "log": self._log,
             "over": self._end,
         }
         try:
@@ -65,6 +67,7 @@ class RunFiles:
             if self._journal is not None:
                 self._journal.close()
                 self._traces.close()
+                self._logs.close()
             if self._metrics is not None:
                 self._metrics.write()
         except BaseException:  # another writer may do better; one without a journal is none
@@ -87,6 +90,7 @@ class RunFiles:
             terms = from_plain(MetricsTerms, message["metrics"])
             self._metrics = MetricsShown(record.run_id, terms, self._warn)
             self._metrics.go_on(self._path)
+        self._logs = WorkerLogs(directory.logs_path, record.run_id, self._warn)
         self._head = int(message["pid"]), Path(message["socket"])
 
     def _write(self, message: Message) -> None:
@@ -108,6 +112,13 @@ class RunFiles:
         if self._metrics is not None:
             self._metrics.look(message)
         self._send({"kind": "looked"})
+
+    def _log(self, message: Message) -> None:
+        lines = message["lines"]
+        self._logs.write(
+            message["worker"], message["host"], lines.encode("latin-1"), message["lost"]
+        )
+        self._send({"kind": "logged", "size": len(lines)})
 
     def _newest(self, lines: Sequence[str]) -> frozenset[str]:
         """Return the end of the journal, where these lines may be; nothing if it is unreadable."""

@@ -223,7 +223,8 @@ def test_error_of_one_worker_is_told_with_its_place_and_kept_with_its_traceback(
     told.report(0, "world")
 
     assert told.lines() == [
-        "holdfast: worker 2 died after step 30 (ValueError: odd), in contribute (train.py:42)"
+        "holdfast: worker 2 died after step 30 (ValueError: odd), in contribute (train.py:42)",
+        "Traceback: here",
     ]
     (failure,) = told.records("failure")
     assert (failure["cause"], failure["traceback"]) == ("ValueError: odd", "Traceback: here\n")
@@ -318,6 +319,18 @@ def test_recovery_comes_after_the_error_that_its_worker_died_of(told: Told) -> N
         "holdfast: worker 2 died after step 30 (ValueError: odd)",
         "holdfast: recovered in 41 ms, 3 workers go on",
     ]
+
+
+def test_exception_that_others_survive_is_shown_with_its_first_lines(told: Told) -> None:
+    trace = "Traceback (most recent call last):\n" + "  File\n" * 20 + "ValueError: odd\n"
+    told.report(2, "error", type="ValueError", message="odd", traceback=trace)
+    told.voice.heard({**DEATH, "cause": "exit 1"})
+
+    told.report(0, "world", generation=2, workers=[0, 1], step=30)
+
+    first, *lines = told.lines()
+    assert first == "holdfast: worker 2 died after step 30 (ValueError: odd)"
+    assert lines == [*trace.splitlines()[:12], "  ..."]
 
 
 def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
@@ -625,7 +638,8 @@ def test_death_after_a_lost_head_has_the_error_that_was_told_before(told: Told) 
     told.voice.heard(exited(8))
     told.voice.heard(report(7, "world"))
 
-    assert told.lines() == ["holdfast: worker 8 died after step 3 (ValueError: odd)"]
+    death = "holdfast: worker 8 died after step 3 (ValueError: odd)"
+    assert told.lines() == [death, "Traceback: here"]
     (failure,) = told.records("failure")
     assert (failure["launch_rank"], failure["traceback"]) == (1, ERROR["traceback"])
 

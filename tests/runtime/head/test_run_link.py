@@ -296,6 +296,29 @@ def test_directory_is_looked_after_by_the_writer_alone(linked: Linked) -> None:
     assert writer.told() == [{"kind": "check"}]
 
 
+def test_lines_for_logs_that_a_slow_disk_does_not_take_are_counted_at_their_place(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_link, "_MOST_LOGGED", 4)
+    linked.link.log(0, "b", "before a writer\n")
+    writer = linked.connect()
+    for lines in ("one\n", "two\n", "three\n"):
+        linked.link.log(0, "b", lines, lost=0)
+    linked.answer(writer, "logged", size=4)
+    linked.link.log(None, "", "holdfast: here\n")
+    linked.answer(writer, "logged", size=15)
+    linked.link.log(0, "b", "four\n", lost=7)
+
+    told = [message for message in writer.told() if message["kind"] == "log"]
+    assert [(m["worker"], m["host"], m["lines"], m["lost"]) for m in told] == [
+        (0, "b", "", 1),
+        (0, "b", "one\n", 0),
+        (None, "", "holdfast: here\n", 0),
+        (0, "b", "", 2),
+        (0, "b", "four\n", 7),
+    ]
+
+
 def test_close_without_a_writer_waits_for_nobody(linked: Linked) -> None:
     linked.link.record("launch")
 

@@ -336,3 +336,12 @@ def test_head_that_is_gone_fails_no_line(directory: RunDirectory, lease: Lease) 
     files.close()
 
     assert [record["step"] for record in read_journal(directory.journal_path)] == [1, 2]
+
+
+def test_lines_of_workers_go_to_their_logs_and_are_counted(files: Files, tmp_path: Path) -> None:
+    lines = "caf\xc3\xa9\n"  # bytes, as Latin-1
+    files.channel.post({"kind": "log", "worker": 2, "host": "", "lines": lines, "lost": 0})
+
+    assert files.answer() == {"kind": "logged", "size": 6}
+    (path,) = tmp_path.rglob("worker-2.log")
+    assert path.read_text() == "café\n"
