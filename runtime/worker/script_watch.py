@@ -20,6 +20,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from holdfast.runtime.options.run_terms import script_terms
@@ -111,8 +112,7 @@ class ScriptWatch:
             with contextlib.suppress(Exception):
                 place = os.path.abspath(os.fsdecode(values[0] or "."))
                 self._places.add(place)
-                caller = sys._getframe(1).f_code.co_filename  # imports look through directories
-                if event != "os.mkdir" and not caller.startswith(("<frozen ", *_HOLDFAST)):
+                if event != "os.mkdir" and _is_of_the_script(sys._getframe(1)):
                     self._note(place)
         elif event in _ELSEWHERE:
             self._unsure = self._unsure or f"it called {event}"
@@ -166,6 +166,19 @@ class ScriptWatch:
                     found = entry.stat()
                     if entry.is_file() and found.st_mtime >= self._began:
                         yield f"{found.st_size} {entry.path}"
+
+
+def _is_of_the_script(frame: FrameType | None) -> bool:
+    """Return whether the script asks, perhaps by a library, and not an import or holdfast."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        file = name if name.startswith("<") else os.path.realpath(name)
+        if file.startswith(("<frozen importlib", *_HOLDFAST)) or "/importlib/" in file:
+            return False
+        if not file.startswith(("<", *_INSTALLED)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _names_in(tree: ast.AST) -> Iterator[str]:
