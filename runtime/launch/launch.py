@@ -8,43 +8,25 @@ again and returns what came of it.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.launch import launched_function
-from holdfast.runtime.options.job_options import OPTIONS
-from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.sources import (
-    CONFIG_FILE,
-    BuiltOptions,
-    Sources,
-    build_options,
-    check_script,
-    read_config_file,
-)
-from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.launch.command import checked, command_of, fields_of
+from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.tools.report import Report
 from holdfast.runtime.tools.reported_run import read_reported_run
 from holdfast.runtime.worker import context as contexts
 
 _WENT_WELL = (ExitCode.DONE, ExitCode.STOPPED_EARLY)
-_FLAGS = {
-    flag.lstrip("-").replace("-", "_"): name
-    for name, option in OPTIONS.items()
-    if RUN in option.commands
-    for flag in option.flags
-}
-"""The field behind each name that an option has on the command line."""
 
 
 class LaunchFailed(JobError):
@@ -116,54 +98,15 @@ def launch(
     given = fields_of(options)
     if callable(script_or_function):
         name = launched_function.name_of(script_or_function)
-        built = _checked(Path(f"{name}.py"), (), given)
+        built = checked(Path(f"{name}.py"), (), given)
         run_dir = built.options.run_dir
         script = launched_function.write_function(script_or_function, args, run_dir)
         code = run_to_end(command_of(script, (), {**given, "run_dir": run_dir}))
         return _outcome(code, run_dir, script)
     script, argv = Path(script_or_function), tuple(map(str, args))
     check_script(script)
-    run_dir = _checked(script, argv, given).options.run_dir
+    run_dir = checked(script, argv, given).options.run_dir
     return _outcome(run_to_end(command_of(script, argv, given)), run_dir, None)
-
-
-def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by the names of their fields; None is an option that is not given.
-
-    Raises:
-        UsageError: there is no such option.
-    """
-    for name in options:
-        if name not in _FLAGS:
-            near = difflib.get_close_matches(name, _FLAGS, 1)
-            hint = f"did you mean {near[0]}?" if near else "`holdfast run --help` lists them"
-            raise UsageError(f"launch() has no option {name!r}; {hint}")
-    return {_FLAGS[name]: value for name, value in options.items() if value is not None}
-
-
-def _checked(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> BuiltOptions:
-    """Build the options of the job here, so that an error of theirs is raised here."""
-    allocation = options_of(find_allocation(os.environ))
-    table = read_config_file(Path(CONFIG_FILE)).get(RUN, {})
-    sources = Sources(given, os.environ, table, Path.cwd(), allocation=allocation)
-    return build_options(script, argv, sources)
-
-
-def command_of(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a job with these options, by field."""
-    line = [*module_command("holdfast", RUN)]
-    for name, value in given.items():
-        option = OPTIONS[name]
-        if option.is_switch:
-            off = [option.off_flag] if option.off_flag else []
-            line += [option.flags[-1]] if option.read(value) else off
-            continue
-        several = value if option.is_repeated and not isinstance(value, str) else [value]
-        for one in several:
-            words = one if isinstance(one, (list, tuple)) else [one]
-            joined = words if option.words > 1 else [",".join(map(str, words))]
-            line += [option.flags[-1], *map(str, joined)]
-    return [*line, str(script), *argv]
 
 
 def run_to_end(command: list[str]) -> int:

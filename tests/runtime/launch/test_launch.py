@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import UsageError, launch
-from holdfast.runtime.launch.launch import command_of, fields_of
+from holdfast.runtime.launch.command import command_of, fields_of
 
 PROGRAM = """
 import holdfast

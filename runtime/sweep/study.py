@@ -1,0 +1,181 @@
+"""The study of a sweep, in a storage that Optuna and its dashboard open.
+
+Invariant: a trial of a sweep has the sweep's directory among its attributes from its first moment.
+So a sweep that was killed finds all of its trials again, and takes none of another sweep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from holdfast.runtime.errors import UsageError
+
+SAMPLERS = ("tpe", "random")
+PRUNERS = ("median", "halving", "hyperband", "none")
+DIRECTIONS = ("minimize", "maximize")
+
+_SWEEP = "sweep"
+_SQLITE_WAITS_S = 60.0
+"""All trials write to one file, which has one writer at a time."""
+
+Values: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTerms:
+    """What every process of a sweep needs to know to open its study."""
+
+    storage: str
+    name: str
+    direction: str = "minimize"
+    sampler: str = "tpe"
+    pruner: str = "median"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """A trial as the study has it; ``state`` is Optuna's word in small letters."""
+
+    number: int
+    state: str
+    value: float | None
+    parameters: Values
+    attributes: Values
+
+
+class SweepStudy:
+    """The study of one sweep; Optuna is imported here.
+
+    Raises:
+        UsageError: Optuna is not installed, or the storage cannot be opened.
+    """
+
+    def __init__(self, terms: StudyTerms) -> None:
+        self._terms = terms
+        self._optuna = optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            self._storage = _storage(optuna, terms.storage)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name=terms.name,
+                direction=terms.direction,
+                load_if_exists=True,
+            )
+        except Exception as error:  # of Optuna, of SQLAlchemy, or of a driver that is missing
+            first = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UsageError(
+                f"--study {terms.storage} cannot be opened: {first}; give a URL of a database, "
+                "such as sqlite:///sweep.db"
+            ) from error
+        found = self._study.direction.name.lower()
+        if found != terms.direction:
+            raise UsageError(
+                f"the study {terms.name!r} in {terms.storage} is to {found}, and --direction says "
+                f"{terms.direction}; leave it alike, or name another study with --name"
+            )
+
+    def trials(self, sweep: str) -> list[TrialView]:
+        """Return all trials of a sweep, by their numbers."""
+        return [
+            TrialView(
+                trial.number, trial.state.name.lower(), trial.value, trial.params, trial.user_attrs
+            )
+            for trial in self._study.get_trials(deepcopy=False)
+            if trial.user_attrs.get(_SWEEP) == sweep
+        ]
+
+    def begin(self, sweep: str) -> int:
+        """Begin a trial; return its number."""
+        before = {trial.number for trial in self.trials(sweep)}
+        running = self._optuna.trial.TrialState.RUNNING
+        self._study.add_trial(
+            self._optuna.trial.create_trial(state=running, user_attrs={_SWEEP: sweep})
+        )
+        return max(trial.number for trial in self.trials(sweep) if trial.number not in before)
+
+    def end(self, number: int, state: str, value: float | None, attributes: Values) -> None:
+        """End a trial, with what is to be known of it; one that has ended stays as it is."""
+        trial = self._trial(number)
+        if trial.state.is_finished():
+            return
+        for name, attribute in attributes.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, attribute)
+        is_complete = state == "complete"
+        self._study.tell(
+            number,
+            value if is_complete else None,
+            state=self._optuna.trial.TrialState[state.upper()],
+            skip_if_finished=True,
+        )
+
+    def suggest(self, number: int, name: str, kind: str, terms: Values) -> Any:
+        """Return a parameter of a trial; what the study has already stays.
+
+        Its sampler has a seed of its own, so every process that asks gets the same.
+        """
+        text = f"{self._terms.seed}/{number}/{name}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        samplers = self._optuna.samplers
+        is_random = self._terms.sampler == "random"
+        self._study.sampler = (
+            samplers.RandomSampler(seed) if is_random else samplers.TPESampler(seed=seed)
+        )
+        asked = self._optuna.trial.Trial(self._study, self._trial(number)._trial_id)
+        return getattr(asked, f"suggest_{kind}")(name, **terms)
+
+    def prunes(self, number: int, value: float, step: int) -> bool:
+        """Report a value of a trial; return whether it is to be pruned."""
+        trial = self._trial(number)
+        if trial.state.is_finished():
+            return False
+        if step not in trial.intermediate_values:
+            self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        pruners = self._optuna.pruners
+        self._study.pruner = {
+            "median": pruners.MedianPruner,
+            "halving": pruners.SuccessiveHalvingPruner,
+            "hyperband": pruners.HyperbandPruner,
+            "none": pruners.NopPruner,
+        }[self._terms.pruner]()
+        # NaN is worse than everything: pruners say so themselves.
+        return bool(self._optuna.trial.Trial(self._study, trial._trial_id).should_prune())
+
+    def best(self, sweep: str) -> TrialView | None:
+        """Return the best complete trial of a sweep, None without one."""
+        sign = 1 if self._terms.direction == "minimize" else -1
+        complete = [trial for trial in self.trials(sweep) if trial.state == "complete"]
+        valued = [trial for trial in complete if trial.value is not None]
+        return min(valued, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+    def _trial(self, number: int) -> Any:
+        return self._study.get_trials(deepcopy=False)[number]
+
+
+def is_value(value: float | None) -> bool:
+    """Return whether a study takes a value as that of a complete trial."""
+    return value is not None and not math.isnan(value)
+
+
+def _storage(optuna: Any, url: str) -> Any:
+    if not url.startswith("sqlite"):
+        return url
+    return optuna.storages.RDBStorage(
+        url, engine_kwargs={"connect_args": {"timeout": _SQLITE_WAITS_S}}
+    )
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError(
+            "holdfast sweep needs Optuna: `pip install 'holdfast-mpi[sweep]'`, or "
+            "`pip install optuna`"
+        ) from error
+    return optuna
