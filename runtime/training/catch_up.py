@@ -28,6 +28,7 @@ from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Due, Notes
 from holdfast.runtime.training.consistency import check_same_weights
@@ -172,7 +173,9 @@ def agree_on_effects(
     with turns.needing_no_peer():
         callback_host.lead(is_first=membership.is_first)
         card = _encode(callback_host.effects()) + callback_host.message()
+    turns.enter(Activity.WAIT)  # a slow callback of a peer is the peer's
     cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
+    turns.enter(Activity.CALLBACKS)
     found = [_decode(card) for card in cards]
     decision = decide([effects for effects, _ in found])
     if decision.is_divided:

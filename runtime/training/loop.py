@@ -323,6 +323,7 @@ class TrainingLoop:
     def _agree(self) -> StepEvent:
         page = self._context.page
         agree_on_effects(self._membership, self._state, self._progress.cursor, page)
+        page.enter(Activity.APPLY)
         with page.needing_no_peer():  # the graphs of another shape may take long to trace
             return self._go_on(StepEvent.DECIDED)
 

@@ -21,6 +21,7 @@ from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
@@ -197,6 +198,21 @@ class Watched(RoundsCallbackHost):
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         self.waited.append(self._page.turn[1])
         super().decided(decision, message, notes)
+
+
+def test_slow_callback_of_a_peer_counts_as_waiting() -> None:
+    page = WorkerStatus.create()
+    page.trace()
+    page.enter(Activity.CALLBACKS)
+    world = World(1, (WorkerId(0),), 1)
+    membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
+
+    agree_on_effects(membership, JobState(TinyReplica(), Watched(page)), Cursor.start(1), page)
+
+    words, _ = page.ring().drain()
+    activities = [change.activity for change in changes_in(words, 1)]
+    assert activities == [Activity.CALLBACKS, Activity.WAIT, Activity.CALLBACKS]
+    page.close()
 
 
 def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
