@@ -20,7 +20,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from holdfast.runtime.options.run_terms import script_terms
@@ -73,11 +73,14 @@ class ScriptWatch:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._terms = script_terms(config.options, Path.cwd())
+        here = ""
+        with contextlib.suppress(OSError):  # it may be gone, and the script not need it
+            here = os.getcwd()
+        self._terms = script_terms(config.options, Path(here))
         self._own = f"{os.path.realpath(config.run_dir)}/"
         self._began = time.time()
         self._read: dict[str, str] = {}
-        self._places: set[str] = {os.getcwd()}
+        self._places: set[str] = {here} if here else set()
         self._unsure = ""
         self._is_on = True
         sys.addaudithook(self._hear)
@@ -94,7 +97,7 @@ class ScriptWatch:
         written = [] if unsure else sorted(self._written(sources))
         if len(self._read) + len(written) > _MOST_FILES:
             unsure = f"it has more than {_MOST_FILES} files"
-        read = () if unsure else tuple(f"{stamp} {path}" for path, stamp in self._read.items())
+        read = () if unsure else tuple(f"{stamp} {path}" for path, stamp in [*self._read.items()])
         worker = self._config.worker
         record(
             journal,
@@ -136,7 +139,10 @@ class ScriptWatch:
     def _modules(self) -> Iterator[Path]:
         """Yield the files of the user's own modules."""
         for module in [*sys.modules.values()]:
-            file = getattr(module, "__file__", None)
+            if not isinstance(module, ModuleType):
+                continue
+            fields = object.__getattribute__(module, "__dict__")  # a lazy one stays unloaded
+            file = fields.get("__file__")
             if isinstance(file, str) and not os.path.realpath(file).startswith(_INSTALLED):
                 yield Path(os.path.realpath(file))
 

@@ -112,8 +112,14 @@ def main(
     watch_of_script = ScriptWatch(config)
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
     if report is None:
-        context.at_end.append(functools.partial(watch_of_script.tell, context.journal))
+        context.at_end.append(functools.partial(_tell_files, watch_of_script, context))
     _leave(context, report)
+
+
+def _tell_files(watch: ScriptWatch, context: WorkerContext) -> None:
+    """Tell what the script has read and written, if its modules can be looked at."""
+    with contextlib.suppress(Exception):  # of the user's objects: the next run starts as ever
+        watch.tell(context.journal)
 
 
 def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:

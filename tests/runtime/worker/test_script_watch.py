@@ -22,6 +22,8 @@ SCRIPTS: dict[str, tuple[str, str]] = {
     "environment": ("import os\nos.environ.get('EPOCHS')", "environment.py names environ"),
     "native": ("def late():\n    import h5py", "native.py imports h5py"),
     "folder": ("def late(of):\n    of.image_dataset_from_directory('x')", "names image_dataset"),
+    "lazy": ("import sys, types\nclass Lazy(types.ModuleType):\n    def __getattribute__(self, "
+             "name):\n        raise RuntimeError(name)\nsys.modules['lazy'] = Lazy('lazy')", ""),
     "shell": ("import os\nos.system('true')", "it called os.system"),
     "hidden": ("import os\ngetattr(os, 'sys' + 'tem')('true')", "it called os.system"),
 }  # fmt: skip
