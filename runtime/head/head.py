@@ -318,6 +318,7 @@ class Head:
         kind = message.get("kind")
         if kind == "ping":
             self._screen.columns = int(message.get("columns", 0))
+            self._screen.is_plain = bool(message.get("is_plain"))
             client.channel.post({"kind": "pong"})
         elif kind == "signals":
             client.has_hung_up |= signal.SIGHUP in message["numbers"]

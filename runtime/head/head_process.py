@@ -34,6 +34,9 @@ from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
+_WISHES = {"is_plain": True} if os.environ.get("NO_COLOR") else {}
+"""How the user of this client wants a live line (no-color.org)."""
+
 _CONNECT_WITHIN_S = 60.0
 """A cold virtual environment on a network file system takes that long."""
 _RETRY_S = 0.005
@@ -121,7 +124,7 @@ class HeadProcess:
 
         The head hears with it how many ``columns`` a live line may have on this terminal.
         """
-        self.channel.post({"kind": "ping", "columns": columns})
+        self.channel.post({"kind": "ping", "columns": columns, **_WISHES})
         return self._silence.poll(now)
 
     def kill(self) -> None:

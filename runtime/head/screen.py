@@ -12,6 +12,7 @@ not told again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ class Screen:
         self._streams = streams
         self.columns = 0
         """The width for a live line; 0 while none may be drawn."""
+        self.is_plain = False
+        """Whether its user wants no colours (NO_COLOR)."""
         self.copy: Callable[[bytes], None] = lambda lines: None
         """Takes the lines for the log of the run as well."""
 
@@ -92,11 +95,11 @@ def _is_in_foreground() -> bool:
         return False
 
 
-def _painted(parts: Sequence[Part]) -> str:
+def _painted(parts: Sequence[Part], *, is_plain: bool = False) -> str:
     """Return the parts with their colours; the library for that takes 50 ms to import."""
-    from holdfast.runtime.head.paint import paint
+    from holdfast.runtime.head.paint import paint, plain
 
-    return paint(parts)
+    return plain(parts) if is_plain else paint(parts)
 
 
 class ProgressLog:
@@ -155,8 +158,11 @@ class ProgressLog:
         if epoch.step <= self._shown_step:
             return
         self._shown_step = epoch.step
+        self._picture = self._picture.printed(epoch)
         if not self._is_quiet and epoch.verbose != SILENT:
             self._screen.print(epoch.line)
+        if self._is_drawn:
+            self._draw()
 
     def _draw(self) -> None:
         if not self._is_wanted():
@@ -164,7 +170,8 @@ class ProgressLog:
             return
         self._is_drawn = True
         parts = live_line(self._picture, self._clock(), self._screen.columns)
-        self._screen.draw(self._paint(parts))
+        paint = functools.partial(_painted, is_plain=True) if self._screen.is_plain else self._paint
+        self._screen.draw(paint(parts))
 
     def _is_wanted(self) -> bool:
         if self._is_quiet or self._is_over or not self._screen.can_draw:

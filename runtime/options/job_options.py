@@ -413,7 +413,8 @@ class JobOptions:
     )
     verbose: bool = _switch(
         "-v --verbose",
-        "Show Open MPI's own messages too.",
+        "Show the lines of all workers, each behind its worker, Open MPI's own messages, "
+        "and whole tracebacks.",
         commands=_BOTH,
         group="Output and tests",
     )

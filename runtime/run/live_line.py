@@ -4,6 +4,7 @@ A `Picture` is the run as the agent's reports tell it, and a relaunch goes on wi
 the speed of its training over the last seconds.
 
 Each part of the line has a rank.  A narrow terminal loses the parts of the highest ranks first.
+A part whose words change keeps its room, so no other part comes and goes with it.
 Colours are not decided here: a part has a style, and who draws it knows what that means.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.progress import EndedEpoch, StepReport
 
 _MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
@@ -26,12 +27,16 @@ STARTING, TRAINING = "starting", "training"
 """Phases of a worker, as its status calls them."""
 
 GAP = "  "
-_BAR_CELLS = 20
+_BAR_CELLS, _NARROW_BAR_CELLS = 20, 10
+_WIDE_COLUMNS = 100
+_RATE, _LEFT, _METRIC, _SAVE = len("10.0 steps/s"), len("12:45 left"), len("10.3100"), 16
+"""The rooms of words that change; longer ones are rare."""
 
 
 def live_line(picture: Picture, now: float, columns: int) -> tuple[Part, ...]:
     """Return the parts of the line at the monotonic second ``now`` that fit into ``columns``."""
-    return fitting(tuple(_parts(picture, now)), columns)
+    cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_BAR_CELLS
+    return fitting(tuple(_parts(picture, now, cells)), columns)
 
 
 def fitting(parts: Sequence[Part], columns: int) -> tuple[Part, ...]:
@@ -48,39 +53,48 @@ def _width(parts: Sequence[Part]) -> int:
     return sum(progress.columns(part.text) for part in parts) + len(GAP) * max(0, len(parts) - 1)
 
 
-def _parts(picture: Picture, now: float) -> Iterator[Part]:
+def _parts(picture: Picture, now: float, cells: int) -> Iterator[Part]:
     report = picture.report
     if report is None:
         yield Part(picture.phase or STARTING, 0, "phase")
         yield _workers(picture)
         return
     if report.stage > 1:
-        yield Part(f"fit {report.stage}", 8, "quiet")
+        yield Part(f"fit {report.stage}", 9, "quiet")
     yield Part(f"epoch {report.epoch}/{report.epochs}", 0, "epoch")
-    yield Part(" " * _BAR_CELLS, 10, "bar", done=_share(report))
+    yield Part(" " * cells, 5, "bar", done=_share(report))
     of = f"/{report.steps_per_epoch}" if report.steps_per_epoch else ""
-    yield Part(f"{report.step_of_epoch}{of}", 2)
-    if picture.phase not in (None, TRAINING):
-        yield Part(progress.phase(str(picture.phase)), 1, "phase")
-    if picture.pace.per_s:
-        yield Part(progress.rate(picture.pace.per_s), 4)
-    if picture.left_s is not None:
-        yield Part(f"{progress.duration(picture.left_s)} left", 6)
-    ranks = itertools.chain((3, 7, 8), itertools.count(11))  # the loss and two more stay longest
+    yield Part(f"{report.step_of_epoch:>{max(0, len(of) - 1)}}{of}", 2)
+    yield from _pace(picture, report)
+    ranks = itertools.chain((3, 8, 9), itertools.count(12))  # the loss and two more stay longest
     for rank, text in zip(ranks, progress.metrics(report.metrics), strict=False):
-        yield Part(text, rank, "metric")
+        name, _, number = text.rpartition(" ")
+        yield Part(f"{name} {number:<{_METRIC}}", rank, "metric")
     yield _workers(picture)
     next_save = next_save_of(report, now)
     if next_save is not None:
-        yield Part(f"save {next_save}", 9, "quiet")
+        yield Part(f"{f'save {next_save}':<{_SAVE}}", 11, "quiet")
+
+
+def _pace(picture: Picture, report: StepReport) -> Iterator[Part]:
+    """Yield the speed and what is left; or in their place what is done instead of training."""
+    if picture.phase not in (None, TRAINING):
+        room = _RATE + (len(GAP) + _LEFT) * bool(report.steps)
+        yield Part(f"{progress.phase(str(picture.phase)):<{room}}", 1, "phase")
+        return
+    per_s, left_s = picture.pace.per_s, picture.left_s
+    yield Part(f"{progress.rate(per_s) if per_s else '':>{_RATE}}", 4)
+    if report.steps:
+        left = "" if left_s is None else f"{progress.duration(left_s)} left"
+        yield Part(f"{left:>{_LEFT}}", 7)
 
 
 def _workers(picture: Picture) -> Part:
     """Return the workers that live; fewer than were launched are worth a second look."""
     if picture.living == picture.wanted:
-        return Part(progress.count(picture.wanted, "worker"), 9, "quiet")
+        return Part(progress.count(picture.wanted, "worker"), 10, "quiet")
     style = "quiet" if picture.phase == STARTING else "loss"
-    return Part(f"{picture.living} of {progress.count(picture.wanted, 'worker')}", 5, style)
+    return Part(f"{picture.living} of {progress.count(picture.wanted, 'worker')}", 6, style)
 
 
 def _share(report: StepReport) -> float:
@@ -146,18 +160,20 @@ class Picture:
     phase: str | None = None
     report: StepReport | None = None
     pace: Pace = dataclasses.field(default_factory=Pace)
+    printed_step: int = 0
+    """That of the newest epoch that this launch has printed: no earlier step is shown then."""
     saved_step: int | None = None
     saved_at: float | None = None
 
     def launched(self, workers: int) -> Picture:
         """Return the picture of another launch, which goes on where the last one was."""
-        return dataclasses.replace(self, wanted=workers, living=0, phase=STARTING)
+        return dataclasses.replace(self, wanted=workers, living=0, phase=STARTING, printed_step=0)
 
     def seen(self, fields: Mapping[str, Any]) -> Picture:
         """Return the picture after the agent's short report (`progress.short_report`)."""
         report = StepReport.of(fields.get("progress"))
         living, phase = fields.get("workers", self.living), fields.get("phase")
-        if report is None:
+        if report is None or report.step < self.printed_step:
             return dataclasses.replace(self, living=living, phase=phase)
         return dataclasses.replace(
             self,
@@ -166,6 +182,20 @@ class Picture:
             report=report,
             pace=self.pace.observe(report.step, report.now),
         )
+
+    def printed(self, ended: EndedEpoch) -> Picture:
+        """Return the picture after the end of an epoch was printed, which no look has shown yet."""
+        report = self.report
+        if report is None or report.step >= ended.step:
+            return self
+        report = dataclasses.replace(
+            report,
+            step=ended.step,
+            epoch=ended.epoch,
+            step_of_epoch=report.steps_per_epoch,
+            metrics=ended.metrics or report.metrics,
+        )
+        return dataclasses.replace(self, report=report, printed_step=ended.step)
 
     def saved(self, step: int, now: float) -> Picture:
         """Return the picture after a checkpoint was committed."""

@@ -30,4 +30,4 @@ def test_terminal_that_wants_no_colours_gets_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
 
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", paint(PARTS))
+    assert paint(PARTS) == "epoch 1/2  ━━━━┄┄┄┄  [w0] 3 %"

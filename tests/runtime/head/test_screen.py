@@ -31,6 +31,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.columns = 100
+        self.is_plain = False
         self.lines: list[str] = []
         self.live: list[str] = []
 
@@ -74,11 +75,40 @@ def test_live_line_follows_the_training_and_goes_at_the_end() -> None:
     log.end()
     log.show(progress_of())
 
+    line = f"epoch 1/6 | {{}}/10 | {' ' * 12} | {' ' * 10} | loss: 0.5000  | 2 workers"
     assert terminal.live == [
-        "epoch 1/6 | 7/10 | loss: 0.5000 | 2 workers",
-        "epoch 1/6 | 8/10 | loss: 0.5000 | 2 workers",
+        line.format(" 7"),
+        line.format(" 8"),
         "",
     ]
+
+
+def test_line_shows_the_epoch_that_was_printed_and_never_an_earlier_one() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    log.show(progress_of())
+    log.heard(epoch(2))
+    log.show(progress_of(step=9, step_of_epoch=9))
+    shown = [line[:18] for line in terminal.live]
+    log.show(progress_of(step=21, epoch=3, step_of_epoch=1))
+
+    assert shown == ["epoch 1/6 |  7/10 ", *["epoch 2/6 | 10/10 "] * 2]
+    assert terminal.live[-1].startswith("epoch 3/6 |  1/10 ")
+    log.launching(2)  # which goes on from an earlier step
+    log.show(progress_of())
+    assert terminal.live[-1].startswith("epoch 1/6 |  7/10 ")
+
+
+def test_client_that_wants_no_colours_gets_words_alone() -> None:
+    terminal = Terminal()
+    terminal.is_plain = True
+    log = log_on(terminal)
+
+    log.show(progress_of())
+
+    bar = "━" * 14 + "┄" * 6
+    assert terminal.live[0].startswith(f"epoch 1/6  {bar}   7/10  ")
 
 
 def test_epoch_is_told_once_however_often_it_is_trained() -> None:
@@ -95,7 +125,7 @@ def test_epoch_is_told_once_however_often_it_is_trained() -> None:
     ("verbose", "options", "lines", "live"),
     [
         (0, {}, 0, 0),
-        (1, {}, 1, 1),
+        (1, {}, 1, 2),
         (2, {}, 1, 0),
         (1, {"is_quiet": True}, 0, 0),
         (1, {"columns": 0}, 1, 0),

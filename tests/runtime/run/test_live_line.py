@@ -49,7 +49,7 @@ def words_of(shown: Picture, columns: int = 200) -> str:
 
 def test_line_tells_everything_where_it_fits() -> None:
     assert words_of(picture()) == (
-        f"epoch 3/10  {BAR}  31/60  10.0 steps/s  45 s left  loss: 0.3100  accuracy: 0.9100"
+        f"epoch 3/10  {BAR}  31/60  10.0 steps/s   45 s left  loss: 0.3100   accuracy: 0.9100 "
         "  4 workers  save at step 200"
     )
 
@@ -57,11 +57,11 @@ def test_line_tells_everything_where_it_fits() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (103, "epoch 3/10  31/60  10.0 steps/s  45 s left  loss: 0.3100  accuracy: 0.9100"
-              "  4 workers  save at step 200"),
-        (80, "epoch 3/10  31/60  10.0 steps/s  45 s left  loss: 0.3100  accuracy: 0.9100"),
-        (60, "epoch 3/10  31/60  10.0 steps/s  45 s left  loss: 0.3100"),
-        (33, "epoch 3/10  31/60  loss: 0.3100"),
+        (119, f"epoch 3/10  {BAR}  31/60  10.0 steps/s   45 s left  loss: 0.3100 "
+              "  accuracy: 0.9100   4 workers"),
+        (79, f"epoch 3/10  {BAR[:10]}  31/60  10.0 steps/s   45 s left  loss: 0.3100 "),
+        (60, f"epoch 3/10  {BAR[:10]}  31/60  10.0 steps/s  loss: 0.3100 "),
+        (33, "epoch 3/10  31/60  loss: 0.3100 "),
         (10, "epoch 3/10"),
         (5, "epoch"),
         (0, ""),
@@ -143,6 +143,37 @@ def test_lost_worker_is_told_on_a_narrower_terminal_than_all_workers() -> None:
     assert "3 of 4 workers" in words_of(picture(workers=3), 80)
 
 
+@pytest.mark.parametrize("columns", [79, 119, 139])
+@given(
+    step=st.integers(1, 600), pace=st.sampled_from([0.0, 0.4, 3.0, 45.0, 700.0]),
+    loss=st.floats(0, 99), phase=st.sampled_from(["training", "saving", None]),
+)  # fmt: skip
+def test_parts_do_not_come_and_go_while_their_words_change(
+    columns: int, step: int, pace: float, loss: float, phase: str | None
+) -> None:
+    report = dataclasses.replace(
+        REPORT,
+        step=step,
+        step_of_epoch=step % 60,
+        metrics={"accuracy": 0.5, "loss": round(loss, 1)},
+    )
+    shown = dataclasses.replace(
+        picture(progress=to_plain(report), phase=phase), pace=Pace(pace, step, 100.0)
+    )
+
+    texts = [part.text for part in live_line(shown, 100.0, columns)]
+    names = [
+        name
+        for name in ("epoch", "/60", "loss", "accuracy", "worker", "save at")
+        if any(name in text for text in texts)
+    ]
+
+    wanted = ["epoch", "/60", "loss"]
+    wanted += ["accuracy", "worker"] * (columns > 79) + ["save at"] * (columns > 119)
+    assert names == wanted
+    assert any(text.isspace() and len(text) in (20, 10) for text in texts)
+
+
 @pytest.mark.parametrize(
     ("phase", "words"),
     [("saving", "saving"), ("concluding", "script after training"), ("training", None)],
@@ -150,7 +181,7 @@ def test_lost_worker_is_told_on_a_narrower_terminal_than_all_workers() -> None:
 def test_phase_is_told_unless_it_is_training(phase: str, words: str | None) -> None:
     found = parts_of(picture(phase=phase)).get("phase")
 
-    assert (found and found.text) == words
+    assert (found and found.text.rstrip()) == words
 
 
 def test_answer_without_a_phase_is_taken_as_training() -> None:
