@@ -140,6 +140,7 @@ def test_first_run_and_the_commands_after_it_work_as_readme_has_them(
 
 @pytest.mark.mpi
 @pytest.mark.tensorflow
+@pytest.mark.extended  # a second script: README's runs in the same surroundings above
 def test_digits_are_trained_on_what_is_installed(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
