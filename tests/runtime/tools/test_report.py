@@ -247,7 +247,7 @@ def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
         (ScrubFailed(3, "a bit", None), "step 3 did not verify any more, not moved: a bit"),
         (
             MemoryDiffers(5, (1,), has_majority=True),
-            "step 5 differs in the memory of workers 1: fenced",
+            "step 5 differs in the memory of worker 1: fenced",
         ),
     ],
 )
