@@ -79,6 +79,14 @@ class TmuxTerminal:
         shown = self._tmux("capture-pane", "-p", "-J", "-S", "-")
         return shown.rstrip("\n ").splitlines()
 
+    def codes(self) -> list[str]:
+        """Return the lines of the screen with their colours."""
+        return self._tmux("capture-pane", "-p", "-e").rstrip("\n ").splitlines()
+
+    def resize(self, columns: int) -> None:
+        """Make the window as wide as this."""
+        self._tmux("resize-window", "-x", str(columns), "-y", "30")
+
     def close(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             self._tmux("kill-server")
