@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +74,13 @@ def run(place: Path) -> subprocess.Popen[bytes]:
 def strike(place: Path) -> None:
     """Kill a worker of trial 1, head and client of trial 4, and the sweep during trial 7."""
     sweep = run(place)
-    await_first_step(place, 1)
+    await_first_step(sweep, place, 1)
     workers = [process for process in family(sweep) if process.name() == "holdfast-w1"]
     kill(workers)
-    await_first_step(place, 4)
+    await_first_step(sweep, place, 4)
     job = [process for process in family(sweep) if process.pid != sweep.pid]
     kill([process for process in job if is_head_or_client(process)])
-    await_first_step(place, 7)
+    await_first_step(sweep, place, 7)
     sweep.send_signal(signal.SIGKILL)
     sweep.wait()
     if run(place).wait(WITHIN_S) != 0:
@@ -105,18 +104,13 @@ def kill(processes: list[psutil.Process]) -> None:
         process.kill()
 
 
-def await_first_step(place: Path, number: int) -> None:
+def await_first_step(sweep: subprocess.Popen[bytes], place: Path, number: int) -> None:
     """Wait until a trial has trained a step."""
     journal = place / "holdfast-train-sweep" / f"trial-{number}" / "journal.jsonl"
-    wait_until(lambda: journal.exists() and '"step"' in journal.read_text(errors="replace"))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for something to hold."""
     deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the sweep does not come on")
+    while not (journal.exists() and '"step"' in journal.read_text(errors="replace")):
+        if time.monotonic() > deadline or sweep.poll() is not None:
+            raise TimeoutError(f"trial {number} trains no step")
         time.sleep(0.05)
 
 

@@ -110,7 +110,7 @@ class Sweep:
         with _owned(self._terms.directory), self._signals():
             waiting = [t.number for t in self._trials() if t.state == "running"]
             begun = len(self._trials())
-            if begun:
+            if begun and (waiting or begun < self._terms.trials):
                 self._say(f"{begun} of {self._terms.trials} trials are there; going on")
             while self._running or (not self._stops and (waiting or begun < self._terms.trials)):
                 while not self._stops and len(self._running) < self._parallel:
