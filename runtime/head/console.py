@@ -61,6 +61,8 @@ class JobConsole:
         self._is_quiet = options.quiet
         self._errors: dict[int, Message] = {}
         self._unsaid: list[_Unsaid] = []
+        self._traces: set[str] = set()
+        """The exceptions that were shown, with their first lines at least."""
         self._notices: set[str] = set()
         self._named_modules = options.named_modules
         self._failed_modules = set(job.missing_modules)
@@ -227,7 +229,8 @@ class JobConsole:
             self._say_unsaid(is_traced=not end.traceback)
         if end.traceback:
             trace = end.traceback if self._is_verbose else users_trace(end.traceback)
-            self._write(trace.encode(errors="replace"))
+            if trace not in self._traces or _first_lines(trace) != trace:
+                self._write(trace.encode(errors="replace"))
         is_well = end.exit_code in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         is_bad = end.is_failure or not is_well
         tell = self._say if is_bad else self._inform
@@ -340,8 +343,10 @@ class JobConsole:
     def _say_unsaid(self, *, is_traced: bool = True) -> None:
         for each in self._unsaid:
             self._say(each.line)
-            if is_traced and each.traceback:
-                self._write(_first_lines(users_trace(each.traceback)).encode(errors="replace"))
+            trace = users_trace(each.traceback) if is_traced else ""
+            if trace and trace not in self._traces:  # workers may die of the same, one by one
+                self._traces.add(trace)
+                self._write(_first_lines(trace).encode(errors="replace"))
         self._unsaid.clear()
 
     def _inform(self, text: str) -> None:

@@ -332,6 +332,12 @@ def test_exception_that_others_survive_is_shown_with_its_first_lines(told: Told)
     assert first == "holdfast: worker 2 died after step 30 (ValueError: odd)"
     assert lines == [*trace.splitlines()[:12], "  ..."]
 
+    told.report(1, "error", type="ValueError", message="odd", traceback=trace)
+    told.voice.heard({**DEATH, "worker": 1, "cause": "exit 1"})
+    told.report(0, "world", generation=3, workers=[0], step=30)
+
+    assert told.lines() == ["holdfast: worker 1 died after step 30 (ValueError: odd)"]
+
 
 def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
     for worker in range(3):
