@@ -90,6 +90,11 @@ def test_example_imports_what_is_installed(example: Path) -> None:
     assert banned().isdisjoint(imports_of(example.read_text(encoding="utf-8")))
 
 
+def test_what_keras_wants_for_its_tensorboard_callback_is_installed() -> None:
+    assert "tensorboard" in installed()
+    assert "scikit-learn" not in installed()
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Return an environment whose Pythons import only what the install line brings."""
