@@ -114,7 +114,11 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
     if not found:
         click.echo(f"no run is in {directory.absolute()} or below it")
         return
-    table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
+    table = Table(box=_RULED)
+    longest = max(len(str(run)) for run, _ in found)
+    table.add_column("run directory", no_wrap=True, min_width=longest)  # it is to be copied
+    for title in ("script", "state", "step", "newest checkpoint"):
+        table.add_column(title)
     for run, look in found:
         script = "-" if look.script is None else Path(look.script).name
         table.add_row(*map(Text, (str(run), script, look.outcome, str(look.step), _saved(look))))

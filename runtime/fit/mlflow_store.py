@@ -43,7 +43,7 @@ def open_store(store_uri: str, artifact_uri: str | None = None) -> Any:
 
 
 class RunStore:
-    """A tracking store to which one worker writes for all; whatever it lacks is the inner one's."""
+    """A tracking store to which one worker writes for all; else it is the inner one."""
 
     def __init__(self, inner: Any, run_id: str, writes: Callable[[], bool]) -> None:
         """Stand before ``inner``; ``writes`` tells whether this worker is the one that writes."""

@@ -160,7 +160,7 @@ def test_command_without_a_directory_names_the_runs_to_choose_from(
 def test_list_shows_all_runs_below_a_directory_and_none_within_a_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    begin_run(tmp_path / "deep" / "er" / "second", "/a/other.py")
+    begin_run(tmp_path / ("deep" * 30) / "er" / "second", "/a/other.py")  # no terminal is so wide
     run = begin_run(tmp_path / "first")
     begin_run(run / "previous-1")
     begin_run(tmp_path / ".hidden")
