@@ -12,6 +12,7 @@ import click
 from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -114,15 +115,13 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
     if not found:
         click.echo(f"no run is in {directory.absolute()} or below it")
         return
-    table = Table(box=_RULED)
-    longest = max(len(str(run)) for run, _ in found)
-    table.add_column("run directory", no_wrap=True, min_width=longest)  # it is to be copied
-    for title in ("script", "state", "step", "newest checkpoint"):
-        table.add_column(title)
+    table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
     for run, look in found:
         script = "-" if look.script is None else Path(look.script).name
         table.add_row(*map(Text, (str(run), script, look.outcome, str(look.step), _saved(look))))
-    output().print(table)
+    console = output()  # a path that is cut cannot be copied
+    width = max(console.width, Measurement.get(console, console.options, table).maximum)
+    console.print(table, width=width, crop=False)
 
 
 def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:

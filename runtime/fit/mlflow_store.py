@@ -52,7 +52,7 @@ class RunStore:
         self._writes = writes
         self._made = 0
         self._aside: deque[tuple[str, Sequence[Any]]] = deque(maxlen=_MOST_ASIDE)
-        self._there: dict[tuple[str, str], set[tuple[int, float]]] = {}
+        self._there: dict[tuple[str, str], set[tuple[int, str]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
@@ -138,9 +138,9 @@ class RunStore:
             place = run_id, metric.key
             if place not in self._there:
                 history = self._inner.get_metric_history(run_id, metric.key)
-                self._there[place] = {(known.step, known.value) for known in history}
-            if (metric.step, metric.value) not in self._there[place]:
-                self._there[place].add((metric.step, metric.value))
+                self._there[place] = {_at(known) for known in history}
+            if _at(metric) not in self._there[place]:
+                self._there[place].add(_at(metric))
                 missing.append(metric)
         return missing
 
@@ -150,6 +150,11 @@ class RunStore:
         words = f"tags.`{TAG}` = '{key}'"
         found = self._inner.search_runs([experiment_id], words, ViewType.ACTIVE_ONLY, max_results=1)
         return next(iter(found), None)
+
+
+def _at(metric: Any) -> tuple[int, str]:
+    """Return what tells a metric from others of its name; no NaN equals another, but as text."""
+    return metric.step, repr(float(metric.value))
 
 
 def _opened(build: Callable[[], Any], writes: Callable[[], bool]) -> Any:

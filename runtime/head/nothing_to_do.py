@@ -17,14 +17,15 @@ from holdfast.runtime.options.run_terms import script_terms
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted, ScriptEnded
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.stamps import is_kept, is_unchanged
 
 
 def nothing_to_do(options: JobOptions) -> str | None:
     """Return what to say in place of a job that would do nothing, None for any other job."""
     directory = RunDirectory(options.run_dir)
-    if options.fresh or options.again or options.faults or not directory.path.is_dir():
+    wishes = options.fresh, options.again, options.faults, options.strict, options.repair_from
+    if any(wishes) or not directory.path.is_dir():
         return None
     entries: list[Entry[Any]] = []
     reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
@@ -41,13 +42,22 @@ def nothing_to_do(options: JobOptions) -> str | None:
         return None
     step = completed.event.step
     with contextlib.suppress(JobError, OSError):
-        if directory.newest_step == step and _is_as_it_was(job, options):
+        fits = _fits(options, directory.load_record())  # else the job says what does not
+        if fits and directory.newest_step == step and _is_as_it_was(job, options):
             return (
                 f"nothing to do: the run in {options.run_dir} has completed step {step}, state "
                 f"sha256 {completed.event.sha256}; {options.script.name}, its arguments and what "
                 "it has read are unchanged (--again runs it, --fresh trains anew)"
             )
     return None
+
+
+def _fits(options: JobOptions, record: RunRecord | None) -> bool:
+    """Return whether the numbers that are asked for are those of the run."""
+    if record is None:
+        return True
+    pairs = ((options.seed, record.seed), (options.microbatches, record.microbatches))
+    return all(wanted in (None, there) for wanted, there in pairs)
 
 
 def _begins(entry: Entry[Any]) -> bool:

@@ -7,7 +7,6 @@ what does not fit is lost, and counted.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ _TAKEN_BYTES = 1 << 20
 _LONGEST_LINE = 16 << 10
 _PIECE_BYTES = 2 * _LONGEST_LINE
 """Short, so that a sign of life of a host waits for little."""
-_LONG = re.compile(rb"[^\n]{%d}(?!\n)" % _LONGEST_LINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ class LogLines:
         """Keep whole lines; a long one becomes several."""
         if not lines:
             return
-        lines = _LONG.sub(rb"\g<0>\n", lines)
+        if len(lines) > _LONGEST_LINE:
+            lines = b"\n".join(map(_in_parts, lines.split(b"\n")))
         with self._lock:
             room = self._rooms.setdefault(worker, _Room())
             free = 0 if room.lost else self._room_bytes - len(room.lines)
@@ -80,3 +79,9 @@ class LogLines:
             yield LogPiece(worker, lines, 0 if room.lines else room.lost)
         if not room.lines:
             del self._rooms[worker]
+
+
+def _in_parts(line: bytes) -> bytes:
+    """Return a line, or a long one as several."""
+    starts = range(0, max(1, len(line)), _LONGEST_LINE)
+    return b"\n".join(line[start : start + _LONGEST_LINE] for start in starts)

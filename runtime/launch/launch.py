@@ -76,7 +76,8 @@ def launch(
 ) -> LaunchResult:
     """Run a script, or call a function, on all workers of a job; wait, and return what came of it.
 
-    Every worker calls the function, which trains as a script does.
+    Every worker calls the function, which trains as a script does.  Each call of a function with
+    other arguments has a run of its own, and the same call goes on with the same run.
 
     Args:
         script_or_function: a Python file, or a function that cloudpickle can write.
@@ -97,10 +98,10 @@ def launch(
         )
     given = fields_of(options)
     if callable(script_or_function):
-        name = launched_function.name_of(script_or_function)
-        built = checked(Path(f"{name}.py"), (), given)
-        run_dir = built.options.run_dir
-        script = launched_function.write_function(script_or_function, args, run_dir)
+        call = launched_function.Call.of(script_or_function, args)
+        options_of_call = checked(Path(f"{call.name}-{call.digest[:8]}.py"), (), given).options
+        run_dir = options_of_call.run_dir
+        script = call.write(run_dir, is_fresh=options_of_call.fresh)
         code = run_to_end(command_of(script, (), {**given, "run_dir": run_dir}))
         return _outcome(code, run_dir, script)
     script, argv = Path(script_or_function), tuple(map(str, args))

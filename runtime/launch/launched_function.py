@@ -15,6 +15,7 @@ Only the program that has launched the job, and its workers, read these files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.stages import is_first
 from holdfast.runtime.worker import context as contexts
 
@@ -47,29 +49,53 @@ class Failed:
     traceback: str
 
 
-def write_function(function: Callable[..., Any], arguments: Sequence[Any], run_dir: Path) -> Path:
-    """Write the files of a function; return its script.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function with its arguments, as bytes, and a name for its script and its run."""
 
-    Raises:
-        UsageError: the function or an argument cannot be sent to another process.
-    """
-    name, pickler = name_of(function), _cloudpickle()
-    try:
-        call = pickler.dumps((function, tuple(arguments)))
-    except Exception as error:
-        raise UsageError(
-            f"launch() cannot send {name} to its workers: {_in_a_line(error)}; "
-            "open files, data and models within the function"
-        ) from error
-    digest = hashlib.sha256(call).hexdigest()
-    folder = run_dir / FOLDER / digest[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(_ERROR.format("*")):
-        old.unlink()
-    _write(folder / _CALL, pickler.dumps((list(sys.path), call)))
-    script = folder / f"{name}.py"
-    _write(script, _SCRIPT.format(digest=digest).encode())
-    return script
+    name: str
+    content: bytes
+
+    @staticmethod
+    def of(function: Callable[..., Any], arguments: Sequence[Any]) -> Call:
+        """Return the call of a function.
+
+        Raises:
+            UsageError: the function or an argument cannot be sent to another process.
+        """
+        name = name_of(function)
+        try:
+            return Call(name, _cloudpickle().dumps((function, tuple(arguments))))
+        except Exception as error:
+            raise UsageError(
+                f"launch() cannot send {name} to its workers: {_in_a_line(error)}; "
+                "open files, data and models within the function"
+            ) from error
+
+    @property
+    def digest(self) -> str:
+        """What tells this call from any other."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def write(self, run_dir: Path, *, is_fresh: bool) -> Path:
+        """Write the files of the call; return its script.
+
+        Raises:
+            UsageError: the run is that of another call, whose training it would restore.
+        """
+        folder = run_dir / FOLDER / self.digest[:16]
+        others = [other for other in (run_dir / FOLDER).glob("*") if other != folder]
+        if others and not is_fresh and RunDirectory(run_dir).record_path.exists():
+            raise UsageError(
+                f"{run_dir} holds the run of another call; give another run_dir, or fresh=True"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(_ERROR.format("*")):
+            old.unlink()
+        _write(folder / _CALL, _cloudpickle().dumps((list(sys.path), self.content)))
+        script = folder / f"{self.name}.py"
+        _write(script, _SCRIPT.format(digest=self.digest).encode())
+        return script
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -96,6 +122,8 @@ def failure_of(script: Path) -> Failed | None:
 def call_in_worker(script: str) -> None:
     """Call the function of a job in a worker, and write what came of it."""
     folder = Path(script).parent
+    with contextlib.suppress(FileNotFoundError):  # of a launch that the job has survived
+        (folder / _ERROR.format(contexts.rank())).unlink()
     paths, call = _cloudpickle().loads((folder / _CALL).read_bytes())
     sys.path += [path for path in paths if path not in sys.path]
     try:

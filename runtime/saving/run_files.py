@@ -17,7 +17,7 @@ import contextlib
 import os
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.runtime.options.job_options import MetricsTerms
@@ -101,8 +101,18 @@ class RunFiles:
         new = [line for line in lines if line not in known]
         journal.write(new)
         if self._metrics is not None:
-            self._metrics.saw(new)
+            with self._sparing():
+                self._metrics.saw(new)
         self._send({"kind": "written", "count": len(lines)})
+
+    @contextlib.contextmanager
+    def _sparing(self) -> Iterator[None]:
+        """Give metrics up at an error of theirs: the journal and the saves go on without."""
+        try:
+            yield
+        except Exception as error:
+            self._metrics = None
+            self._warn(f"metrics are given up: {type(error).__name__}: {error}")
 
     def _trace(self, message: Message) -> None:
         self._traces.write(message["line"])
@@ -110,7 +120,8 @@ class RunFiles:
 
     def _look(self, message: Message) -> None:
         if self._metrics is not None:
-            self._metrics.look(message)
+            with self._sparing():
+                self._metrics.look(message)
         self._send({"kind": "looked"})
 
     def _log(self, message: Message) -> None:

@@ -32,7 +32,7 @@ _MOST_STARTS = 3
 _LEASE_WAIT_S = 60
 """What a killed client has left may need a while to go."""
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _short(value: object) -> str:
 
 def _outcome(run_dir: Path, code: int) -> _Outcome:
     """Return what a job has made of its trial."""
-    if code == ExitCode.STOPPED_EARLY:
+    if code in (ExitCode.STOPPED_EARLY, ExitCode.RUN_DIRECTORY_BUSY):  # its job may live on
         return _Outcome(None)
     record, report = TrialRecord(run_dir), None
     with contextlib.suppress(UsageError):  # the job has not begun

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,5 +113,6 @@ def _withdraw(directory: RunDirectory) -> None:
     """Remove the traces of a run that holds nothing; the lease is still this process's."""
     with contextlib.suppress(OSError):  # the folder is missing, or holds a partial checkpoint
         directory.checkpoints_path.rmdir()
+    shutil.rmtree(directory.logs_path, ignore_errors=True)
     directory.journal_path.unlink(missing_ok=True)
     directory.record_path.unlink(missing_ok=True)

@@ -37,18 +37,27 @@ _KNOWN = frozenset(
 
 _UNSEEN = frozenset({
     "Checkpoint", "CheckpointManager", "CsvDataset", "FixedLengthRecordDataset", "HDF5Data",
-    "ImageFolderData", "SqlDataset", "TFRecordData", "TFRecordDataset", "TextLineDataset",
-    "__import__", "environ", "environb", "eval", "exec", "from_file", "getenv", "getenvb", "gfile",
-    "import_module", "input", "list_files", "load_model", "load_weights", "make_csv_dataset",
-    "matching_files", "read_feather", "read_file", "read_hdf", "read_orc", "read_parquet",
-    "read_sql", "run_path", "saved_model", "snapshot", "stdin",
+    "HDFStore", "ImageFolderData", "IntegerLookup", "KerasFileEditor", "SqlDataset", "StringLookup",
+    "TFRecordData", "TFRecordDataset", "TFSMLayer", "TextFileInitializer", "TextLineDataset",
+    "TextVectorization", "__import__", "environ", "environb", "eval", "exec", "from_file", "getenv",
+    "getenvb", "gfile", "import_module", "input", "list_files", "load", "load_checkpoint",
+    "load_model", "load_variable", "load_weights", "make_batched_features_dataset",
+    "make_csv_dataset", "matching_files", "read_feather", "read_file", "read_hdf", "read_orc",
+    "read_parquet", "read_spss", "read_sql", "read_sql_query", "read_sql_table", "run_module",
+    "run_path", "saved_model", "snapshot", "stdin", "tf_record_iterator", "use_multiprocessing",
+    "vocabulary", "weights",
+    "access", "exists", "getmtime", "getsize", "is_dir", "is_file", "is_symlink", "isdir", "isfile",
+    "islink", "lexists", "lstat", "stat",
 })  # fmt: skip
-"""Names of what reads files in C, or what is no file."""
+"""Names of what reads files in C, what asks for a file without reading it, or what is no file."""
+
+_LOADERS = frozenset({"json", "np", "numpy", "pickle", "yaml"})
+"""Their ``load`` opens a file in Python."""
 
 _UNSEEN_END = "_from_directory"
 _ELSEWHERE = frozenset(
-    {"os.exec", "os.posix_spawn", "os.system", "socket.connect", "sqlite3.connect"}
-    | {"subprocess.Popen"}
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+    | {"socket.connect", "sqlite3.connect", "subprocess.Popen"}
 )
 """Events of reading that is not from a file."""
 
@@ -88,12 +97,13 @@ class ScriptWatch:
     def tell(self, journal: Recorder) -> None:
         """Write down what the script has read and written; it has come to its end."""
         self._is_on = False
-        sources = {self._config.options.script.resolve(), *self._modules()}
+        script = self._config.options.script.resolve()
+        sources = {script, *self._modules()}
         for source in sources:
             self._note(str(source))
         unsure = self._unsure or next(self._doubts(sources), "")
-        if str(self._config.options.script.resolve()).startswith(_INSTALLED):
-            unsure = "it is a part of an installation"
+        if str(script).startswith((*_INSTALLED, self._own)):
+            unsure = "its text is not all that it runs"
         written = [] if unsure else sorted(self._written(sources))
         if len(self._read) + len(written) > _MOST_FILES:
             unsure = f"it has more than {_MOST_FILES} files"
@@ -117,6 +127,9 @@ class ScriptWatch:
                 self._places.add(place)
                 if event != "os.mkdir" and _is_of_the_script(sys._getframe(1)):
                     self._note(place)
+        elif event == "os.rename":
+            with contextlib.suppress(Exception):
+                self._places.add(os.path.dirname(os.path.abspath(os.fsdecode(values[1]))))
         elif event in _ELSEWHERE:
             self._unsure = self._unsure or f"it called {event}"
 
@@ -125,16 +138,25 @@ class ScriptWatch:
             return  # a descriptor, of a file that was opened before
         if flags & os.O_DIRECTORY:
             return  # a listing tells of itself
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wxa+"):
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wxa+")
+        if writes:
             self._places.add(os.path.dirname(os.path.abspath(os.fsdecode(path))))
-        else:
+        if not writes or (flags & os.O_RDWR and not flags & (os.O_CREAT | os.O_TRUNC)):
             self._note(os.fsdecode(path))
 
     def _note(self, path: str) -> None:
-        """Note a file as it is before it is read: a change meanwhile is seen later."""
-        where = os.path.realpath(path)
-        if where not in self._read and not f"{where}/".startswith((*_INSTALLED, self._own)):
-            self._read[where] = stamp_of(where)
+        """Note a file as it is before it is read: a change meanwhile is seen later.
+
+        Its name is that by which it was opened: a link may lead to another file later.
+        """
+        name, where = os.path.abspath(path), f"{os.path.realpath(path)}/"
+        is_staged = where.startswith("/dev/shm/") and not where.startswith("/dev/shm/holdfast")
+        if name in self._read or (where.startswith((*_INSTALLED, self._own)) and not is_staged):
+            return
+        self._read[name] = stamp_of(name)
+        if len(self._read) > _MOST_FILES:
+            self._unsure, self._is_on = f"it has more than {_MOST_FILES} files", False
+            self._read.clear()
 
     def _modules(self) -> Iterator[Path]:
         """Yield the files of the user's own modules."""
@@ -148,9 +170,12 @@ class ScriptWatch:
 
     def _doubts(self, sources: Iterable[Path]) -> Iterator[str]:
         """Yield why another run may do something, though the files are the same."""
-        known = _KNOWN | {source.stem for source in sources} | {p.parent.name for p in sources}
+        packages = {p.parent.name for p in sources if (p.parent / "__init__.py").exists()}
+        known = _KNOWN | packages | {source.stem for source in sources}
         for source in sources:
             try:
+                if source.stat().st_ctime >= self._began:
+                    yield f"{source.name} was changed while it ran"
                 tree = ast.parse(source.read_bytes())
             except (OSError, SyntaxError, ValueError):
                 yield f"{source.name} is no text of Python"
@@ -161,6 +186,7 @@ class ScriptWatch:
             for name in _imported_by(tree):
                 if name not in known:
                     yield f"{source.name} imports {name}"
+            self._places |= set(_folders_in(tree))
 
     def _written(self, sources: Iterable[Path]) -> Iterator[str]:
         """Yield the files that were written since the script began, where it may have written."""
@@ -169,9 +195,10 @@ class ScriptWatch:
                 continue
             with contextlib.suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
-                    found = entry.stat()
-                    if entry.is_file() and found.st_mtime >= self._began:
-                        yield f"{found.st_size} {entry.path}"
+                    with contextlib.suppress(OSError):  # a link that leads nowhere
+                        found = entry.stat()
+                        if entry.is_file() and found.st_mtime >= self._began:
+                            yield f"{found.st_size} {entry.path}"
 
 
 def _is_of_the_script(frame: FrameType | None) -> bool:
@@ -192,9 +219,22 @@ def _names_in(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
-            yield node.attr
+            of = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr != "load" or of not in _LOADERS:
+                yield node.attr
+        elif isinstance(node, ast.keyword):
+            yield node.arg or ""
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names)
+
+
+def _folders_in(tree: ast.AST) -> Iterator[str]:
+    """Yield folders that a text names: libraries write files in C there, of which nobody tells."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value:
+            folder = os.path.dirname(node.value)
+            if folder and os.path.isdir(folder):
+                yield os.path.abspath(folder)
 
 
 def _imported_by(tree: ast.AST) -> Iterator[str]:

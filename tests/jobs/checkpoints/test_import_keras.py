@@ -18,6 +18,7 @@ from imports import ImportRequest
 from workload import assert_refused
 
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run import progress
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
@@ -125,7 +126,7 @@ def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weight
     assert store.steps() == (0,)
     assert said[0].endswith(f"has the weights of {weights.keras}, verified")
     assert said[1].startswith(f"{len(manifest.specs)} tensors, ")
-    assert said[1].endswith(f" of them weights, {nbytes} B")
+    assert said[1].endswith(f" of them weights, {progress.memory(nbytes)}")
     assert said[3].startswith(f"go on with: holdfast run --run-dir {imported} ")
     assert job.events("step") == []
     assert [record["source"] for record in job.events("initial_weights")] == [str(weights.keras)]
@@ -185,6 +186,7 @@ def test_bad_weights_are_one_line_and_leave_no_run(
         "checkpoints",
         "journal.jsonl",
         "lease",
+        "logs",
     ]
 
 

@@ -15,7 +15,10 @@ from holdfast.runtime.options.run_terms import script_terms
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import Completed, JobEnded, ScriptEnded
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.stamps import stamp_of
+
+RECORD = RunRecord("r1", FORMAT, 1.5, microbatches=2, seed=0, threads=1)
 
 
 @pytest.fixture
@@ -85,15 +88,39 @@ def test_run_with_a_change_is_started(
 
 @pytest.mark.parametrize(
     "asked",
-    [{"argv": ("--epochs", "9")}, {"fresh": True}, {"again": True}, {"fit": False}],
-    ids=["arguments", "fresh", "again", "another option"],
+    [
+        *({"argv": ("--epochs", "9")}, {"fresh": True}, {"again": True}, {"fit": False}),
+        *({"seed": 2}, {"microbatches": 8}, {"strict": True}, {"repair_from": Path("mirror")}),
+    ],
+    ids=[
+        *("arguments", "fresh", "again", "another option"),
+        *("seed", "microbatches", "strict", "mirror"),
+    ],
 )
 def test_run_that_is_asked_for_otherwise_is_started(
     options: JobOptions, asked: dict[str, object]
 ) -> None:
     complete(options)
+    RunDirectory(options.run_dir).create_record(RECORD)
+    same = dataclasses.replace(options, seed=RECORD.seed, microbatches=RECORD.microbatches)
+    assert nothing_to_do(same) is not None
 
     assert nothing_to_do(dataclasses.replace(options, **asked)) is None
+
+
+def test_link_that_leads_elsewhere_now_is_a_change(options: JobOptions) -> None:
+    folder = options.script.parent
+    (folder / "v1").write_text("data")
+    (folder / "data.npy").unlink()
+    (folder / "data.npy").symlink_to("v1")
+    complete(options)
+    assert nothing_to_do(options) is not None
+
+    (folder / "v2").write_text("data")
+    (folder / "new").symlink_to("v2")
+    (folder / "new").replace(folder / "data.npy")
+
+    assert nothing_to_do(options) is None
 
 
 @pytest.mark.parametrize("ended", [{"exit_code": 75}, {"unsure": "train.py names environ"}])

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import UsageError, launch
 from holdfast.runtime.launch.command import command_of, fields_of
+from holdfast.runtime.launch.launched_function import Call
 
 PROGRAM = """
 import holdfast
@@ -95,3 +96,16 @@ def test_a_program_without_a_file_gets_the_value_and_the_error_of_its_function(
     value, error = done.stdout.splitlines()
     assert value.startswith("0 run 13 True holdfast.launch() was called in a worker of a job;")
     assert error == "('no data', 2) True"
+
+
+def test_run_of_another_call_is_refused_by_name(tmp_path: Path) -> None:
+    """Its training would be restored, and its value be taken for that of this call."""
+    first, other = Call.of(print, ("a",)), Call.of(print, ("b",))
+    script = first.write(tmp_path, is_fresh=False)
+    (tmp_path / "RUN.json").touch()
+
+    assert first.write(tmp_path, is_fresh=False) == script
+    with pytest.raises(UsageError, match=r"holds the run of another call.*fresh=True"):
+        other.write(tmp_path, is_fresh=False)
+    assert other.write(tmp_path, is_fresh=True) != script
+    assert first.digest != other.digest

@@ -25,6 +25,17 @@ SCRIPTS: dict[str, tuple[str, str]] = {
     "lazy": ("import sys, types\nclass Lazy(types.ModuleType):\n    def __getattribute__(self, "
              "name):\n        raise RuntimeError(name)\nsys.modules['lazy'] = Lazy('lazy')", ""),
     "shell": ("import os\nos.system('true')", "it called os.system"),
+    "maps": ("import numpy as np\nnp.memmap('data.npy')", ""),
+    "asks": ("import os\nos.path.exists('more.npy')", "asks.py names exists"),
+    "library": ("def late(data):\n    data.load('x')", "library.py names load"),
+    "words": ("def late(of):\n    of(vocabulary='words.txt')", "words.py names vocabulary"),
+    "forks": ("import os\nif not os.fork(): os._exit(0)", "it called os.fork"),
+    "edited": ("import pathlib, time\ntime.sleep(0.05)\npathlib.Path('edited.py').touch()",
+               "edited.py was changed while it ran"),
+    "many": ("for n in range(300):\n    open('data.npy').close()\n    "
+             "import os; os.link('data.npy', f'{n}'); open(f'{n}').close()", "more than 200 files"),
+    "linked": ("import os\nos.symlink('data.npy', 'link')\nopen('link').close()\n"
+               "os.symlink('nowhere', 'dangling')\nopen('w', 'w').write('1')", ""),
     "hidden": ("import os\ngetattr(os, 'sys' + 'tem')('true')", "it called os.system"),
 }  # fmt: skip
 
@@ -85,3 +96,11 @@ def test_what_was_written_is_told_with_its_size(told: dict[str, dict[str, Any]])
 def test_directory_that_the_script_lists_is_told(told: dict[str, dict[str, Any]]) -> None:
     assert {Path(line).name[:5] for line in told["lists"]["read"]} == {"lists"}
     assert len(told["lists"]["read"]) == 2
+
+
+def test_mapped_file_and_a_link_are_told_by_the_names_that_the_script_used(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    assert {"maps.py", "data.npy"} <= names(told["maps"]["read"])
+    assert {"linked.py", "link"} <= names(told["linked"]["read"])
+    assert "w" in names(told["linked"]["written"])
