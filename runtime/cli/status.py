@@ -31,6 +31,7 @@ from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
 from holdfast.runtime.tools.summary import Bucket
 
 _RULED = box.SIMPLE_HEAD
+_WIDEST = 1 << 16
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
 
@@ -119,9 +120,11 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
     for run, look in found:
         script = "-" if look.script is None else Path(look.script).name
         table.add_row(*map(Text, (str(run), script, look.outcome, str(look.step), _saved(look))))
-    console = output()  # a path that is cut cannot be copied
-    width = max(console.width, Measurement.get(console, console.options, table).maximum)
-    console.print(table, width=width, crop=False)
+    console = output()
+    at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
+    wanted = Measurement.get(console, at_any_width, table).maximum
+    console.width = max(console.width, wanted)
+    console.print(table)
 
 
 def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
