@@ -149,14 +149,18 @@ class ScriptWatch:
 
         Its name is that by which it was opened: a link may lead to another file later.
         """
-        name, where = os.path.abspath(path), f"{os.path.realpath(path)}/"
-        is_staged = where.startswith("/dev/shm/") and not where.startswith("/dev/shm/holdfast")
-        if name in self._read or (where.startswith((*_INSTALLED, self._own)) and not is_staged):
+        name = os.path.abspath(path)
+        if name in self._read or any(map(self._is_nobodys, (name, os.path.realpath(path)))):
             return
         self._read[name] = stamp_of(name)
         if len(self._read) > _MOST_FILES:
             self._unsure, self._is_on = f"it has more than {_MOST_FILES} files", False
             self._read.clear()
+
+    def _is_nobodys(self, path: str) -> bool:
+        """Return whether a file is the run's own, the system's, or of an installation."""
+        is_staged = path.startswith("/dev/shm/") and not path.startswith("/dev/shm/holdfast")
+        return f"{path}/".startswith((*_INSTALLED, self._own)) and not is_staged
 
     def _modules(self) -> Iterator[Path]:
         """Yield the files of the user's own modules."""
