@@ -29,6 +29,7 @@ from holdfast.runtime.cli.option_flags import (
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
+from holdfast.runtime.run.files import answering
 
 
 @click.command(cls=Documented, context_settings=SETTINGS, epilog=EPILOG)
@@ -57,7 +58,8 @@ def run(
     if allocation is None:
         from holdfast.runtime.head.nothing_to_do import nothing_to_do
 
-        sentence = nothing_to_do(built.options)
+        with answering(built.options.run_dir, say):
+            sentence = nothing_to_do(built.options)
         if sentence is not None:
             say(sentence)
             return
