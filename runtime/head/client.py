@@ -62,6 +62,7 @@ _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
 
+_ENDS_WITHIN_S = 30.0
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
@@ -121,6 +122,8 @@ def _prepare(options: JobOptions) -> JobSetup | tuple[FoundHead, SignalPipe]:
             busy = error
         except StoppedHeadEnded as ended:
             say(f"{ended}; going on from its newest checkpoint")
+            # Its writer has the lease until it has written what it had in hand.
+            bound, has_said = Bound(max(options.wait_lease_s, _ENDS_WITHIN_S)), True
             continue
         if bound.has_passed:
             raise busy
