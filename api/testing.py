@@ -123,7 +123,7 @@ class JobRequest:
             line += ["--microbatches", str(self.microbatches)]
         for fault in self.faults:
             line += ["--inject", str(fault)]
-        return [*line, *self.options, str(self.script), *self.argv]
+        return [*line, *self.options, "--", str(self.script), *self.argv]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -21,7 +22,13 @@ from holdfast.runtime.cli.help import hint_for, write_commands
 from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
-from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
+from holdfast.runtime.options.sources import (
+    CONFIG_FILE,
+    NEAR,
+    keys_of,
+    read_config_file,
+    refuse_unknown,
+)
 from holdfast.runtime.system.signals import write_in_background
 
 _HOMES = {
@@ -160,8 +167,13 @@ def _code_of(error: CheckpointError) -> ExitCode:
 
 
 def _message_of(error: click.ClickException) -> str:
-    """Return what is wrong, and for a missing argument where to read on."""
+    """Return what is wrong, and what may be meant or where to read on."""
     message = error.format_message()
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        near = (error.possibilities or [""])[0]  # click lists several, by the alphabet
+        is_near = difflib.SequenceMatcher(None, error.option_name, near).ratio() >= NEAR
+        hint = f"did you mean {near}?" if is_near else f"see `{error.ctx.command_path} --help`"
+        return f"no such option {error.option_name}; {hint}"
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
         return f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"
     return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from holdfast.runtime.cli.help import Documented
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option
@@ -22,7 +25,8 @@ SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
 
 EPILOG = (
-    "Options stand before SCRIPT; what follows SCRIPT goes to the script.  "
+    "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
+    "so where a word of the script's reads like an option.  "
     "Each option may also stand in the environment (HOLDFAST_SAVE_EVERY for --save-every) or in "
     "holdfast.toml under [run].  A flag comes first, then the variable, then the file."
 )
@@ -71,26 +75,57 @@ def given_flags(context: click.Context) -> dict[str, Any]:
     }
 
 
-def stray_flag(script: Path, argv: Sequence[str]) -> str | None:
-    """Return a hint on the first of the script's arguments that looks like a flag of ours.
+class OfScript(Documented):
+    """A command whose last words belong to a script, which knows some of them by our names."""
 
-    A script that names the flag itself is taken to want it.
-    """
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option of ours behind a script that does not name it, but for ``--``."""
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        argv: tuple[str, ...] = ctx.params["argv"] or ()
+        ours = words[: len(words) - len(argv)]
+        if argv and "--" not in ours and not ctx.resilient_parsing:
+            stray, others = stray_words(ctx.params["script"], argv)
+            if stray:
+                at = len(ours) + 1 - sum(isinstance(each, click.Argument) for each in self.params)
+                script, meant = ctx.params["script"], shlex.join(stray)
+                before = shlex.join([*stray, *ours, *others])
+                behind = shlex.join([*ours[:at], "--", *ours[at:], *argv])
+                raise UsageError(
+                    f"{meant} stands behind {script.name}, which does not name it; if it is meant "
+                    f"for holdfast, put it before: `{ctx.command_path} {before}`; if it is meant "
+                    f"for {script.name}, put -- before: `{ctx.command_path} {behind}`"
+                )
+        return rest
+
+
+def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a script that are options of ours and not its own, and all others."""
+    text = _text_of(script)
     known = {flag: option for option in OPTIONS.values() for flag in _flags_of(option)}
+    stray: list[str] = []
+    others: list[str] = []
+    words = list(argv)
+    while words:
+        flag, sign, _ = words[0].partition("=")
+        is_stray = text is not None and flag in known and not _names(text, flag)
+        length = 1 + (0 if not is_stray or sign or known[flag].is_switch else known[flag].words)
+        (stray if is_stray else others).extend(words[:length])
+        del words[:length]
+    return stray, others
+
+
+def _text_of(script: Path) -> str | None:
+    """Return a script and the modules beside it that it imports; None if it cannot be read."""
+    from holdfast.runtime.head.preconditions import ScriptSource
+
+    modules = [script.parent / f"{name}.py" for name in ScriptSource.of(script).imported]
     try:
-        text = script.read_text(errors="replace")
+        return "".join(
+            file.read_text(errors="replace") for file in (script, *filter(Path.is_file, modules))
+        )
     except OSError:
         return None
-    for index, argument in enumerate(argv):
-        flag, sign, _ = argument.partition("=")
-        if flag in known and not _names(text, flag):
-            words = 0 if sign or known[flag].is_switch else known[flag].words
-            given = " ".join(argv[index : index + 1 + words])
-            return (
-                f"{given} stands after {script.name}, so the script gets it; if it is meant for "
-                f"holdfast, put it before: holdfast run {given} {script.name}"
-            )
-    return None
 
 
 def _flags_of(option: Option) -> tuple[str, ...]:

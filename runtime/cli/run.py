@@ -21,10 +21,10 @@ from holdfast.runtime.cli.option_flags import (
     EPILOG,
     PATH,
     SETTINGS,
+    OfScript,
     flags_of,
     given_flags,
     run_dir_argument,
-    stray_flag,
 )
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
@@ -32,7 +32,7 @@ from holdfast.runtime.options.sources import Sources, build_options, mistyped_va
 from holdfast.runtime.run.files import answering
 
 
-@click.command(cls=Documented, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=OfScript, context_settings=SETTINGS, epilog=EPILOG)
 @flags_of(RUN)
 @click.option(
     "--show-config",
@@ -49,9 +49,6 @@ def run(
     refuse_mpi_copies(os.environ)
     allocation = find_allocation(os.environ)
     built = build_options(script, argv, sources_of(context, allocation))
-    hint = stray_flag(script, argv)
-    if hint is not None:
-        say(hint)
     if show_config:
         click.echo("\n".join(built.lines()))
         return

@@ -21,10 +21,12 @@ from holdfast.runtime.cli.option_flags import (
     EPILOG,
     PATH,
     SETTINGS,
+    OfScript,
     flags_of,
     given_flags,
     key_option,
     run_dir_argument,
+    stray_words,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.job_options import JobOptions
@@ -45,7 +47,7 @@ from holdfast.runtime.tools.exporting import (
 _WORKERS = "Workers that the run is meant for: what --microbatches and --threads follow from."
 
 
-@click.command("import", cls=Documented, context_settings=SETTINGS, epilog=EPILOG)
+@click.command("import", cls=OfScript, context_settings=SETTINGS, epilog=EPILOG)
 @flags_of(IMPORT, workers=_WORKERS)
 @click.argument("weights", type=PATH)
 @click.argument("script", type=PATH)
@@ -93,8 +95,9 @@ def _next_command(options: JobOptions) -> str:
     is_default = options.run_dir == default_run_dir(options.script, Path.cwd())
     run_dir = () if is_default else ("--run-dir", _short(options.run_dir))
     key = () if options.key_file is None else ("--key-file", _short(options.key_file))
-    words = ("holdfast", "run", *workers, *run_dir, *key, _short(options.script), *options.argv)
-    return shlex.join(words)
+    mark = ("--",) if stray_words(options.script, options.argv)[0] else ()
+    script = (_short(options.script), *options.argv)
+    return shlex.join(("holdfast", "run", *workers, *run_dir, *key, *mark, *script))
 
 
 def _short(path: Path) -> str:

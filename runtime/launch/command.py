@@ -66,4 +66,4 @@ def command_of(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) ->
             words = one if isinstance(one, (list, tuple)) else [one]
             joined = words if option.words > 1 else [",".join(map(str, words))]
             line += [option.flags[-1], *map(str, joined)]
-    return [*line, str(script), *argv]
+    return [*line, "--", str(script), *argv]

@@ -34,7 +34,7 @@ _PREFIX = "HOLDFAST_"
 _PYTHON = re.compile(r"python[0-9.]*")
 """The first word of a command after `mpirun -n 4`, by habit."""
 
-_NEAR = 0.75
+NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
 
 _PATHS = frozenset(name for name, found in OPTIONS.items() if found.read is read_path)
@@ -187,7 +187,7 @@ def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environ):
         name = variable.removeprefix(_PREFIX)
         if name != variable and name not in names:
-            for near in difflib.get_close_matches(name, names, 1, _NEAR):
+            for near in difflib.get_close_matches(name, names, 1, NEAR):
                 yield (
                     f"warning: {variable} is no option of holdfast and is ignored; "
                     f"did you mean {_PREFIX}{near}?"

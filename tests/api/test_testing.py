@@ -34,7 +34,7 @@ def test_a_request_becomes_a_command_line() -> None:
     assert command[command.index("run") :] == [
         *("run", "-n", "3", "--run-dir", "runs/1", "--microbatches", "6"),
         *("--inject", "kill worker=1 step=3", "--inject", "exit worker=0 step=4"),
-        *("--spares", "1", "train.py", "--epochs", "2"),
+        *("--spares", "1", "--", "train.py", "--epochs", "2"),
     ]
 
 
@@ -168,7 +168,7 @@ class ShellRequest(JobRequest):
 def test_omitted_wishes_are_left_to_the_command_line() -> None:
     command = JobRequest(script=Path("a b.py"), run_dir="r").command()
 
-    assert command[command.index("run") :] == ["run", "-n", "1", "--run-dir", "r", "a b.py"]
+    assert command[command.index("run") :] == ["run", "-n", "1", "--run-dir", "r", "--", "a b.py"]
 
 
 @pytest.mark.process

@@ -83,7 +83,7 @@ def test_workers_are_counted_as_with_mpiexec(asked: list[JobOptions], option: st
 
 
 def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None:
-    holdfast_code("run", "-n", "2", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
+    holdfast_code("run", "-n", "2", "--", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
 
     assert asked[0].argv == ("-n", "9", "--fresh", "--", "x", "--help")
     assert asked[0].workers == 2
@@ -127,34 +127,72 @@ def test_batch_job_tells_the_workers_unless_somebody_else_does(
 
 
 @pytest.mark.parametrize(
-    ("text", "argv", "hint"),
+    ("argv", "stray", "before"),
     [
-        ("", ["-n", "4"], "-n 4"),
-        ("", ["--data", "x", "--run-dir=/r", "-n", "4"], "--run-dir=/r"),
-        ("", ["--fresh", "4"], "--fresh"),
-        ("", ["--no-fit"], "--no-fit"),
-        ("add_argument('-n')", ["-n", "4"], None),
-        ("DEFINE_string('run_dir')", ["--run-dir", "x"], None),
-        ("", ["--data", "n"], None),
+        ("-n 4", "-n 4", "-n 4 --fresh train.py"),
+        (
+            "--data x --run-dir=/r -n 4",
+            "--run-dir=/r -n 4",
+            "--run-dir=/r -n 4 --fresh train.py --data x",
+        ),
+        ("--again 4", "--again", "--again --fresh train.py 4"),
+        ("--no-fit", "--no-fit", "--no-fit --fresh train.py"),
     ],
 )
-def test_options_after_the_script_are_the_scripts_and_a_line_says_so(
+def test_options_behind_a_script_that_does_not_name_them_start_nothing(
+    asked: list[JobOptions], capfd: pytest.CaptureFixture[str], argv: str, stray: str, before: str
+) -> None:
+    assert holdfast_code("run", "--fresh", "train.py", *argv.split()) == ExitCode.USAGE
+    assert asked == []
+
+    line = capfd.readouterr().err
+    assert line == (
+        f"holdfast: error: {stray} stands behind train.py, which does not name it; if it is meant "
+        f"for holdfast, put it before: `holdfast run {before}`; if it is meant for train.py, put "
+        f"-- before: `holdfast run --fresh -- train.py {argv}`\n"
+    )
+    for command in (before, f"--fresh -- train.py {argv}"):
+        assert holdfast_code("run", *command.split()) == ExitCode.STOPPED_EARLY
+    assert asked[1].argv == tuple(argv.split())
+
+
+@pytest.mark.parametrize(
+    ("files", "argv"),
+    [
+        ({"train.py": "add_argument('-n')"}, ["-n", "4"]),
+        ({"train.py": "DEFINE_string('run_dir')"}, ["--run-dir", "x"]),
+        ({"train.py": "import terms", "terms.py": "add_argument('--seed')"}, ["--seed", "7"]),
+        ({}, ["--data", "n"]),
+    ],
+)
+def test_options_that_a_script_or_a_module_of_it_names_are_the_scripts(
     asked: list[JobOptions],
     capfd: pytest.CaptureFixture[str],
-    text: str,
+    files: dict[str, str],
     argv: list[str],
-    hint: str | None,
 ) -> None:
-    Path("train.py").write_text(text)
+    for name, text in files.items():
+        Path(name).write_text(text)
 
-    holdfast_code("run", "train.py", *argv)
+    assert holdfast_code("run", "train.py", *argv) == ExitCode.STOPPED_EARLY
 
     assert asked[0].argv == tuple(argv)
-    line = (
-        f"holdfast: {hint} stands after train.py, so the script gets it; if it is meant for "
-        f"holdfast, put it before: holdfast run {hint} train.py"
-    )
-    assert capfd.readouterr().err.splitlines() == [line] * (hint is not None)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--wrokers", "did you mean --workers?"),
+        ("--save-evry", "did you mean --save-every?"),
+        ("--bogus", "see `holdfast run --help`"),
+    ],
+)
+def test_mistyped_option_gets_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], word: str, hint: str
+) -> None:
+    assert holdfast_code("run", word, "2", "train.py") == ExitCode.USAGE
+    assert capsys.readouterr().err == f"holdfast: error: no such option {word}; {hint}\n"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_without_slurm_a_line_says_so(
     [
         (["-n", "4"], "submits `holdfast run`"),
         (["--", "verify", "x"], "submits `holdfast run`"),
-        (["--", "run", "--no-such", "train.py"], "No such option"),
+        (["--", "run", "--no-such", "train.py"], "no such option"),
         (["--", "run", "-n", "many", "train.py"], "is not a valid integer"),
         (["--", "run", "nosuch.py"], "nosuch.py does not exist; give the path"),
         (["--no-requeue", "--", "run", "train.py"], "give --no-requeue after `run` as well"),

@@ -90,7 +90,7 @@ def test_is_a_job_of_one_worker_on_the_terms_of_the_run(
 ) -> None:
     options = ["-n", "3", "--seed", "4", "--preload", "numpy", "--mpiexec", "/opt/mpiexec", "-v"]
 
-    assert holdfast("import", *options, "w.npz", "train.py", "-n", "9")[0] == ExitCode.DONE
+    assert holdfast("import", *options, "--", "w.npz", "train.py", "-n", "9")[0] == ExitCode.DONE
 
     assert job.asked == [
         JobOptions(

@@ -79,7 +79,7 @@ def test_options_become_flags() -> None:
     line = command_of(Path("train.py"), ("--lr", "1"), given)
 
     words = "--workers 4 --no-shrink --fresh --inject a --inject b --mca k v --preload one,two"
-    assert line[line.index("run") + 1 :] == [*words.split(), "train.py", "--lr", "1"]
+    assert line[line.index("run") + 1 :] == [*words.split(), "--", "train.py", "--lr", "1"]
 
 
 @pytest.mark.mpi
