@@ -53,12 +53,13 @@ def run(
         click.echo("\n".join(built.lines()))
         return
     if allocation is None:
-        from holdfast.runtime.head.nothing_to_do import nothing_to_do
+        from holdfast.runtime.head.nothing_to_do import find_complete_run
 
         with answering(built.options.run_dir, say):
-            sentence = nothing_to_do(built.options)
-        if sentence is not None:
-            say(sentence)
+            found = find_complete_run(built.options)
+        if found is not None and not (found.runs_again and built.options.quiet):
+            say(found.sentence)
+        if found is not None and not found.runs_again:
             return
         from holdfast.runtime.head.client import run_job
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.nothing_to_do import in_words
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
@@ -84,8 +84,8 @@ def _advice(setup: JobSetup) -> Iterator[str]:
         )
     if _is_resuming(setup) and setup.record.argv not in (None, list(options.argv)):
         yield (
-            f"the run was begun with {_arguments(setup.record.argv)}, and {options.script.name} "
-            f"has {_arguments(options.argv)} now: what is trained already stays as it is; to "
+            f"the run was begun with {in_words(setup.record.argv)}, and {options.script.name} "
+            f"has {in_words(options.argv)} now: what is trained already stays as it is; to "
             "train anew, give --fresh or another --run-dir"
         )
     if _drains_nothing(options):
@@ -161,10 +161,6 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
             f"of life into its lease every {RENEWED_EVERY_S:.0f} s; should it be killed, the next "
             f"one waits {LASTS_S:.0f} s for another one, with --wait-lease"
         )
-
-
-def _arguments(argv: Sequence[str] | None) -> str:
-    return f"the arguments {shlex.join(argv)!r}" if argv else "no arguments"
 
 
 def _lost(step: int, setup: JobSetup) -> str:

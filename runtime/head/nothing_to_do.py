@@ -3,11 +3,15 @@
 The workers of the job that has completed it have told what their script has read and written
 (`worker/script_watch`).  If all of that is as it was, and the script has the arguments and options
 that it had, then nothing is started, and TensorFlow is not imported.  ``--again`` runs it anyway.
+Else one line says why it runs again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +25,53 @@ from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.stamps import is_kept, is_unchanged
 
 
-def nothing_to_do(options: JobOptions) -> str | None:
-    """Return what to say in place of a job that would do nothing, None for any other job."""
-    directory = RunDirectory(options.run_dir)
+@dataclass(frozen=True, slots=True)
+class CompleteRun:
+    """A run that is complete: what to say of it, and whether its script runs again all the same."""
+
+    sentence: str
+    runs_again: bool = False
+
+
+def find_complete_run(options: JobOptions) -> CompleteRun | None:
+    """Return what is known of a run that is complete, None for any other job.
+
+    So is it for one that is asked to run, and for one that will refuse what is asked of it.
+    """
+    directory, script = RunDirectory(options.run_dir), options.script.name
     wishes = options.fresh, options.again, options.faults, options.strict, options.repair_from
     if any(wishes) or not directory.path.is_dir():
         return None
+    job = _last_job(directory)
+    ended, completed = last_of(job, JobEnded), last_of(job, Completed)
+    if ended is None or ended.event.exit_code != ExitCode.DONE or completed is None:
+        return None
+    done = completed.event
+    step = done.step
+    with contextlib.suppress(JobError, OSError):
+        if done.error is not None or not _fits(options, directory.load_record()):
+            return None
+        begin = f"the run in {options.run_dir} has completed step {step}"
+        doubt = next(_doubts(job, options), "")
+        if directory.newest_step != step:
+            doubt = f"its checkpoint of step {step} is gone"
+        if doubt:
+            return CompleteRun(f"{begin}; {script} runs again, because {doubt}", runs_again=True)
+        return CompleteRun(
+            f"nothing to do: {begin}, state sha256 {done.sha256}; {script}, its arguments and what "
+            "it has read are unchanged (--again runs it, --fresh trains anew)"
+        )
+    return None
+
+
+def _last_job(directory: RunDirectory) -> list[Entry[Any]]:
+    """Return the journal from the begin of the last job on."""
     entries: list[Entry[Any]] = []
     reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
     with contextlib.suppress(JobError, OSError):
         read_on(directory, reader.read, entries)
-    begun = max((at for at, entry in enumerate(entries) if _begins(entry)), default=None)
-    if begun is None:
-        return None
-    job = entries[begun:]
-    ended, completed = last_of(job, JobEnded), last_of(job, Completed)
-    if ended is None or ended.event.exit_code != ExitCode.DONE:
-        return None
-    if completed is None or completed.event.error is not None:
-        return None
-    step = completed.event.step
-    with contextlib.suppress(JobError, OSError):
-        fits = _fits(options, directory.load_record())  # else the job says what does not
-        if fits and directory.newest_step == step and _is_as_it_was(job, options):
-            return (
-                f"nothing to do: the run in {options.run_dir} has completed step {step}, state "
-                f"sha256 {completed.event.sha256}; {options.script.name}, its arguments and what "
-                "it has read are unchanged (--again runs it, --fresh trains anew)"
-            )
-    return None
+    begins = [at for at, entry in enumerate(entries) if isinstance(entry.event, JobStarted)]
+    return entries[begins[-1] :] if begins else []
 
 
 def _fits(options: JobOptions, record: RunRecord | None) -> bool:
@@ -60,17 +82,36 @@ def _fits(options: JobOptions, record: RunRecord | None) -> bool:
     return all(wanted in (None, there) for wanted, there in pairs)
 
 
-def _begins(entry: Entry[Any]) -> bool:
-    return isinstance(entry.event, JobStarted)
-
-
-def _is_as_it_was(job: list[Entry[Any]], options: JobOptions) -> bool:
-    """Return whether all that the scripts of the job have told is the same now."""
+def _doubts(job: list[Entry[Any]], options: JobOptions) -> Iterator[str]:
+    """Yield why the script of a complete run may do something if it runs again."""
     told = [entry.event for entry in of(job, ScriptEnded)]
+    if not told:
+        yield "nothing is known of what it has read"
+        return
     terms = script_terms(options, Path.cwd())
-    if not told or any(one.unsure or one.terms != terms for one in told):
-        return False
+    if any(one.terms != terms for one in told):
+        begun: JobStarted = job[0].event
+        if (begun.argv or ()) != options.argv:
+            yield f"it had {in_words(begun.argv)} before"
+        yield "its path, its options or the working directory are others than before"
+    for one in told:
+        if one.unsure:
+            yield f"{one.unsure}, and what it finds there may have changed"
+    for line in (line for one in told for line in one.read):
+        if not is_unchanged(line):
+            yield f"{_path_in(line)} has changed since"
     first = min(told, key=lambda one: one.worker)  # it alone writes for all
-    return all(is_unchanged(line) for one in told for line in one.read) and all(
-        map(is_kept, first.written)
-    )
+    for line in first.written:
+        if not is_kept(line):
+            yield f"{_path_in(line)}, which it has written, is gone or shorter"
+
+
+def in_words(argv: Sequence[str] | None) -> str:
+    """Return the arguments of a script as a phrase."""
+    return f"the arguments {shlex.join(argv)!r}" if argv else "no arguments"
+
+
+def _path_in(line: str) -> str:
+    """Return the path behind a stamp, as one would type it here."""
+    path = Path(line.partition(" ")[2])
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -38,5 +38,6 @@ def test_complete_run_starts_nothing_until_it_is_asked_to(tmp_path: Path) -> Non
     (tmp_path / "result.txt").unlink()  # which the script has left, and would leave again
     third = job(tmp_path)
     assert third.exit_code == 0, third.stderr
+    assert "runs again, because result.txt, which it has written, is gone" in third.stderr
     assert len(third.events("job_started")) == 2
     assert third.stdout == f"{first.stdout.splitlines()[-1]}\n"

@@ -6,10 +6,11 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.runtime.head.nothing_to_do import nothing_to_do
+from holdfast.runtime.head.nothing_to_do import CompleteRun, find_complete_run
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_terms
 from holdfast.runtime.run.entries import record
@@ -48,10 +49,11 @@ def complete(options: JobOptions, exit_code: int = 0, unsure: str = "") -> None:
 def test_complete_run_is_told_and_not_started(options: JobOptions) -> None:
     complete(options)
 
-    sentence = nothing_to_do(dataclasses.replace(options, workers=4, save_every="50"))
+    found = find_complete_run(dataclasses.replace(options, workers=4, save_every="50"))
 
-    assert sentence is not None
-    assert sentence == (
+    assert found is not None
+    assert not found.runs_again
+    assert found.sentence == (
         f"nothing to do: the run in {options.run_dir} has completed step 9, state sha256 ab12; "
         "train.py, its arguments and what it has read are unchanged (--again runs it, --fresh "
         "trains anew)"
@@ -64,48 +66,74 @@ def _touch(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "why"),
     [
-        lambda folder: _touch(folder / "train.py"),
-        lambda folder: _touch(folder / "data.npy"),
-        lambda folder: (folder / "data.npy").unlink(),
-        lambda folder: (folder / "model.h5").unlink(),
-        lambda folder: (folder / "model.h5").write_text("torn"),
-        lambda folder: (folder / "run/checkpoints/step-000000000009").rmdir(),
-        lambda folder: (folder / "run/journal.jsonl").unlink(),
-        lambda folder: os.chdir("/"),
+        (lambda folder: _touch(folder / "train.py"), "train.py has changed since"),
+        (lambda folder: _touch(folder / "data.npy"), "data.npy has changed since"),
+        (lambda folder: (folder / "data.npy").unlink(), "data.npy has changed since"),
+        (
+            lambda folder: (folder / "model.h5").unlink(),
+            "model.h5, which it has written, is gone or shorter",
+        ),
+        (
+            lambda folder: (folder / "model.h5").write_text("torn"),
+            "model.h5, which it has written, is gone or shorter",
+        ),
+        (
+            lambda folder: (folder / "run/checkpoints/step-000000000009").rmdir(),
+            "its checkpoint of step 9 is gone",
+        ),
+        (
+            lambda _: os.chdir("/"),
+            "its path, its options or the working directory are others than before",
+        ),
     ],
-    ids=["script", "data", "data gone", "output gone", "output cut", "step", "journal", "folder"],
+    ids=["script", "data", "data gone", "output gone", "output cut", "step", "folder"],
 )
-def test_run_with_a_change_is_started(
-    options: JobOptions, change: Callable[[Path], object]
+def test_run_with_a_change_is_started_and_the_change_is_told(
+    options: JobOptions, change: Callable[[Path], object], why: str
 ) -> None:
     complete(options)
     change(options.script.parent)
 
-    assert nothing_to_do(options) is None
+    assert find_complete_run(options) == again(options, why)
+
+
+def again(options: JobOptions, why: str) -> CompleteRun:
+    sentence = f"the run in {options.run_dir} has completed step 9; train.py runs again, because "
+    return CompleteRun(sentence + why, runs_again=True)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "why"),
     [
-        *({"argv": ("--epochs", "9")}, {"fresh": True}, {"again": True}, {"fit": False}),
-        *({"seed": 2}, {"microbatches": 8}, {"strict": True}, {"repair_from": Path("mirror")}),
+        ({"argv": ("--epochs", "9")}, "it had no arguments before"),
+        ({"fit": False}, "its path, its options or the working directory are others than before"),
+        *(({"fresh": True}, None), ({"again": True}, None), ({"seed": 2}, None)),
+        *(({"microbatches": 8}, None), ({"strict": True}, None)),
+        ({"repair_from": Path("mirror")}, None),
     ],
     ids=[
-        *("arguments", "fresh", "again", "another option"),
+        *("arguments", "another option", "fresh", "again"),
         *("seed", "microbatches", "strict", "mirror"),
     ],
 )
 def test_run_that_is_asked_for_otherwise_is_started(
-    options: JobOptions, asked: dict[str, object]
+    options: JobOptions, asked: dict[str, Any], why: str | None
 ) -> None:
     complete(options)
     RunDirectory(options.run_dir).create_record(RECORD)
     same = dataclasses.replace(options, seed=RECORD.seed, microbatches=RECORD.microbatches)
-    assert nothing_to_do(same) is not None
+    assert is_over(same)
 
-    assert nothing_to_do(dataclasses.replace(options, **asked)) is None
+    found = find_complete_run(dataclasses.replace(options, **asked))
+
+    assert found == (None if why is None else again(options, why))
+
+
+def is_over(options: JobOptions) -> bool:
+    found = find_complete_run(options)
+    return found is not None and not found.runs_again
 
 
 def test_link_that_leads_elsewhere_now_is_a_change(options: JobOptions) -> None:
@@ -114,23 +142,29 @@ def test_link_that_leads_elsewhere_now_is_a_change(options: JobOptions) -> None:
     (folder / "data.npy").unlink()
     (folder / "data.npy").symlink_to("v1")
     complete(options)
-    assert nothing_to_do(options) is not None
+    assert is_over(options)
 
     (folder / "v2").write_text("data")
     (folder / "new").symlink_to("v2")
     (folder / "new").replace(folder / "data.npy")
 
-    assert nothing_to_do(options) is None
+    assert not is_over(options)
 
 
-@pytest.mark.parametrize("ended", [{"exit_code": 75}, {"unsure": "train.py names environ"}])
-def test_run_that_is_not_surely_complete_is_started(
-    options: JobOptions, ended: dict[str, object]
+def test_run_that_is_not_surely_complete_is_started_and_the_doubt_is_told(
+    options: JobOptions,
 ) -> None:
-    complete(options, **ended)  # type: ignore[arg-type]
+    complete(options, unsure="train.py names environ")
 
-    assert nothing_to_do(options) is None
+    assert find_complete_run(options) == again(
+        options, "train.py names environ, and what it finds there may have changed"
+    )
 
 
-def test_new_run_is_started(options: JobOptions) -> None:
-    assert nothing_to_do(options) is None
+def test_run_that_is_not_complete_is_started_without_a_word(options: JobOptions) -> None:
+    assert find_complete_run(options) is None
+    complete(options, exit_code=75)
+    assert find_complete_run(options) is None
+
+    (options.run_dir / "journal.jsonl").unlink()
+    assert find_complete_run(options) is None
