@@ -266,8 +266,8 @@ def _refuse_faults_elsewhere(options: JobOptions) -> None:
 def _refuse_metrics(options: JobOptions) -> None:
     if options.metrics is not None and not PathFinder.find_spec("prometheus_client"):
         raise UsageError(
-            "--metrics-file and --metrics-port need prometheus-client: "
-            "pip install 'holdfast-mpi[metrics]'"
+            "--metrics-file and --metrics-port need prometheus-client, which is not installed: "
+            "pip install prometheus-client"
         )
 
 

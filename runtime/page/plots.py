@@ -55,7 +55,7 @@ def plotly_script() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError(
-            "the page needs plotly, which is not installed: pip install 'holdfast-mpi[report]'"
+            "the page needs plotly, which is not installed: pip install plotly"
         ) from error
     return str(get_plotlyjs())
 

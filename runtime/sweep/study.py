@@ -175,7 +175,6 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise UsageError(
-            "holdfast sweep needs Optuna: `pip install 'holdfast-mpi[sweep]'`, or "
-            "`pip install optuna`"
+            "holdfast sweep needs Optuna, which is not installed: pip install optuna"
         ) from error
     return optuna

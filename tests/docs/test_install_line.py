@@ -95,6 +95,10 @@ def test_what_keras_wants_for_its_tensorboard_callback_is_installed() -> None:
     assert "scikit-learn" not in installed()
 
 
+def test_what_the_page_and_the_metrics_want_is_installed() -> None:
+    assert {"plotly", "prometheus-client"} <= installed()
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Return an environment whose Pythons import only what the install line brings."""

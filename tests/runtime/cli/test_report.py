@@ -282,7 +282,7 @@ def test_page_without_its_library_says_what_to_install(
 
     assert holdfast_code("report", run_dir, "--html") == ExitCode.USAGE
 
-    assert "pip install 'holdfast-mpi[report]'" in capsys.readouterr().err
+    assert "pip install plotly" in capsys.readouterr().err
     assert not (run_dir / "report.html").exists()
 
 
