@@ -18,6 +18,7 @@ from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
+from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace_files import read_trace
 from holdfast.runtime.tools.comparison import SAME, compare
@@ -253,14 +254,12 @@ def _repeats(summary: Report) -> Table:
 
 
 def _recoveries(summary: Report) -> Table:
-    table = Table(
-        "recovered at step", "lost workers", "survivors", "attempts", "death to next step"
-    )
+    table = Table("recovered at step", "lost", "survivors", "attempts", "death to next step")
     for recovery in summary.recoveries:
         table.add_row(
             str(recovery.step),
-            " ".join(map(str, recovery.lost)),
-            " ".join(map(str, recovery.survivors)),
+            named_workers(recovery.lost),
+            named_workers(recovery.survivors),
             str(recovery.attempts),
             describe_ms(recovery.since_failure_ms),
         )
@@ -272,7 +271,7 @@ def _relaunches(summary: Report) -> Table:
     for relaunch in summary.relaunches:
         start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
         time = describe_ms(relaunch.since_failure_ms)
-        table.add_row(Text(relaunch.reason), " ".join(map(str, relaunch.workers)), start, time)
+        table.add_row(Text(relaunch.reason), named_workers(relaunch.workers), start, time)
     return table
 
 

@@ -221,7 +221,7 @@ class Recovery(NamedTuple):
     since_failure_ms: float | None = None
 
     def words(self) -> str:
-        lost, others = _named(self.lost), _named(self.survivors)
+        lost, others = named_workers(self.lost), named_workers(self.survivors)
         go_on = "goes on" if len(self.survivors) == 1 else "go on"
         return f"recovered at step {self.step} without {lost}; {others} {go_on}"
 
@@ -361,7 +361,7 @@ class Stalled(NamedTuple):
     workers: Counts
 
     def words(self) -> str:
-        return f"{_named(self.workers)} stood still for {progress.duration(self.seconds)}"
+        return f"{named_workers(self.workers)} stood still for {progress.duration(self.seconds)}"
 
 
 @event("host_lost")
@@ -373,7 +373,7 @@ class HostLost(NamedTuple):
     workers: Counts
 
     def words(self) -> str:
-        return f"host {self.host} was lost with {_named(self.workers)}: {self.reason}"
+        return f"host {self.host} was lost with {named_workers(self.workers)}: {self.reason}"
 
 
 @event("host_refused")
@@ -447,11 +447,11 @@ class MemoryDiffers(NamedTuple):
     generation: int | None = None
 
     def words(self) -> str:
-        return f"the memory of {_named(self.workers)} differs at step {self.step}"
+        return f"the memory of {named_workers(self.workers)} differs at step {self.step}"
 
     def trouble(self) -> str:
         fate = "fenced" if self.has_majority else "no majority shows whose state is right"
-        return f"step {self.step} differs in the memory of {_named(self.workers)}: {fate}"
+        return f"step {self.step} differs in the memory of {named_workers(self.workers)}: {fate}"
 
 
 @event("pressure", listed="pressures", hidden=["place", "used", "limit"])
@@ -514,7 +514,7 @@ class JournalRemoved(NamedTuple):
     """The journal was removed during a job, and begins again."""
 
 
-def _named(workers: Sequence[int]) -> str:
+def named_workers(workers: Sequence[int]) -> str:
     """Return workers with their ids."""
     *first, last = map(str, workers or ("none",))
     ids = f"{', '.join(first)} and {last}" if first else last

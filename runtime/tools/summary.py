@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
@@ -513,21 +514,29 @@ def _moments(entries: Iterable[Entry[Any]]) -> list[int]:
 def _committed(entries: Entries) -> list[Entry[Step]]:
     """Return the steps in the order of their commits, each once.
 
-    The first worker after a death may write down the last one a second time.
+    That is the order of worlds and of their steps.  Stamps may run back by some milliseconds: the
+    one who writes a line down dates it.  The first worker after a death may write down the last
+    steps a second time.
     """
     unique: dict[tuple[int, int], Entry[Step]] = {}
-    for entry in sorted(of(entries, Step), key=lambda entry: entry.now):
+    in_order = attrgetter("event.generation", "event.step", "now")
+    for entry in sorted(of(entries, Step), key=in_order):
         unique.setdefault((entry.event.step, entry.event.generation), entry)
     return list(unique.values())
 
 
 def _steps(entries: Entries, redone_from: float) -> Iterator[_Step]:
-    """Yield the committed steps in their order, with what of them counts."""
+    """Yield the committed steps in their order, with what of them counts.
+
+    Only another world does steps again.
+    """
     found = _committed(entries)
     counting: list[float] = []
-    for step in (entry.event for entry in reversed(found)):
-        counting.append(min(max(redone_from - step.first, 0), step.number) / step.number)
-        redone_from = min(redone_from, step.first)
+    for _, world in itertools.groupby(reversed(found), attrgetter("event.generation")):
+        steps = [entry.event for entry in world]
+        for step in steps:
+            counting.append(min(max(redone_from - step.first, 0), step.number) / step.number)
+        redone_from = min([redone_from, *(step.first for step in steps)])
     for entry, part in zip(found, reversed(counting), strict=True):
         end, length = _ns(entry.now), _ns(entry.event.seconds)
         counts_until = end - length + round(part * length)

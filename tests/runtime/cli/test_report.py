@@ -56,7 +56,7 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         "signal SIGKILL",
         "9 ms",
         "from step",
-        "2 3",
+        "workers 2 and 3",
         "1 committed, 0 failed, 0 rejected, 1 skipped",
         "step 1 did not verify any more",
     ):
@@ -153,8 +153,8 @@ def test_tables_tell_each_failure_and_what_came_of_it(
     cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
     failure = ["worker 1: silent for 1 s after step 2 while training, fenced", "job 1, 1.5 s"]
     assert failure in cells
-    assert ["3", "1", "0", "1", "12 ms"] in cells
-    assert ["all workers died", "4", "-", "-"] in cells
+    assert ["3", "worker 1", "worker 0", "1", "12 ms"] in cells
+    assert ["all workers died", "worker 4", "-", "-"] in cells
     assert any("not exact: 1" in line for line in lines)
 
 

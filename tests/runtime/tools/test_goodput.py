@@ -122,6 +122,15 @@ def test_records_that_the_next_first_worker_writes_again_count_once() -> None:
     assert _buckets(records, 0, 4) == {Bucket.TRAINING: 3, Bucket.REPAIR: 1}
 
 
+def test_steps_of_one_world_are_never_repeated_work_though_their_stamps_run_back() -> None:
+    """The one who writes them down dates them, and a line waits for it longer than the next one."""
+    records = [step(1, 1), step(2, 2.01), step(3, 2.0, 0.9), step(5, 4, 2.0, steps=2)]
+    of_the_next_first_worker = step(4, 3, 0.9)
+
+    assert _buckets(records, 0, 4) == {Bucket.TRAINING: 4}
+    assert _buckets([*records, of_the_next_first_worker], 0, 4) == {Bucket.TRAINING: 4}
+
+
 def test_run_without_a_step_only_starts() -> None:
     assert _buckets([entry("launch", 1)], 0, 2) == {Bucket.STARTING: 2}
 
