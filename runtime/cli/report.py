@@ -15,7 +15,7 @@ from rich.text import Text
 
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
-from holdfast.runtime.cli.terminal import grid, output
+from holdfast.runtime.cli.terminal import fitted, grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.events import named_workers
@@ -124,7 +124,7 @@ def _compare(a: ReportedRun, b: ReportedRun, page: str | None, *, as_json: bool)
         if any(SAME in row for row in rows):
             table.caption = f"{SAME} is the same as in A"
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(fitted(cell, console)) for cell in row))
         console.print(table if rows else f"{title}: none")
     console.print(_table(found.heads, found.epochs, console.width))
     for letter, run in (("A", a), ("B", b)):

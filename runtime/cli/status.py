@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import click
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Table
@@ -18,8 +19,8 @@ from rich.text import Text
 
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
-from holdfast.runtime.cli.terminal import grid, output
-from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.cli.terminal import fitted, grid, output
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
@@ -119,12 +120,19 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
     table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
     for run, look in found:
         script = "-" if look.script is None else Path(look.script).name
-        table.add_row(*map(Text, (str(run), script, look.outcome, str(look.step), _saved(look))))
+        table.add_row(*map(Text, (str(run), script, _state(look), str(look.step), _saved(look))))
     console = output()
     at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
     wanted = Measurement.get(console, at_any_width, table).maximum
     console.width = max(console.width, wanted)
     console.print(table)
+
+
+def _state(found: JobStatus) -> str:
+    """Return how a job stands in few words; `holdfast status` has all of them."""
+    words: dict[int | None, str] = {ExitCode.DONE: "complete", ExitCode.STOPPED_EARLY: "stopped"}
+    first_words: str = re.split("[:;]", found.outcome)[0]
+    return words.get(found.exit_code, first_words) if found.is_over else first_words
 
 
 def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
@@ -158,25 +166,25 @@ def _show(looks: Iterator[JobStatus], *, as_json: bool, is_watching: bool) -> No
     elif is_watching and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for found in looks:
-                live.update(page_of(found), refresh=True)
+                live.update(page_of(found, console), refresh=True)
     else:
         for found in looks:
-            console.print(page_of(found))
+            console.print(page_of(found, console))
 
 
-def page_of(found: JobStatus) -> RenderableType:
+def page_of(found: JobStatus, console: Console) -> RenderableType:
     """Return everything that is known of a job, for a terminal or a file."""
-    parts: list[RenderableType] = [_facts(found)]
+    parts: list[RenderableType] = [_facts(found, console)]
     if found.workers:
         parts += [Text(), _workers(found)]
     if any(worker.spent_s for worker in found.workers):
         parts += [_shares(found)]
     if found.events:
-        parts += [Text(), _events(found)]
+        parts += [Text(), _events(found, console)]
     return Group(*parts)
 
 
-def _facts(found: JobStatus) -> Table:
+def _facts(found: JobStatus, console: Console) -> Table:
     table = grid()
     rows = (
         ("run", found.run_id or "-"),
@@ -193,7 +201,9 @@ def _facts(found: JobStatus) -> Table:
     )
     for name, text in rows:
         if text:
-            table.add_row(name, Text(text))  # no markup: an error may hold brackets
+            table.add_row(
+                name, Text(fitted(text, console))
+            )  # no markup: an error may hold brackets
     return table
 
 
@@ -304,9 +314,9 @@ def _shares(found: JobStatus) -> Table:
     return table
 
 
-def _events(found: JobStatus) -> Table:
+def _events(found: JobStatus, console: Console) -> Table:
     table = grid()
     for event in found.events:
         moment = datetime.fromtimestamp(event.time).astimezone()
-        table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(event.text))
+        table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(fitted(event.text, console)))
     return table

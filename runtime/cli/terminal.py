@@ -6,6 +6,7 @@ A terminal has a width, and a file or a pipe has none: what a program reads is n
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from rich.table import Table
 _WIDE = 1000
 """Columns of a file or a pipe: nobody pages there, and what is cut or folded cannot be searched."""
 
+_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
+
 _PATIENCE_S = 1.0
 """People who have waited for so long are shown a bar."""
 
@@ -25,6 +28,11 @@ def output() -> Console:
     """Return a console on stdout, as wide as the terminal; a file is wide."""
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(soft_wrap=True, highlight=False, width=None if is_known else _WIDE)
+
+
+def fitted(text: str, console: Console) -> str:
+    """Return a text whose digests no line of a terminal breaks; a program reads them whole."""
+    return text if console.width >= _WIDE else _DIGEST.sub(r"\1…", text)
 
 
 def grid() -> Table:

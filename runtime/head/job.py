@@ -147,6 +147,7 @@ def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
         "argv": list(options.argv),
         "local_dir": None if options.local_dir is None else str(options.local_dir),
         **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
+        **({"options": list(options.told)} if options.told else {}),
     }
 
 

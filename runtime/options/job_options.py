@@ -513,6 +513,16 @@ class JobOptions:
         """Seed of a run that is created now."""
         return _DEFAULT_SEED if self.seed is None else self.seed
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Each option that is not its default, as a flag and a value: what tells two runs apart."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return tuple(
+            f"{found.flags[-1]} {_in_words(getattr(self, name))}"
+            for name, found in OPTIONS.items()
+            if found.flags and name not in _TOLD_ELSEWHERE and getattr(self, name) != defaults[name]
+        )
+
     def differences(self, asked: JobOptions) -> tuple[str, ...]:
         """Return each option that is another one in ``asked``, with both values, in words."""
         return tuple(
@@ -521,6 +531,13 @@ class JobOptions:
             for name, found in OPTIONS.items()
             if found.flags and getattr(self, name) != getattr(asked, name)
         )
+
+
+_TOLD_ELSEWHERE = frozenset(
+    {"run_dir", "workers", "spares", "microbatches", "seed", "threads", "local_dir", "hosts"}
+    | {"again", "fresh"}
+)
+"""Options with a place of their own in the record of a begin, and those that begin a job alone."""
 
 
 def _in_groups() -> Iterator[tuple[str, Option]]:

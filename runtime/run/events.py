@@ -40,6 +40,8 @@ class JobStarted(NamedTuple):
     local_dir: str | None
     hosts: Texts | None = None
     """Those that were named, as they were; None if none was."""
+    options: Texts | None = None
+    """All other options that were not the default, as a flag and a value."""
 
     def words(self) -> str:
         script = (self.script or "a script").rpartition("/")[2]

@@ -71,6 +71,8 @@ class ReportedRun:
                 ("workers", started.workers),
                 ("spares", started.spares),
                 ("local directory", started.local_dir),
+                ("hosts", " ".join(started.hosts or ())),
+                *(option.partition(" ")[::2] for option in started.options or ()),
             ]
         if self.record is not None:
             record = self.record

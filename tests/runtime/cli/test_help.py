@@ -170,7 +170,7 @@ def test_list_shows_all_runs_below_a_directory_and_none_within_a_run(
     lines = capsys.readouterr().out.splitlines()
     (second,) = (line for line in lines if "second" in line)
     (first,) = (line for line in lines if "first" in line)
-    assert first.split()[:3] == [str(run), "train.py", "ended"]
+    assert first.split()[:3] == [str(run), "train.py", "stopped"]
     assert "other.py" in second
     assert not any("previous" in line or "hidden" in line for line in lines)
 

@@ -53,6 +53,26 @@ def test_ended_job_is_shown_with_how_it_ended(
     assert "metrics" not in lines
 
 
+def test_no_line_of_a_terminal_breaks_a_digest_and_a_file_has_it_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "0123456789abcdef" * 4
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal.record("job_started", workers=2, script="/a/train.py")
+    journal.record("job_ended", exit_code=0, reason=f"completed step 9, state sha256 {digest}")
+    journal.close()
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    holdfast_code("status", tmp_path)
+    assert capsys.readouterr().out.count(digest) == 2
+    monkeypatch.setenv("COLUMNS", "80")
+    holdfast_code("status", tmp_path)
+
+    out = capsys.readouterr().out
+    assert "completed step 9, state sha256 0123456789abcdef…" in " ".join(out.split())
+    assert "0123456789abcdef0" not in out
+
+
 @pytest.mark.parametrize("watch", [[], ["--watch"]], ids=["once", "watched"])
 def test_json_of_an_ended_job_is_one_object(
     run_dir: Path, capsys: pytest.CaptureFixture[str], watch: list[str]
@@ -150,7 +170,7 @@ def test_page_says_what_steps_are_made_of_and_who_is_slow(run_dir: Path) -> None
     )
     console = Console(file=io.StringIO(), width=200)
 
-    console.print(page_of(replace(source.poll(0.0), workers=workers)))
+    console.print(page_of(replace(source.poll(0.0), workers=workers), console))
 
     lines = " ".join(console.file.getvalue().split())
     source.close()

@@ -324,7 +324,8 @@ def test_module_that_is_not_there_is_told_and_recorded(run: Run) -> None:
 
 
 def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run) -> None:
-    lines = told("Slurm job 7", is_resumed=False, journal=run)
+    asked = {"save_every": "50", "shrink": False, "mca": ("btl self",), "fresh": True}
+    lines = told("Slurm job 7", is_resumed=False, options=asked, journal=run)
 
     assert lines[-1] == "Slurm job 7"
     assert run.records == [
@@ -338,6 +339,7 @@ def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run)
             "script": "/a/slow.py",
             "argv": [],
             "local_dir": None,
+            "options": ["--save-every 50", "--shrink no", "--mca btl self"],
         },
         {"event": "incarnation", "text": "Slurm job 7"},
     ]

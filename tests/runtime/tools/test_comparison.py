@@ -38,12 +38,15 @@ def test_outcome_has_each_count_beside_the_other() -> None:
 
 def test_options_and_numerics_are_told_where_they_differ() -> None:
     a = dataclasses.replace(ONE, record=record(onednn=True, keras="3.1"))
-    b = dataclasses.replace(told_run(told_lines(spares=1)), record=record(onednn=False))
+    asked = {"spares": 1, "hosts": ["a:2", "b:1"], "options": ["--save-every 50", "--fit"]}
+    b = dataclasses.replace(told_run(told_lines(**asked)), record=record(onednn=False))
 
     assert compare(a, b).options == (
         ("onednn", "True", "False"),
         ("keras", "3.1", "-"),
         ("spares", "-", "1"),
+        ("hosts", "-", "a:2 b:1"),
+        ("--save-every", "-", "50"),
     )
 
 
