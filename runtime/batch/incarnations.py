@@ -14,12 +14,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.run.files import create_durably, read_at_most
+from holdfast.runtime.run.files import read_at_most, write_whole
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.codec import decode, to_plain
 
@@ -102,11 +101,8 @@ class ChainFile:
 
     def write(self, chain: Chain) -> OSError | None:
         """Remember a chain; return what kept the disk from taking it, which stops nothing here."""
-        draft = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
         try:
-            draft.unlink(missing_ok=True)
-            create_durably(draft, json.dumps(to_plain(chain), indent=1).encode())
-            draft.replace(self.path)
+            write_whole(self.path, json.dumps(to_plain(chain), indent=1).encode(), is_synced=True)
         except OSError as error:
             return error
         return None

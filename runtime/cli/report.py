@@ -133,7 +133,7 @@ def _compare(a: ReportedRun, b: ReportedRun, page: str | None, *, as_json: bool)
 
 
 def _write(page: str, name: str, default: Path) -> None:
-    from holdfast.runtime.page.page_file import write_page
+    from holdfast.runtime.page.html import write_page
 
     path = default if name == _IN_RUN_DIR else Path(name)
     write_page(path, page)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.files import write_whole
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.stages import is_first
 from holdfast.runtime.worker import context as contexts
@@ -92,9 +92,9 @@ class Call:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(_ERROR.format("*")):
             old.unlink()
-        _write(folder / _CALL, _cloudpickle().dumps((list(sys.path), self.content)))
+        write_whole(folder / _CALL, _cloudpickle().dumps((list(sys.path), self.content)))
         script = folder / f"{self.name}.py"
-        _write(script, _SCRIPT.format(digest=self.digest).encode())
+        write_whole(script, _SCRIPT.format(digest=self.digest).encode())
         return script
 
 
@@ -130,13 +130,13 @@ def call_in_worker(script: str) -> None:
         function, arguments = _cloudpickle().loads(call)
         answer = _cloudpickle().dumps(function(*arguments))
     except Exception as error:
-        _write(folder / _ERROR.format(contexts.rank()), _cloudpickle().dumps(_failed(error)))
+        write_whole(folder / _ERROR.format(contexts.rank()), _cloudpickle().dumps(_failed(error)))
         raise
     path = folder / _RESULT
     if is_first():
-        _write(path, answer)
+        write_whole(path, answer)
     else:  # the first worker may die before it has written
-        contexts.when_all_have_left(lambda: None if path.exists() else _write(path, answer))
+        contexts.when_all_have_left(lambda: None if path.exists() else write_whole(path, answer))
 
 
 def _cloudpickle() -> Any:
@@ -166,10 +166,3 @@ def _failed(error: Exception) -> Failed:
 
 def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    part = path.with_name(f".{path.name}-{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(path)

@@ -28,6 +28,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START, Trust
+from holdfast.runtime.run.files import write_whole
 
 _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 """Beginnings of variables that choose a library, or its behaviour."""
@@ -135,9 +136,7 @@ def keep_verdict(
             indent=1,
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, f"{text}\n".encode())
         return path
     return None
 

@@ -1,4 +1,4 @@
-"""HTML that is made of elements, so that every text is escaped; the look of a page, and its script.
+"""HTML made of elements, so that every text is escaped; the look of a page, its script, its file.
 
 A page is one file.  Its policy lets a browser load nothing from anywhere.
 """
@@ -6,8 +6,12 @@ A page is one file.  Its policy lets a browser load nothing from anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.files import refusal, write_whole
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -130,3 +134,22 @@ def document(title: str, body: Sequence[Element], plotly: str) -> str:
         "html", head, element("body", *body, element("noscript", without), *scripts), lang="en"
     )
     return "<!DOCTYPE html>\n" + ElementTree.tostring(whole, "unicode", method="html") + "\n"
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, in the place of an older one; no link is followed there.
+
+    A job neither reads nor lists a page, so it may lie in a run directory, without the lease.
+
+    Raises:
+        UsageError: the file cannot be written, or its name is that of something else.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a directory" if path.is_dir() else "no regular file"
+        raise UsageError(f"{path} is {kind}; give the page another name with --html FILE")
+    try:
+        write_whole(path, text.encode(), is_synced=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "give the page another place with --html FILE"
+        raise refusal(path, error, f"{path} cannot be written: {reason}; {advice}") from error

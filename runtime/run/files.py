@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import secrets
 import stat
 import threading
 import time
@@ -147,11 +149,11 @@ def read_at_most(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def _open(path: Path, flags: int, *, is_written: bool) -> int:
+def _open(path: Path, flags: int, *, is_written: bool, mode: int = _MODE) -> int:
     # The directory itself may be a link: its path is the user's.
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        descriptor = _open_name(folder, path, flags)
+        descriptor = _open_name(folder, path, flags, mode)
         try:
             found = os.fstat(descriptor)
             _refuse_foreign(path, found, os.fstat(folder).st_uid)
@@ -165,9 +167,9 @@ def _open(path: Path, flags: int, *, is_written: bool) -> int:
     return descriptor
 
 
-def _open_name(folder: int, path: Path, flags: int) -> int:
+def _open_name(folder: int, path: Path, flags: int, mode: int) -> int:
     try:
-        return os.open(path.name, flags | _SAFELY, _MODE, dir_fd=folder)
+        return os.open(path.name, flags | _SAFELY, mode, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ForeignFile(path, "is a symbolic link") from error
@@ -206,6 +208,47 @@ def create_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = _MODE, is_synced: bool = False) -> None:
+    """Write a file that is there whole or not at all, in the place of an older one.
+
+    It is a new file that takes the name at the end, so no link is followed there.  What a killed
+    process has left of it, the next write takes.  Several processes may write at once.
+    """
+    draft, descriptor = _draft_of(path, mode)
+    with os.fdopen(descriptor, "wb") as file:  # its lock ends when it is closed
+        try:
+            file.write(content)
+            file.flush()
+            if is_synced:
+                os.fsync(descriptor)
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+
+
+def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
+    """Return an empty file beside ``path`` that nobody else writes, and its descriptor.
+
+    The name is always the same, unless another process has it, or there are no locks.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    with contextlib.suppress(OSError):
+        descriptor = _open(draft, os.O_RDWR | os.O_CREAT, is_written=True, mode=mode)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), draft.lstat()):  # else it was placed just now
+                os.ftruncate(descriptor, 0)
+                return draft, descriptor
+        except OSError:
+            close(descriptor)
+            raise
+        close(descriptor)
+    draft = draft.with_name(f"{draft.name}-{secrets.token_hex(8)}")
+    return draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def give_name(draft: Path, path: Path) -> None:

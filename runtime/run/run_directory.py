@@ -184,7 +184,7 @@ class RunDirectory:
 
     @property
     def page_path(self) -> Path:
-        """The report as a page; `page_file` says why nobody needs the lease for it."""
+        """The report as a page; no job reads it, so nobody needs the lease for it."""
         return self.path / "report.html"
 
     @property

@@ -381,10 +381,10 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
 ) -> None:
     """Each of its incarnations would set the progress of the last one aside."""
 
-    def refuse(_path: Path, _content: bytes) -> None:
+    def refuse(_path: Path, _content: bytes, **_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(incarnations, "create_durably", refuse)
+    monkeypatch.setattr(incarnations, "write_whole", refuse)
     link = ChainLink(replace(options, fresh=fresh), JOB)
 
     with pytest.raises(UsageError, match="quota") if fresh else nullcontext():

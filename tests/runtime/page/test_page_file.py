@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.page.page_file import write_page
+from holdfast.runtime.page.html import write_page
 
 
 def test_page_takes_the_place_of_an_older_one(tmp_path: Path) -> None:

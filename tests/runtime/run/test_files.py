@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from holdfast.runtime.run.files import (
     answering,
     open_to_write,
     read_at_most,
+    write_whole,
 )
 from holdfast.runtime.run.journal import Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -167,6 +169,41 @@ def test_journal_that_is_exchanged_while_a_job_runs_loses_lines_and_raises_nothi
     journal.close()
     events = [record["event"] for record in read_journal(path)]
     assert events == ["journal_removed", "journal_gap", "step"]
+
+
+@TO_WRITE
+def test_planted_draft_of_a_file_is_not_written_to(
+    tmp_path: Path, target: Path, plant: Plant, complaint: str
+) -> None:
+    path, draft = tmp_path / "shown", tmp_path / ".shown.draft"
+    plant(draft, target)
+
+    write_whole(path, b"new")
+
+    assert path.read_bytes() == b"new"
+    assert is_untouched(draft, target)
+
+
+def test_what_a_killed_writer_has_left_is_taken_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".shown.draft").write_bytes(b"half of a long pa")
+
+    write_whole(tmp_path / "shown", b"new")
+
+    assert (tmp_path / "shown").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["shown"]
+
+
+def test_two_processes_that_write_a_file_do_not_mix(tmp_path: Path) -> None:
+    draft = tmp_path / ".shown.draft"
+    with draft.open("wb", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"half")
+
+        write_whole(tmp_path / "shown", b"new")
+
+        assert draft.read_bytes() == b"half"
+    assert (tmp_path / "shown").read_bytes() == b"new"
+    assert sorted(os.listdir(tmp_path)) == [".shown.draft", "shown"]
 
 
 @TO_READ
