@@ -30,6 +30,7 @@ from holdfast.runtime.run.events import (
     Relaunch,
     Step,
 )
+from holdfast.runtime.run.files import BoundedCalls, write_whole
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace
 from holdfast.runtime.run.progress import StepReport, WorkerReport
@@ -42,6 +43,7 @@ _JOB_STARTED = b'"event": "job_started"'
 _TAIL_BYTES = 16 << 20
 """A hundred thousand lines, which take a second or two."""
 
+_LAST_WITHIN_S = 10.0
 _OWN_CAUSES = ("signal", "exit", "out of memory", "not started", "fenced")
 
 
@@ -263,6 +265,7 @@ class MetricsShown:
         self._file = terms.file
         self._warn = warn
         self._has_warned = False
+        self._writes = BoundedCalls("holdfast-metrics", most_queued=1)
         self._figures = JobFigures(run_id)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._figures)
@@ -292,15 +295,29 @@ class MetricsShown:
         self.write()
 
     def write(self) -> None:
-        """Write the file anew, as a whole; warn once if it cannot be written."""
-        from prometheus_client import write_to_textfile
+        """Write the file anew, as a whole; warn once if it cannot be written.
 
-        if self._file is None:
-            return
+        A thread writes, and only the first write that takes long is waited for, for a second.
+        """
+        from prometheus_client import generate_latest
+
+        self._text = generate_latest(self._registry)
+        if self._file is not None and not self._writes.run(self._write):
+            self._complain("its disk has not answered since the last write")
+
+    def close(self) -> None:
+        """Write the file for the last time, and wait for that, but not for long."""
+        self.write()
+        self._writes.close(_LAST_WITHIN_S)
+
+    def _write(self) -> None:
+        assert self._file is not None
         try:
-            write_to_textfile(str(self._file), self._registry)
+            write_whole(self._file, self._text)
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                why = error.strerror or error
-                self._warn(f"metrics are not written to {self._file}: {why}")
+            self._complain(error.strerror or str(error))
+
+    def _complain(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"metrics are not written to {self._file}: {why}")

@@ -69,7 +69,7 @@ class RunFiles:
                 self._traces.close()
                 self._logs.close()
             if self._metrics is not None:
-                self._metrics.write()
+                self._metrics.close()
         except BaseException:  # another writer may do better; one without a journal is none
             traceback.print_exc()
             os._exit(1)

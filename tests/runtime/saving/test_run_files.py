@@ -125,6 +125,40 @@ def test_figures_of_new_lines_and_of_living_workers_are_shown(
     files.close()
 
 
+def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
+    directory: RunDirectory, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answers, place = threading.Event(), threading.Event(), os.replace
+
+    def replace(draft: Any, path: Any) -> None:
+        if str(path).endswith(".prom"):
+            begun.set()
+            assert answers.wait(BOUND_S)
+        place(draft, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr("holdfast.runtime.run.files.WAITS_S", 0.01)
+    shown = tmp_path / "job.prom"
+    terms = {"file": str(shown), "port": None, "host": "127.0.0.1"}
+    files = Files(directory, lease, metrics=terms)
+    look = {"kind": "look", "now": 1.0, "time": 2.0, "workers": []}
+    files.channel.post(look)
+    assert begun.wait(BOUND_S)
+    files.channel.post(look)
+    files.channel.post(look)
+    files.post(line("failure", worker=1, cause="signal SIGKILL"))
+
+    told = [files.answer() for _ in range(5)]
+
+    kinds = [message["kind"] for message in told]
+    assert kinds == ["looked", "looked", "warning", "looked", "written"]
+    assert told[2]["text"].startswith(f"metrics are not written to {shown}: its disk has not ")
+    assert events(directory) == ["failure"]
+    answers.set()
+    files.close()
+    assert 'holdfast_deaths_total{cause="signal SIGKILL"} 1.0' in shown.read_text()
+
+
 def test_piece_of_a_trace_is_kept_and_answered(files: Files, directory: RunDirectory) -> None:
     files.channel.post({"kind": "trace", "line": '{"host": "a"}'})
 
