@@ -1,8 +1,9 @@
 """The process of ``holdfast sweep``: trials of a study, side by side, each a run of its own.
 
 The study and the run directories of the trials are all that a sweep knows.  So one that was killed,
-or stopped, is run again, and goes on: a trial that the study has as running is resumed, or shown
-while its job lives.  No trial counts twice, as only a job that has ended ends its trial.
+or stopped, is run again, and goes on: a trial that the study has as running is resumed.  No trial
+counts twice, as only a job that has ended ends its trial.  The clients of a sweep that is killed
+get SIGTERM, so no job goes on unseen.
 """
 
 from __future__ import annotations
@@ -20,8 +21,15 @@ from typing import Any
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.launch.command import checked, command_of
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.sweep.study import StudyTerms, SweepStudy, TrialView, is_value
-from holdfast.runtime.sweep.trial_files import OUTPUT, TrialRecord, TrialTerms
+from holdfast.runtime.sweep.study import (
+    OUTPUT,
+    StudyTerms,
+    SweepStudy,
+    TrialRecord,
+    TrialTerms,
+    TrialView,
+    is_value,
+)
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.tools.reported_run import read_reported_run
 
@@ -54,12 +62,17 @@ class SweepTerms:
 
 @dataclass(slots=True)
 class _Running:
-    """A trial whose client runs."""
+    """A trial whose client runs.
+
+    ``was_left`` tells that a sweep before has begun it: its job may be just stopping for that.
+    """
 
     number: int
     run_dir: Path
     client: subprocess.Popen[bytes]
+    was_left: bool
     starts: int = 1
+    stops: int = 0
 
 
 @dataclass(slots=True)
@@ -95,9 +108,14 @@ class Sweep:
         self._say = say
         self._workers = options.workers + options.spares
         self._parallel = terms.parallel or max(1, usable_cores() // self._workers)
+        if options.metrics is not None and self._parallel > 1:
+            raise UsageError(
+                f"--metrics-file and --metrics-port are of one job, and {self._parallel} trials "
+                "run side by side; leave them out, or add --parallel 1"
+            )
         self._has_threads = "threads" in built.origins
         self._name = str(terms.directory.resolve())
-        self._stops = 0
+        self._stops, self._last_stop = 0, signal.SIGTERM
         self._running: list[_Running] = []
         self._study = SweepStudy(terms.study)
 
@@ -115,12 +133,13 @@ class Sweep:
             while self._running or (not self._stops and (waiting or begun < self._terms.trials)):
                 while not self._stops and len(self._running) < self._parallel:
                     if waiting:
-                        self._start(waiting.pop(0))
+                        self._start(waiting.pop(0), was_left=True)
                     elif begun < self._terms.trials:
-                        self._start(self._study.begin(self._name))
+                        self._start(self._study.begin(self._name), was_left=False)
                         begun += 1
                     else:
                         break
+                self._pass_stops_on()
                 self._reap()
                 time.sleep(_POLL_S)
             return self._end()
@@ -128,11 +147,11 @@ class Sweep:
     def _trials(self) -> list[TrialView]:
         return self._study.trials(self._name)
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, *, was_left: bool) -> None:
         """Start or resume a trial, or show the job of one that lives."""
         run_dir = self._terms.directory / f"trial-{number}"
         TrialTerms(self._terms.study, number).write(run_dir)
-        self._running.append(_Running(number, run_dir, self._client(run_dir)))
+        self._running.append(_Running(number, run_dir, self._client(run_dir), was_left))
         self._say(f"trial {number} is in {run_dir}")
 
     def _client(self, run_dir: Path, *, wait_s: int = 0) -> subprocess.Popen[bytes]:
@@ -141,7 +160,7 @@ class Sweep:
             given.setdefault("wait_lease_s", wait_s)
         if not self._has_threads and not RunDirectory(run_dir).record_path.exists():
             given["threads"] = max(1, usable_cores() // (self._workers * self._parallel))
-        line = command_of(self._terms.script, self._terms.argv, given)
+        line = command_of(self._terms.script, self._terms.argv, given, dies_of=signal.SIGTERM)
         with (run_dir / OUTPUT).open("ab") as output:
             return subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -153,10 +172,12 @@ class Sweep:
             code = running.client.poll()
             if code is None:
                 continue
-            if code < 0 and not self._stops and running.starts < _MOST_STARTS:
+            is_left = code < 0 or (code == ExitCode.STOPPED_EARLY and running.was_left)
+            if is_left and not self._stops and running.starts < _MOST_STARTS:
                 running.client = self._client(running.run_dir, wait_s=_LEASE_WAIT_S)
                 running.starts += 1
-                self._say(f"trial {running.number} has lost its client, and is taken over")
+                why = "has lost its client" if code < 0 else "was stopped with the sweep before"
+                self._say(f"trial {running.number} {why}, and is taken over")
                 continue
             self._running.remove(running)
             self._finish(running, code)
@@ -171,15 +192,17 @@ class Sweep:
         trial = next(found for found in self._trials() if found.number == number)
         self._say(f"trial {number} {describe(trial)}")
 
+    def _pass_stops_on(self) -> None:
+        """Pass stops on to all jobs: they save and end, at a second one at once."""
+        for running in self._running:
+            while running.stops < self._stops:
+                running.stops += 1
+                running.client.send_signal(self._last_stop)
+
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass a stop on to all jobs: they save and end, at a second one at once."""
-
         def stop(signum: int, _frame: object) -> None:
-            self._stops += 1
-            for running in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    running.client.send_signal(signum)
+            self._stops, self._last_stop = self._stops + 1, signal.Signals(signum)
 
         before = {signum: signal.signal(signum, stop) for signum in _STOPS}
         try:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.sweep.study import SweepStudy
-from holdfast.runtime.sweep.trial_files import TrialRecord, TrialTerms
+from holdfast.runtime.sweep.study import SweepStudy, TrialRecord, TrialTerms
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.standalone import standalone
 

@@ -16,6 +16,7 @@ from commands import holdfast_code
 
 from holdfast.runtime.errors import ExitCode
 
+BOUND_S = 120.0
 SCRIPT = Path(__file__).parents[2] / "jobs" / "scripts" / "swept.py"
 TERMS = ["--study", "sqlite:///s.db", "--trials", "3", "--parallel", "1", "--sampler", "random"]
 OF_JOBS = ["-n", "2", "--preload", "", "--inject", "kill worker=1 step=3"]
@@ -30,6 +31,8 @@ COMMAND = [
         (["--fresh"], "--fresh is not for a sweep"),
         (["--hosts", "a:1,b:1"], "a sweep trains on one host, and --hosts names 2"),
         (["--save-every", "often"], "'often' is not a valid time to save"),
+        (["--parallel", "2", "--metrics-port", "9"], "are of one job, and 2 trials run side by"),
+        (["--parallel", "2", "--metrics-file", "a.prom"], "leave them out, or add --parallel 1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_the_study(
@@ -56,6 +59,26 @@ def test_without_optuna_the_install_line_is_told(
 
     assert holdfast_code("sweep", *TERMS, str(SCRIPT)) == ExitCode.USAGE
     assert "pip install optuna" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_clients_stop_when_their_sweep_is_killed(tmp_path: Path) -> None:
+    """ci/sweep.py shows that their trials go on with the next sweep."""
+    endless = [*COMMAND, "--epochs", "1000000"]
+    sweep = subprocess.Popen(endless, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    found: list[psutil.Process] = []
+    deadline = time.monotonic() + BOUND_S
+    while not found and time.monotonic() < deadline:
+        assert sweep.poll() is None
+        found = psutil.Process(sweep.pid).children()
+        time.sleep(0.05)
+
+    sweep.kill()
+    sweep.wait()
+
+    _, alive = psutil.wait_procs(found, BOUND_S)
+    assert found
+    assert not alive
 
 
 @pytest.mark.mpi

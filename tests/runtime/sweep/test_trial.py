@@ -10,8 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import ProgramError, Trial, UsageError
-from holdfast.runtime.sweep.study import StudyTerms, SweepStudy
-from holdfast.runtime.sweep.trial_files import TrialRecord, TrialTerms
+from holdfast.runtime.sweep.study import StudyTerms, SweepStudy, TrialRecord, TrialTerms
 
 SWEEP = "/runs/sweep"
 
