@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -169,6 +170,11 @@ def _code_of(error: CheckpointError) -> ExitCode:
 def _message_of(error: click.ClickException) -> str:
     """Return what is wrong, and what may be meant or where to read on."""
     message = error.format_message()
+    surplus = re.fullmatch(r"Got unexpected extra argument \((\d+)\)", message)
+    if surplus is not None and isinstance(error, click.UsageError) and error.ctx is not None:
+        known = [flag for option in error.ctx.command.params for flag in option.opts]
+        for flag in set(known) & {"--step", "--worker"}:
+            return f"{surplus[1]} is no run; a {flag.strip('-')} is given as {flag} {surplus[1]}"
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         near = (error.possibilities or [""])[0]  # click lists several, by the alphabet
         is_near = difflib.SequenceMatcher(None, error.option_name, near).ratio() >= NEAR

@@ -18,9 +18,8 @@ from typing import Any
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_terms
-from holdfast.runtime.run.entries import Entry, last_of, of, read_on
+from holdfast.runtime.run.entries import Entry, last_job_in, last_of, of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted, ScriptEnded
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.stamps import is_kept, is_unchanged
 
@@ -42,7 +41,7 @@ def find_complete_run(options: JobOptions) -> CompleteRun | None:
     wishes = options.fresh, options.again, options.faults, options.strict, options.repair_from
     if any(wishes) or not directory.path.is_dir():
         return None
-    job = _last_job(directory)
+    job = last_job_in(directory)
     ended, completed = last_of(job, JobEnded), last_of(job, Completed)
     if ended is None or ended.event.exit_code != ExitCode.DONE or completed is None:
         return None
@@ -64,16 +63,6 @@ def find_complete_run(options: JobOptions) -> CompleteRun | None:
     return None
 
 
-def _last_job(directory: RunDirectory) -> list[Entry[Any]]:
-    """Return the journal from the begin of the last job on."""
-    entries: list[Entry[Any]] = []
-    reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
-    with contextlib.suppress(JobError, OSError):
-        read_on(directory, reader.read, entries)
-    begins = [at for at, entry in enumerate(entries) if isinstance(entry.event, JobStarted)]
-    return entries[begins[-1] :] if begins else []
-
-
 def _fits(options: JobOptions, record: RunRecord | None) -> bool:
     """Return whether the numbers that are asked for are those of the run."""
     if record is None:
@@ -90,9 +79,9 @@ def _doubts(job: list[Entry[Any]], options: JobOptions) -> Iterator[str]:
         return
     terms = script_terms(options, Path.cwd())
     if any(one.terms != terms for one in told):
-        begun: JobStarted = job[0].event
-        if (begun.argv or ()) != options.argv:
-            yield f"it had {in_words(begun.argv)} before"
+        begun = last_of(job, JobStarted)
+        if begun is not None and (begun.event.argv or ()) != options.argv:
+            yield f"it had {in_words(begun.event.argv)} before"
         yield "its path, its options or the working directory are others than before"
     for one in told:
         if one.unsure:

@@ -6,15 +6,16 @@ says is left out.  Of an event that is not known only the moment counts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
 from holdfast.runtime.run.event_kinds import EVENTS, KINDS, Kind, is_number
 from holdfast.runtime.run.files import ForeignFile, refusal
-from holdfast.runtime.run.journal import Recorder
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Recorder
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Event: TypeAlias = NamedTuple
@@ -117,6 +118,16 @@ def read_on(
         raise refusal(journal, error, f"{journal} cannot be read: {error.strerror}") from error
     if not entries:
         raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
+
+
+def last_job_in(directory: RunDirectory) -> list[Entry[Any]]:
+    """Return the journal from the begin of the last job on; of a long job only its end."""
+    entries: list[Entry[Any]] = []
+    with contextlib.suppress(JobError, OSError):
+        reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
+        read_on(directory, reader.read, entries)
+    begins = [at for at, entry in enumerate(entries) if type(entry.event) is events.JobStarted]
+    return entries[begins[-1] :] if begins else entries
 
 
 def of(entries: Iterable[Entry[Any]], kind: type[_Event]) -> list[Entry[_Event]]:

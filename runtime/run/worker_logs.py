@@ -189,4 +189,4 @@ class LogReader:
             if found:
                 names = ", ".join(map(str, found))
                 return f"worker {worker} has printed nothing in {run_dir}; these have: {names}"
-        return f"no worker has printed anything in {run_dir} yet"
+        return f"no worker has printed anything in {run_dir}"

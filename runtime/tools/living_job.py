@@ -19,8 +19,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.errors import JobError, NotSaved, UsageError
+from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
 from holdfast.runtime.host.host_messages import BeStruck
+from holdfast.runtime.run.entries import last_job_in, last_of
+from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import moved_to, no_job
 from holdfast.runtime.run.lease import directory_in, has_ended
@@ -68,6 +70,19 @@ class OutOfReach(NotSaved):
     def __init__(self, life: Life, directory: RunDirectory, *details: object) -> None:
         super().__init__(_REASONS[life].format(directory.path, *details))
         self.life = life
+
+
+def _with_last_job(error: OutOfReach, directory: RunDirectory) -> str:
+    """Return why no job can be asked; where none runs, with the end of the last one."""
+    job = last_job_in(directory)
+    if error.life not in (Life.ENDED, Life.GONE) or not job:
+        return str(error)
+    ended, begin = last_of(job, JobEnded), f"no job runs in {directory.path}: the last one"
+    if ended is None:
+        return f"{begin} was lost; go on with `holdfast run`"
+    if ended.event.exit_code == ExitCode.DONE:
+        return f"{begin} {ended.event.reason}; look at it with `holdfast report {directory.path}`"
+    return f"{begin} {ended.event.words()}"
 
 
 def life_of(directory: RunDirectory) -> Life:
@@ -349,7 +364,10 @@ class _Order:
         """Return the next answer, from another head if that has died."""
         while not self._bound.has_passed:
             if self._channel is None:
-                self._channel = living_head(self._directory)
+                try:
+                    self._channel = living_head(self._directory)
+                except OutOfReach as error:
+                    raise NotSaved(_with_last_job(error, self._directory)) from error
                 if self._channel is None:
                     time.sleep(_RETRY_S)
                     continue

@@ -29,6 +29,8 @@ HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
         (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
         (["attach", "nowhere"], "nowhere does not exist"),
         (["report", "nowhere"], "nowhere does not exist"),
+        (["inspect", "run", "8000"], "8000 is no run; a step is given as --step 8000"),
+        (["logs", "run", "2"], "2 is no run; a worker is given as --worker 2"),
     ],
 )
 def test_bad_request_is_one_line_and_exit_2(

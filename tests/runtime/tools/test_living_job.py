@@ -17,6 +17,7 @@ from commands import holdfast_code
 from fake_head import Replies, head_of
 
 from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Message
@@ -195,6 +196,35 @@ def test_lease_that_names_no_process_is_nobodys(
 
     with pytest.raises(NotSaved, match=r"no job runs in .*; start one with `holdfast run`"):
         living_head(directory)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (None, "was lost; go on with `holdfast run`"),
+        ((0, "completed step 9"), "completed step 9; look at it with `holdfast report {}`"),
+        ((75, "stopped at step 5"), "ended with exit code 75: stopped at step 5"),
+    ],
+    ids=["lost", "complete", "stopped"],
+)
+@pytest.mark.parametrize("order", [order_save, order_stop])
+def test_order_without_a_job_tells_how_the_last_one_ended(
+    directory: RunDirectory, order: Any, ended: tuple[int, str] | None, words: str
+) -> None:
+    journal = Journal(directory.journal_path, run_id=RUN.run_id, source="head")
+    for begun in ((2, "an older job"), ended):
+        journal.record("job_started", workers=2)
+        if begun is not None:
+            journal.record("job_ended", exit_code=begun[0], reason=begun[1])
+    journal.close()
+    write_lease(directory, NOBODY)
+    how = {"is_urgent": False} if order is order_stop else {}
+
+    with pytest.raises(NotSaved) as caught:
+        order(directory, timeout_s=BOUND_S, is_waiting=True, **how)
+
+    begin = f"no job runs in {directory.path}: the last one "
+    assert str(caught.value) == begin + words.format(directory.path)
 
 
 def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
