@@ -51,8 +51,13 @@ class EventFiles:
         self._writers: list[_Writer] = []
 
     def attach(self, callback: Any) -> None:
-        """Let a TensorBoard callback write through this object; call it before ``set_model``."""
-        callback._summary_module = _Summary(callback.summary, self.create_writer)
+        """Let a TensorBoard callback write through this object; call it before ``set_model``.
+
+        One that an earlier training had still writes through the object of that one.
+        """
+        summary = callback.summary
+        module = summary.module if isinstance(summary, _Summary) else summary
+        callback._summary_module = _Summary(module, self.create_writer)
 
     def create_writer(self, real: Callable[..., Any], logdir: Any, *more: Any, **by: Any) -> Any:
         """Return a summary writer into a private folder, instead of one into ``logdir``."""
@@ -119,14 +124,14 @@ class _Summary:
     """TensorFlow's module ``summary``, with another way to make writers."""
 
     def __init__(self, module: Any, create_writer: Callable[..., Any]) -> None:
-        self._module = module
+        self.module = module
         self._create_writer = create_writer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return getattr(self.module, name)
 
     def create_file_writer(self, logdir: Any, *more: Any, **by: Any) -> Any:
-        return self._create_writer(self._module.create_file_writer, logdir, *more, **by)
+        return self._create_writer(self.module.create_file_writer, logdir, *more, **by)
 
 
 def _read(path: Path, begin: int) -> bytes:

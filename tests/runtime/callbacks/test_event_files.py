@@ -98,6 +98,21 @@ def test_callback_writes_through_the_event_files_and_keeps_all_else_of_its_modul
     assert callback._summary_module.scalar is scalar
 
 
+def test_callback_of_an_earlier_training_writes_through_the_event_files_of_the_next_one(
+    first: Worker,
+) -> None:
+    callback = SimpleNamespace(summary=SimpleNamespace(create_file_writer=Writer))
+    first.events.attach(callback)
+    callback.summary = callback._summary_module  # as the property of Keras returns it
+    later = EventFiles(first.files, ".run-2")
+
+    later.attach(callback)
+    callback._summary_module.create_file_writer(str(first.logs)).write("a")
+    later.measure({})
+
+    assert logged(first) == {"events.out.tfevents.7.run-2": "a"}
+
+
 def test_only_the_first_worker_copies_events_to_the_folder_of_the_callback(
     first: Worker, second: Worker
 ) -> None:
