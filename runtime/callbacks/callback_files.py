@@ -48,8 +48,8 @@ _NAME = ".private"
 class PrivateFolder:
     """The private folder of one worker; it exists once it is asked for.
 
-    A worker that was killed leaves its folder behind.  The workers of the next launch remove it,
-    and those of the next job have its name.
+    A worker that was killed leaves its folder behind.  Those that outlive it remove it at the end
+    of the script, and the workers of the next launch before.  Those of the next job have its name.
     """
 
     def __init__(self, run_dir: Path, worker: int) -> None:
@@ -67,26 +67,14 @@ class PrivateFolder:
                 raise FileNotFoundError(f"{self._all.parent} is gone")
         return self._own
 
-    def begin(self, living: Collection[int]) -> None:
-        """Remove what dead workers have left: those of this name, and all that are not living."""
-        self.remove()
-        self.remove_dead(living)
-
-    def remove(self) -> None:
-        """Remove the folder with all that is in it."""
+    def clear(self, living: Collection[int]) -> None:
+        """Remove this folder, and those of all workers that are not living."""
         shutil.rmtree(self._own, ignore_errors=True)
-        self._remove_if_last()
-
-    def remove_dead(self, living: Collection[int]) -> None:
-        """Remove the folders of all workers but these."""
-        names = {str(worker) for worker in living}
+        names = {str(worker) for worker in living} - {self._own.name}
         with contextlib.suppress(OSError):
             for folder in self._all.iterdir():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
-        self._remove_if_last()
-
-    def _remove_if_last(self) -> None:
         with contextlib.suppress(OSError):  # it is not there, or others are in it
             self._all.rmdir()
 

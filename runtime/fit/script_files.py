@@ -364,8 +364,9 @@ def private_folder() -> PrivateFolder:
     """Return this process's private folder, which is removed when the script has ended."""
     from holdfast.runtime.training.stages import stages_of_script
 
-    context = stages_of_script().context
+    stages = stages_of_script()
+    context = stages.context
     folder = PrivateFolder(context.run_dir, context.config.worker)
-    folder.begin(context.config.workers)
-    context.at_end.append(folder.remove)
+    folder.clear(context.config.workers)
+    context.at_end.append(lambda: folder.clear(stages.world.workers))
     return folder

@@ -302,7 +302,7 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
     if config.options.fit:
         stages, context = stages_of_script(), stages_of_script().context
         context.at_end.append(
-            share_caches(sys.modules["tensorflow"], config, lambda: stages.workers)
+            share_caches(sys.modules["tensorflow"], config, lambda: stages.world.workers)
         )
         distribute, tell = sys.modules["tensorflow"].distribute, context.inform
         leave_out(distribute.Strategy, tell)

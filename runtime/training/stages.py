@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import World
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, StopRequested
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
@@ -116,9 +116,9 @@ class Stages:
         return self._is_under_way or len(self._stages) > 1
 
     @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        """The workers of its world, as it was known last."""
-        return self._membership.world.workers
+    def world(self) -> World:
+        """Its world, as it was known last."""
+        return self._membership.world
 
     @property
     def context(self) -> WorkerContext:

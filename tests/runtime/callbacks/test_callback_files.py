@@ -651,10 +651,10 @@ def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_pat
     for folder in folders:
         folder()
 
-    folders[1].remove_dead([1])
+    folders[0].clear([0, 1])
 
     assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
-    folders[1].remove()
+    folders[1].clear([0, 1])
     assert not (tmp_path / ".private").exists()
 
 
@@ -663,7 +663,7 @@ def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> 
         (PrivateFolder(tmp_path, worker)() / "1-folder").mkdir()
 
     folder = PrivateFolder(tmp_path, 0)
-    folder.begin([0, 1])
+    folder.clear([0, 1])
 
     assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
     assert FirstFiles(False, folder, print).new_folder().is_dir()
@@ -672,7 +672,7 @@ def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> 
 def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) -> None:
     folder = PrivateFolder(tmp_path, 3)
     folder()
-    folder.remove()
+    folder.clear([3])
 
     assert folder().is_dir()
 
@@ -680,8 +680,7 @@ def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) ->
 def test_nothing_to_remove_is_no_error(tmp_path: Path) -> None:
     folder = PrivateFolder(tmp_path, 3)
 
-    folder.remove_dead([3])
-    folder.remove()
+    folder.clear([3])
 
     assert list(tmp_path.iterdir()) == []
 
