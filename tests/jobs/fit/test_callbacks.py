@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,34 @@ def _weights(source: Any) -> dict[str, bytes]:
 
 
 def _events(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return tag, step and value of all summaries, in their order."""
+    """Return tag, step and value of all summaries, in their order; own figures have no value."""
     if not folder.exists():  # TensorBoard is not installed
         return {}
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     found: dict[str, list[tuple[Any, ...]]] = {}
+    for path, step, value in _summaries(folder):
+        is_alike = value.tag != "keras" and path.parent.name != "holdfast"
+        text = value.tensor.SerializeToString() if is_alike else b""
+        found.setdefault(path.parent.name, []).append((value.tag, step, text))
+    return found
+
+
+def _summaries(folder: Path) -> Iterator[tuple[Path, int, Any]]:
+    """Yield the file, the step and the value of all summaries, in their order."""
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     for path in sorted(folder.rglob("*tfevents*")):
         for event in loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                text = b"" if value.tag == "keras" else value.tensor.SerializeToString()
-                found.setdefault(path.parent.name, []).append((value.tag, event.step, text))
+                yield path, event.step, value
+
+
+def scalars(folder: Path, run: str) -> dict[str, list[tuple[int, float]]]:
+    """Return the steps and values of each tag of a run that TensorBoard shows, in their order."""
+    numbers = pytest.importorskip("tensorboard.util.tensor_util")
+    found: dict[str, list[tuple[int, float]]] = {}
+    for _, step, value in _summaries(folder / "out" / "events" / run):
+        if value.tag != "keras":
+            number = float(numbers.make_ndarray(value.tensor))
+            found.setdefault(value.tag, []).append((step, number))
     return found
 
 
@@ -95,23 +114,52 @@ def test_undisturbed_run_stops_early_and_writes_each_file_once(
 
     assert 2 < epochs < 12
     assert result["stopped"][0] == epochs - 1
-    assert len(result["losses"]) == epochs * 5
+    assert len(result["losses"]) == epochs * 6
     assert result["best"] == result["weights"]
     assert len(files["log.csv"].splitlines()) == 1 + epochs
     assert len(files["diary.txt"].splitlines()) == 2 + epochs
     assert "BackupAndRestore does nothing here" in job.stderr
 
 
-def test_first_workers_die_one_by_one_and_then_all(
+def test_first_worker_dies_then_all_and_then_the_first_of_the_relaunch(
     undisturbed: tuple[JobRun, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Steps 8, 15 and 22 are in the middle, at the end, and in the middle of an epoch of 5."""
-    faults = ("kill worker=0 step=8", "kill worker=1 step=15 site=apply", "kill worker=2 step=22")
-    job = train(tmp_path, 3, *faults)
+    """Steps 8, 15 and 18 are in the middle, in the middle and at the end of an epoch of 6."""
+    all_others = ("kill worker=1 step=15", "kill worker=2 step=15")
+    job = train(
+        tmp_path, 3, "kill worker=0 step=8", *all_others, "kill worker=3 step=18 site=apply"
+    )
     written = files_of(tmp_path)
     again = train(tmp_path, 2)
 
     before, files = undisturbed
+    assert len(job.report.relaunches) == 1
     assert job.sha256 == again.sha256 == before.sha256
     assert written == files
     assert files_of(tmp_path) == files
+    epochs = json.loads(files["result.json"])["epochs"]
+    told = shown_in_tensorboard(tmp_path, epochs)
+    assert told["holdfast/workers"][-1] == 2
+    assert set(told["holdfast/workers"]) <= {2, 3}
+    assert told["holdfast/relaunches"] == sorted(told["holdfast/relaunches"])
+    assert set(told["holdfast/relaunches"][2:]) == {1}
+    assert told["holdfast/generation"] == sorted(told["holdfast/generation"])
+    assert told["holdfast/generation"][-1] > 3
+
+
+def shown_in_tensorboard(folder: Path, epochs: list[int]) -> dict[str, list[float]]:
+    """Return holdfast's own figures of each epoch; each scalar stands once, in order."""
+    pytest.importorskip("tensorboard")
+    shown = {run: scalars(folder, run) for run in ("train", "validation", "holdfast")}
+    for tags in shown.values():
+        for tag, points in tags.items():
+            if tag.startswith(("epoch_", "holdfast/")):
+                assert [step for step, _ in points] == epochs, tag
+    assert {"epoch_loss", "epoch_accuracy", "epoch_learning_rate"} <= shown["train"].keys()
+    assert {"epoch_loss", "epoch_accuracy"} <= shown["validation"].keys()
+    told = {tag: [number for _, number in points] for tag, points in shown["holdfast"].items()}
+    assert len(told) == 7
+    assert min(told["holdfast/samples_per_second"]) > 0
+    shares = [number for tag, numbers in told.items() if "share" in tag for number in numbers]
+    assert 0 <= min(shares) <= max(shares) <= 1
+    return told

@@ -63,7 +63,7 @@ callbacks = [
 if importlib.util.find_spec("tensorboard"):
     callbacks.append(keras.callbacks.TensorBoard("events", update_freq=2))
 history = model.fit(
-    x, y, batch_size=16, epochs=12, validation_split=0.25, callbacks=callbacks, verbose=0
+    x, y, batch_size=12, epochs=12, validation_split=0.25, callbacks=callbacks, verbose=0
 )
 
 result = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,42 @@ class Writer:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Summary:
+    """As TensorFlow's module ``summary``: scalars go to the writer that is the default."""
+
+    def __init__(self) -> None:
+        self.made: list[Writer] = []
+        self.is_recording = False
+
+    def create_file_writer(self, logdir: str) -> Writer:
+        writer = Writer(logdir)
+        self.made.append(writer)
+        writer.as_default = contextlib.nullcontext  # type: ignore[attr-defined]
+        return writer
+
+    @contextlib.contextmanager
+    def record_if(self, condition: bool) -> Iterator[None]:  # noqa: FBT001  (as TensorFlow's)
+        before, self.is_recording = self.is_recording, condition
+        yield
+        self.is_recording = before
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        if self.is_recording:
+            self.made[-1].write(f"{name} {value} at {step};")
+
+
+class Board:
+    """As Keras's TensorBoard callback, with the module ``summary`` as a property."""
+
+    def __init__(self, log_dir: Path, module: Summary | None = None) -> None:
+        self.log_dir = str(log_dir)
+        self._summary_module: Any = module or Summary()
+
+    @property
+    def summary(self) -> Any:
+        return self._summary_module
 
 
 class Worker:
@@ -101,9 +139,8 @@ def test_callback_writes_through_the_event_files_and_keeps_all_else_of_its_modul
 def test_callback_of_an_earlier_training_writes_through_the_event_files_of_the_next_one(
     first: Worker,
 ) -> None:
-    callback = SimpleNamespace(summary=SimpleNamespace(create_file_writer=Writer))
+    callback = Board(first.logs)
     first.events.attach(callback)
-    callback.summary = callback._summary_module  # as the property of Keras returns it
     later = EventFiles(first.files, ".run-2")
 
     later.attach(callback)
@@ -231,3 +268,32 @@ def test_folder_of_the_logs_is_there_for_files_that_callbacks_write_beside_it(
     (first.logs / "projector_config.pbtxt").write_text("embeddings")
 
     assert logged(first) == {"projector_config.pbtxt": "embeddings"}
+
+
+def test_own_figures_stand_once_for_callbacks_of_one_folder_and_go_on_after_a_death(
+    first: Worker, second: Worker, tmp_path: Path
+) -> None:
+    boards = {worker.scratch.name: Board(first.logs) for worker in (first, second)}
+    for worker in (first, second):
+        worker.events.attach(boards[worker.scratch.name])
+        worker.events.attach(Board(tmp_path / "logs" / ".." / "logs"))
+        worker.events.end_epoch(0, {"workers": 2})
+    lengths = first.measure()
+    for worker in (first, second):
+        worker.agreed(lengths)
+        worker.events.end_epoch(1, {"workers": 2})
+    first.measure()
+
+    second.files.take_over()
+    second.agreed(second.measure())
+
+    (path,) = (tmp_path / "logs" / "holdfast").iterdir()
+    assert path.read_text() == "holdfast/workers 2 at 0;holdfast/workers 2 at 1;"
+
+
+def test_without_own_figures_there_is_no_folder_of_theirs(first: Worker) -> None:
+    first.events.attach(Board(first.logs))
+
+    first.events.end_epoch(0, {})
+
+    assert logged(first) == {}
