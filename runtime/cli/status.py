@@ -118,14 +118,23 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
         click.echo(f"no run is in {directory.absolute()} or below it")
         return
     table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
-    for run, look in found:
+    previous = [RunDirectory(run).previous_runs for run, _ in found]
+    if any(previous):
+        table.add_column("previous")
+    for (run, look), kept in zip(found, previous, strict=True):
         script = "-" if look.script is None else Path(look.script).name
-        table.add_row(*map(Text, (str(run), script, _state(look), str(look.step), _saved(look))))
+        table.add_row(
+            *map(Text, (str(run), script, _state(look), str(look.step), _saved(look), str(kept)))
+        )
     console = output()
     at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
     wanted = Measurement.get(console, at_any_width, table).maximum
     console.width = max(console.width, wanted)
     console.print(table)
+    if any(previous):
+        console.print(
+            "previous: runs that --fresh has set aside; `rm -r RUN_DIR/previous-*` removes them"
+        )
 
 
 def _state(found: JobStatus) -> str:

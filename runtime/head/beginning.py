@@ -149,7 +149,9 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that is unusual about the run directory."""
     options = setup.options
     if setup.set_aside is not None:
-        yield f"moved the previous run to {setup.set_aside} (--fresh)"
+        kept = RunDirectory(options.run_dir).previous_runs
+        many = f"; {kept} are there now, and `rm -r {options.run_dir}/previous-*` removes them"
+        yield f"moved the previous run to {setup.set_aside} (--fresh)" + (many if kept > 1 else "")
     if setup.copied_from is not None:
         yield (
             f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "

@@ -34,6 +34,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Callable
@@ -76,6 +77,7 @@ FORMAT = 1
 CHAOS_DRAWS = "HOLDFAST_CHAOS_DRAWS"
 """The variable by which ``holdfast chaos`` lets a run and its twin draw alike."""
 
+_PREVIOUS = re.compile(r"previous-\d+")
 _LARGEST_RECORD_BYTES = 1 << 20
 _ADVICE = "stop one of the two jobs, and move its run directory elsewhere"
 
@@ -398,6 +400,13 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
         return folder
+
+    @property
+    def previous_runs(self) -> int:
+        """How many runs ``--fresh`` has set aside here."""
+        with contextlib.suppress(OSError):
+            return sum(_PREVIOUS.fullmatch(name) is not None for name in os.listdir(self.path))
+        return 0
 
     def _new_previous_folder(self) -> Path:
         number = 1

@@ -172,7 +172,9 @@ def test_list_shows_all_runs_below_a_directory_and_none_within_a_run(
     (first,) = (line for line in lines if "first" in line)
     assert first.split()[:3] == [str(run), "train.py", "stopped"]
     assert "other.py" in second
-    assert not any("previous" in line or "hidden" in line for line in lines)
+    assert [line.split()[-1] for line in (first, second)] == ["1", "0"]
+    assert lines[-1].endswith("; `rm -r RUN_DIR/previous-*` removes them")
+    assert not any("previous-1" in line or "hidden" in line for line in lines)
 
     assert holdfast_code("list", tmp_path, "--json") == ExitCode.DONE
     found = json.loads(capsys.readouterr().out)

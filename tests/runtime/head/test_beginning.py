@@ -256,11 +256,18 @@ def test_script_for_horovod_is_told_where_its_way_is_described(tmp_path: Path, t
         assert [page in line for line in lines[1:]] == [True] * count
 
 
-def test_fresh_run_says_where_the_old_one_is() -> None:
-    lines = told(set_aside=Path("/run/previous-2"))
+def test_fresh_run_says_where_the_old_ones_are_and_how_to_remove_several(tmp_path: Path) -> None:
+    place, line = (
+        {"run_dir": tmp_path},
+        f"moved the previous run to {tmp_path}/previous-2 (--fresh)",
+    )
+    (tmp_path / "previous-2").mkdir()
+    assert told(set_aside=tmp_path / "previous-2", options=place)[1:] == [line]
 
-    (line,) = lines[1:]
-    assert line == "moved the previous run to /run/previous-2 (--fresh)"
+    (tmp_path / "previous-1").mkdir()
+    (several,) = told(set_aside=tmp_path / "previous-2", options=place)[1:]
+
+    assert several == f"{line}; 2 are there now, and `rm -r {tmp_path}/previous-*` removes them"
 
 
 @pytest.mark.parametrize(
