@@ -214,6 +214,8 @@ class JobConsole:
 
     def stopping(self, asked_by: str, *, is_second: bool) -> None:
         """Say that a signal or a person asks the job to stop."""
+        if self._progress is not None:
+            self._progress.stopping()
         if is_second:
             self._say(f"{asked_by}: stopping at once")
         else:

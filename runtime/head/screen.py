@@ -16,6 +16,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.runtime.host.streams import ERR, OUT, Streams
@@ -135,6 +136,10 @@ class ProgressLog:
         """Take note of a message of the agent, and show what is new."""
         if message.get("kind") == "worker_report":
             self._heard_report(message["report"], float(message.get("now", 0.0)))
+
+    def stopping(self) -> None:
+        """Show from here on that the job was asked to stop."""
+        self._picture = replace(self._picture, is_stopping=True)
 
     def show(self, progress: Message) -> None:
         """Draw how far training has come."""

@@ -23,8 +23,8 @@ from holdfast.runtime.run.progress import EndedEpoch, StepReport
 _MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
 
-STARTING, TRAINING = "starting", "training"
-"""Phases of a worker, as its status calls them."""
+STARTING, TRAINING, STOPPING = "starting", "training", "stopping"
+"""Phases of a worker, as its status calls them, and that of a job that was asked to stop."""
 
 GAP = "  "
 _BAR_CELLS, _NARROW_BAR_CELLS = 20, 10
@@ -56,7 +56,7 @@ def _width(parts: Sequence[Part]) -> int:
 def _parts(picture: Picture, now: float, cells: int) -> Iterator[Part]:
     report = picture.report
     if report is None:
-        yield Part(picture.phase or STARTING, 0, "phase")
+        yield Part(STOPPING if picture.is_stopping else picture.phase or STARTING, 0, "phase")
         yield _workers(picture)
         return
     if report.stage > 1:
@@ -78,9 +78,10 @@ def _parts(picture: Picture, now: float, cells: int) -> Iterator[Part]:
 
 def _pace(picture: Picture, report: StepReport) -> Iterator[Part]:
     """Yield the speed and what is left; or in their place what is done instead of training."""
-    if picture.phase not in (None, TRAINING):
+    if picture.is_stopping or picture.phase not in (None, TRAINING):
         room = _RATE + (len(GAP) + _LEFT) * bool(report.steps)
-        yield Part(f"{progress.phase(str(picture.phase)):<{room}}", 1, "phase")
+        phase = STOPPING if picture.is_stopping else progress.phase(str(picture.phase))
+        yield Part(f"{phase:<{room}}", 1, "phase")
         return
     per_s, left_s = picture.pace.per_s, picture.left_s
     yield Part(f"{progress.rate(per_s) if per_s else '':>{_RATE}}", 4)
@@ -164,6 +165,7 @@ class Picture:
     """That of the newest epoch that this launch has printed: no earlier step is shown then."""
     saved_step: int | None = None
     saved_at: float | None = None
+    is_stopping: bool = False
 
     def launched(self, workers: int) -> Picture:
         """Return the picture of another launch, which goes on where the last one was."""

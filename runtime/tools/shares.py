@@ -22,7 +22,9 @@ _OF_STEPS = (
     Activity.APPLY,
     Activity.COPY,
 )
-_FOR_PEERS = (Activity.WAIT, Activity.EXCHANGE, Activity.VOTE)
+_FOR_PEERS = (Activity.WAIT, Activity.EXCHANGE)
+"""A vote is none of these: workers come to it together, and it takes each one the same time."""
+
 _SHOWN_FROM = 0.01
 _SLOW_FROM = 0.1
 """A worker is slow for which the others wait for this part of their time."""

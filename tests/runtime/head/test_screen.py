@@ -66,6 +66,19 @@ def epoch(number: int, **changes: Any) -> dict[str, Any]:
     return {"kind": "worker_report", "worker": 0, "report": report}
 
 
+def test_job_that_was_asked_to_stop_is_stopping_whatever_its_workers_do() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+    log.show(progress_of())
+
+    log.stopping()
+    for phase in ("training", "saving", "concluding", "leaving"):
+        log.show(progress_of(phase=phase))
+
+    line = f"epoch 1/6 |  7/10 | {'stopping':<24} | loss: 0.5000  | 2 workers"
+    assert terminal.live[1:] == [line] * 4
+
+
 def test_live_line_follows_the_training_and_goes_at_the_end() -> None:
     terminal = Terminal()
     log = log_on(terminal)

@@ -30,10 +30,11 @@ SLOW = worker(2, "node1", read=6.0, compute=3.8, wait=0.2)
     [
         ([worker(0, wait=4.0, compute=6.0), worker(1, exchange=2.0, compute=8.0)], "30%"),
         ([worker(0, wait=1.0, compute=9.0)], None),
+        ([worker(0, wait=1.0, vote=8.0, compute=1.0)], None),
         ([worker(0, script=9.0)], None),
         ([], None),
     ],
-    ids=["they wait", "they hardly wait", "they have not begun", "alone"],
+    ids=["they wait", "they hardly wait", "they vote", "they have not begun", "alone"],
 )
 def test_slowest_is_named_if_the_others_wait_for_it(
     others: list[WorkerReport], words: str | None
