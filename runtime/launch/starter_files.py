@@ -46,7 +46,7 @@ model.compile(
 
 # batch_size is that of all workers together: each one computes its part.
 # Progress is saved meanwhile; the same command again goes on where it was.
-model.fit(x, y, batch_size=64, epochs=options.epochs, validation_split=0.2, verbose=0)
+model.fit(x, y, batch_size=64, epochs=options.epochs, validation_split=0.2)
 
 # One worker prints and writes for all.
 if holdfast.is_first():

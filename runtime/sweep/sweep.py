@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.launch.command import checked, command_of
+from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.sweep.study import (
     OUTPUT,
@@ -117,6 +118,10 @@ class Sweep:
         self._name = str(terms.directory.resolve())
         self._stops, self._last_stop = 0, signal.SIGTERM
         self._running: list[_Running] = []
+        say(  # at once: the library of the study and the first trial take seconds
+            f"{count(terms.trials, 'trial')} of {terms.script.name}, {self._parallel} at a time on "
+            f"{count(self._workers, 'worker')} each: `holdfast list {terms.directory}` shows them"
+        )
         self._study = SweepStudy(terms.study)
 
     def run(self) -> ExitCode:
@@ -218,7 +223,7 @@ class Sweep:
         for trial in trials:
             counts[trial.state] = counts.get(trial.state, 0) + 1
         words = {"fail": "failed", "running": "to go on with"}
-        told = [f"{count} {words.get(state, state)}" for state, count in counts.items() if count]
+        told = [f"{many} {words.get(state, state)}" for state, many in counts.items() if many]
         self._say(f"{len(trials)} of {self._terms.trials} trials: {', '.join(told) or 'none'}")
         best = self._study.best(self._name)
         if best is not None:

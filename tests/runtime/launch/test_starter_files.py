@@ -34,4 +34,6 @@ def test_the_files_run_to_their_end(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("loss ")
+    epoch, last = done.stdout.splitlines()
+    assert epoch.startswith("Epoch 1/1 - ")
+    assert last.startswith("loss ")

@@ -107,7 +107,10 @@ def test_a_sweep_that_was_killed_with_a_job_goes_on_and_each_trial_is_there_once
     )  # fmt: skip
 
     assert again.returncode == 0, again.stderr
-    assert "1 of 3 trials are there; going on" in again.stderr
+    begin, going_on = again.stderr.splitlines()[:2]
+    assert begin.startswith("holdfast: 3 trials of swept.py, 1 at a time on ")
+    assert begin.endswith(" each: `holdfast list holdfast-swept-sweep` shows them")
+    assert going_on == "holdfast: 1 of 3 trials are there; going on"
     assert "3 of 3 trials: 2 complete, 1 failed" in again.stderr
     trials = optuna.load_study(study_name="swept", storage=f"sqlite:///{tmp_path / 's.db'}").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE"]
