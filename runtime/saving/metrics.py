@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.runtime.options.job_options import MetricsTerms
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
@@ -45,6 +45,41 @@ _TAIL_BYTES = 16 << 20
 
 _LAST_WITHIN_S = 10.0
 _OWN_CAUSES = ("signal", "exit", "out of memory", "not started", "fenced")
+
+_GAUGES = {
+    "run_info": "The run, by its labels.",
+    "job_running": "1 until the job has ended.",
+    "job_exit_code": "How the job has ended.",
+    "job_start_time_seconds": "When the job began.",
+    "look_time_seconds": "When the head told of workers.",
+    "last_save_time_seconds": "When it was durable.",
+    "last_save_seconds": "How long it took.",
+    "last_save_bytes": "Its size.",
+    "last_save_step": "Its step.",
+    "step": "The last step.",
+    "epoch": "The epoch in hand.",
+    "steps_per_second": "Of late.",
+    "goodput_ratio": "Time of steps that count, of all time.",
+    "training_metric": "Loss and metrics of the last epoch, or so far.",
+    "workers": "Workers that live.",
+    "memory_bytes": "Resident memory of a host's workers.",
+    "worker_memory_bytes": "Resident memory of a worker.",
+}
+_COUNTERS = {
+    "deaths": "Workers that died.",
+    "relaunches": "Launches after the first one.",
+    "recoveries": "Deaths that survivors went on after.",
+    "recovery_seconds": "Time of these recoveries.",
+    "saves": "Checkpoints.",
+    "failed_saves": "Checkpoints that failed.",
+    "steps": "Steps, also those that were done again.",
+    "samples": "Samples of these steps.",
+    "training_seconds": "Time of steps that count.",
+    "worker_seconds": "Time of a worker by what it did.",
+}
+
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
+_NONE: _Labels = ()
 
 
 def cause_of(failure: Failure) -> str:
@@ -88,172 +123,125 @@ class JobFigures:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._changing = threading.Lock()
-        self._begin(None)
+        self._begin(None, "")
 
-    def _begin(self, entry: Entry[JobStarted] | None) -> None:
-        self._script = "" if entry is None else (entry.event.script or "")
-        self._began = None if entry is None else (entry.now, entry.time)
-        self._ended: Entry[JobEnded] | None = None
-        self._deaths: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-        self._useful = UsefulTime()
-        self._pace = Pace()
-        self._step: Step | None = None
-        self._epoch = 0
+    def _begin(self, began_s: float | None, script: str) -> None:
+        self._began_s, self._has_ended = began_s, False
+        self._useful, self._pace = UsefulTime(), Pace()
         self._metrics: Mapping[str, float] = {}
-        self._save: Entry[Checkpoint] | None = None
-        self._recovery_s = 0.0
-        self._looked: tuple[float, float] | None = None
-        self._workers: tuple[WorkerReport, ...] = ()
+        self._samples: dict[str, dict[_Labels, float]] = {
+            **{name: {_NONE: 0.0} for name in _COUNTERS if name != "worker_seconds"},
+            **{name: {_NONE: 0.0} for name in ("job_running", "steps_per_second", "workers")},
+            "run_info": {(("run_id", self._run_id), ("script", Path(script).name)): 1.0},
+        }
+
+    def _set(self, **values: float) -> None:
+        self._samples |= {name: {_NONE: float(value)} for name, value in values.items()}
+
+    def _add(self, **values: float) -> None:
+        for name, value in values.items():
+            self._samples[name][_NONE] += value
 
     def saw(self, line: Mapping[str, Any]) -> None:
         """Take note of a line of the journal."""
         entry = entry_of(line)
-        if entry is None:
-            return
-        with self._changing:
-            self._saw(entry)
+        if entry is not None:
+            with self._changing:
+                self._saw(entry)
 
     def _saw(self, entry: Entry[Any]) -> None:
         event = entry.event
         match event:
             case JobStarted():
-                self._begin(entry)
+                self._begin(entry.now, event.script or "")
+                self._set(job_running=1.0, job_start_time_seconds=entry.time)
             case JobEnded():
-                self._ended = entry
+                self._has_ended = True
+                self._set(job_running=0.0, job_exit_code=event.exit_code, steps_per_second=0.0)
+                self._tell_goodput(entry.now)
+                self._tell_workers(())
             case Launch() | Relaunch():
                 self._useful.interrupted()
-                self._counts["relaunches"] += isinstance(event, Relaunch)
+                self._add(relaunches=isinstance(event, Relaunch))
             case Failure():
-                self._deaths[cause_of(event)] += 1
+                deaths, labels = self._samples["deaths"], (("cause", cause_of(event)),)
+                deaths.pop(_NONE, None)
+                deaths[labels] = deaths.get(labels, 0.0) + 1
             case Recovery():
-                self._counts["recoveries"] += 1
-                self._recovery_s += (event.next_step_ms or 0.0) / 1000
+                self._add(recoveries=1, recovery_seconds=(event.next_step_ms or 0.0) / 1000)
             case Step():
                 self._useful.stepped(event, entry.now)
                 self._pace = self._pace.observe(event.step, entry.now)
-                self._step, self._epoch = event, event.epoch
-                self._counts["steps"] += event.number
-                self._counts["samples"] += event.samples
+                self._set(step=event.step, epoch=event.epoch, steps_per_second=self._pace.per_s)
+                self._set(training_seconds=self._useful.seconds)
+                self._add(steps=event.number, samples=event.samples)
             case Epoch():
                 validation = (event.validation or {}).items()
-                found = {f"val_{name}": value for name, value in validation}
-                self._metrics = {**(event.metrics or {}), **found}
+                self._metrics = {f"val_{name}": value for name, value in validation}
+                self._tell_metrics(event.metrics or {})
             case Checkpoint():
-                self._counts["saves"] += 1
-                self._save = entry
+                self._add(saves=1)
+                self._set(last_save_time_seconds=entry.time, last_save_seconds=event.seconds)
+                self._set(last_save_bytes=event.bytes, last_save_step=event.step)
             case CheckpointFailed():
-                self._counts["failed saves"] += 1
+                self._add(failed_saves=1)
 
     def look(self, message: Message) -> None:
         """Take what the head tells of the workers that live just now."""
-        workers = map(WorkerReport.of, message["workers"])
+        workers = [w for w in map(WorkerReport.of, message["workers"]) if w is not None]
         progress = StepReport.of(message.get("progress"))
         with self._changing:
-            self._looked = float(message["now"]), float(message["time"])
-            self._workers = tuple(worker for worker in workers if worker is not None)
+            self._set(look_time_seconds=message["time"])
+            if not self._has_ended:
+                self._tell_goodput(float(message["now"]))
+                self._tell_workers([worker for worker in workers if worker.pid is not None])
+            self._samples["worker_seconds"] = {
+                (*_labels(worker), ("activity", name)): seconds
+                for worker in workers
+                for name, seconds in worker.spent_s.items()
+            }
             if progress is not None:
-                self._epoch = progress.epoch
-                self._metrics = {**self._metrics, **progress.metrics}
+                if "step" in self._samples:
+                    self._set(epoch=progress.epoch)
+                self._tell_metrics(progress.metrics)
+
+    def _tell_metrics(self, new: Mapping[str, float]) -> None:
+        self._metrics = {**self._metrics, **new}
+        self._samples["training_metric"] = {
+            (("name", name),): value for name, value in self._metrics.items()
+        }
+
+    def _tell_goodput(self, now_s: float) -> None:
+        if self._began_s is not None and now_s > self._began_s:
+            share = self._useful.seconds / (now_s - self._began_s)
+            self._set(goodput_ratio=min(1.0, share))
+
+    def _tell_workers(self, living: Sequence[WorkerReport]) -> None:
+        self._set(workers=len(living))
+        sizes = {_labels(worker): float(worker.resident_bytes or 0) for worker in living}
+        of_hosts: defaultdict[_Labels, float] = defaultdict(float)
+        for labels, size in sizes.items():
+            of_hosts[labels[1:]] += size
+        self._samples |= {"worker_memory_bytes": sizes, "memory_bytes": of_hosts}
 
     def collect(self) -> Iterator[Metric]:
         """Yield all figures."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
         with self._changing:
-            yield from [*self._of_job(), *self._of_training(), *self._of_workers()]
-
-    def _of_job(self) -> Iterator[Metric]:
-        is_running = self._began is not None and self._ended is None
-        info = {"run_id": self._run_id, "script": Path(self._script).name}
-        yield _gauge("run_info", "The run, by its labels.", [(info, 1.0)])
-        yield _gauge("job_running", "1 until the job has ended.", is_running)
-        if self._ended is not None:
-            code = self._ended.event.exit_code
-            yield _gauge("job_exit_code", "How the job has ended.", code)
-        if self._began is not None:
-            yield _gauge("job_start_time_seconds", "When the job began.", self._began[1])
-        if self._looked is not None:
-            yield _gauge("look_time_seconds", "When the head told of workers.", self._looked[1])
-        deaths = [({"cause": cause}, float(count)) for cause, count in self._deaths.items()]
-        yield _counter("deaths", "Workers that died.", deaths or 0)
-        counts = self._counts
-        yield _counter("relaunches", "Launches after the first one.", counts["relaunches"])
-        yield _counter("recoveries", "Deaths that survivors went on after.", counts["recoveries"])
-        yield _counter("recovery_seconds", "Time of these recoveries.", self._recovery_s)
-        yield _counter("saves", "Checkpoints.", counts["saves"])
-        yield _counter("failed_saves", "Checkpoints that failed.", counts["failed saves"])
-        if self._save is not None:
-            saved = self._save.event
-            yield _gauge("last_save_time_seconds", "When it was durable.", self._save.time)
-            yield _gauge("last_save_seconds", "How long it took.", saved.seconds)
-            yield _gauge("last_save_bytes", "Its size.", saved.bytes)
-            yield _gauge("last_save_step", "Its step.", saved.step)
-
-    def _of_training(self) -> Iterator[Metric]:
-        yield _counter("steps", "Steps, also those that were done again.", self._counts["steps"])
-        yield _counter("samples", "Samples of these steps.", self._counts["samples"])
-        yield _counter("training_seconds", "Time of steps that count.", self._useful.seconds)
-        if self._step is not None:
-            yield _gauge("step", "The last step.", self._step.step)
-            yield _gauge("epoch", "The epoch in hand.", self._epoch)
-        yield _gauge("steps_per_second", "Of late.", 0.0 if self._ended else self._pace.per_s)
-        wall_s = self._wall_s
-        if wall_s:
-            share = min(1.0, self._useful.seconds / wall_s)
-            yield _gauge("goodput_ratio", "Time of steps that count, of all time.", share)
-        shown = [({"name": name}, value) for name, value in self._metrics.items()]
-        yield _gauge("training_metric", "Loss and metrics of the last epoch, or so far.", shown)
-
-    @property
-    def _wall_s(self) -> float:
-        if self._began is None:
-            return 0.0
-        moments = [entry.now for entry in (self._ended,) if entry is not None]
-        moments = moments or [look[0] for look in (self._looked,) if look is not None]
-        return moments[0] - self._began[0] if moments else 0.0
-
-    def _of_workers(self) -> Iterator[Metric]:
-        has_ended = self._ended is not None
-        living = [w for w in self._workers if w.pid is not None and not has_ended]
-        yield _gauge("workers", "Workers that live.", len(living))
-        of_hosts: Counter[str] = Counter()
-        for worker in living:
-            of_hosts[worker.host] += worker.resident_bytes or 0
-        hosts = [({"host": host}, float(size)) for host, size in of_hosts.items()]
-        yield _gauge("memory_bytes", "Resident memory of a host's workers.", hosts)
-        sizes = [(_labels(worker), float(worker.resident_bytes or 0)) for worker in living]
-        spent = [
-            (_labels(worker) | {"activity": name}, seconds)
-            for worker in self._workers
-            for name, seconds in worker.spent_s.items()
-        ]
-        yield _gauge("worker_memory_bytes", "Resident memory of a worker.", sizes)
-        yield _counter("worker_seconds", "Time of a worker by what it did.", spent)
+            for kind, end, texts in (
+                (GaugeMetricFamily, "", _GAUGES),
+                (CounterMetricFamily, "_total", _COUNTERS),
+            ):
+                for name, text in texts.items():
+                    family = kind(f"holdfast_{name}", text)
+                    for labels, value in self._samples.get(name, {}).items():
+                        family.add_sample(family.name + end, dict(labels), value)
+                    yield family
 
 
-_Samples = Iterable[tuple[Mapping[str, str], float]] | float
-
-
-def _labels(worker: WorkerReport) -> dict[str, str]:
-    return {"worker": str(worker.worker), "host": worker.host}
-
-
-def _gauge(name: str, text: str, value: _Samples) -> Metric:
-    from prometheus_client.metrics_core import GaugeMetricFamily
-
-    return _with(GaugeMetricFamily(f"holdfast_{name}", text), "", value)
-
-
-def _counter(name: str, text: str, value: _Samples) -> Metric:
-    from prometheus_client.metrics_core import CounterMetricFamily
-
-    return _with(CounterMetricFamily(f"holdfast_{name}", text), "_total", value)
-
-
-def _with(metric: Metric, suffix: str, value: _Samples) -> Metric:
-    found = [({}, float(value))] if isinstance(value, (int, float)) else value
-    for labels, number in found:
-        metric.add_sample(metric.name + suffix, dict(labels), number)
-    return metric
+def _labels(worker: WorkerReport) -> _Labels:
+    return ("worker", str(worker.worker)), ("host", worker.host)
 
 
 class MetricsShown:
