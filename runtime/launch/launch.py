@@ -7,7 +7,6 @@ again and returns what came of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.launch import launched_function
 from holdfast.runtime.launch.command import checked, command_of, fields_of
 from holdfast.runtime.options.sources import check_script
-from holdfast.runtime.tools.report import Report
 from holdfast.runtime.tools.reported_run import read_reported_run
 from holdfast.runtime.worker import context as contexts
 
@@ -118,22 +116,18 @@ def run_to_end(command: list[str]) -> int:
     is_plain = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
     pipe = None if is_plain else subprocess.PIPE  # a notebook shows what Python prints
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True)
-    copies = [
-        threading.Thread(target=_copy, args=pair)
-        for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        if pair[0] is not None
-    ]
+    ends = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    copies = [threading.Thread(target=_copy, args=pair) for pair in ends if pair[0] is not None]
     for copy in copies:
         copy.start()
     interrupt: KeyboardInterrupt | None = None
-    while True:
+    code: int | None = None
+    while code is None:
         try:
             code = process.wait()
-            break
         except KeyboardInterrupt as asked:
             interrupt = asked
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
     for copy in copies:
         copy.join()
     if interrupt is not None:
@@ -150,32 +144,26 @@ def _copy(source: IO[bytes], to: IO[str]) -> None:
 
 def _outcome(code: int, run_dir: Path, function: Path | None) -> LaunchResult:
     """Return what came of a job, or raise what has ended it."""
-    if code not in _WENT_WELL:
-        failed = None if function is None else launched_function.failure_of(function)
-        if failed is not None and failed.error is not None:
-            raise failed.error from WorkerTraceback(failed.traceback)
-        cause = None if failed is None else WorkerTraceback(failed.traceback)
-        raise LaunchFailed(_why(code, run_dir), code, run_dir) from cause
-    is_over = code == ExitCode.DONE and function is not None
-    value = launched_function.result_of(function) if is_over and function else None
-    report = read_reported_run(run_dir).report
-    return LaunchResult(value, code, run_dir, report.final_sha256, history_of(report))
-
-
-def _why(code: int, run_dir: Path) -> str:
-    reason = None
-    with contextlib.suppress(UsageError):  # it has not begun
+    report = None
+    try:
         report = read_reported_run(run_dir).report
-        reason = report.reason if report.exit_code == code else None
-    return f"the job in {run_dir} ended with exit code {code}: {reason or 'its last lines say why'}"
-
-
-def history_of(report: Report) -> dict[str, list[float]]:
-    """Return the metrics of a run by epochs, as the history of Keras's ``fit`` has them."""
+    except UsageError:  # it has not begun
+        if code in _WENT_WELL:
+            raise
+    if report is None or code not in _WENT_WELL:
+        error, trace = launched_function.failure_of(function) if function else (None, "")
+        cause = WorkerTraceback(trace) if trace else None
+        if error is not None:
+            raise error from cause
+        reason = report.reason if report is not None and report.exit_code == code else None
+        why = reason or "its last lines say why"
+        text = f"the job in {run_dir} ended with exit code {code}: {why}"
+        raise LaunchFailed(text, code, run_dir) from cause
     history: dict[str, list[float]] = {}
     for epoch in report.epochs:
-        for name, value in epoch.metrics.items():
-            history.setdefault(name, []).append(value)
-        for name, value in epoch.validation.items():
-            history.setdefault(f"val_{name}", []).append(value)
-    return history
+        validation = {f"val_{name}": value for name, value in epoch.validation.items()}
+        for name, figure in {**epoch.metrics, **validation}.items():
+            history.setdefault(name, []).append(figure)
+    is_over = code == ExitCode.DONE and function is not None
+    value = launched_function.result_of(function) if is_over and function else None
+    return LaunchResult(value, code, run_dir, report.final_sha256, history)

@@ -42,14 +42,6 @@ call_in_worker(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """An error of the function on one worker: the error, or None, and its traceback."""
-
-    error: Exception | None
-    traceback: str
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
     """A function with its arguments, as bytes, and a name for its script and its run."""
 
@@ -68,7 +60,7 @@ class Call:
             return Call(name, _cloudpickle().dumps((function, tuple(arguments))))
         except Exception as error:
             raise UsageError(
-                f"launch() cannot send {name} to its workers: {_in_a_line(error)}; "
+                f"launch() cannot send {name} to its workers: {type(error).__name__}: {error}; "
                 "open files, data and models within the function"
             ) from error
 
@@ -110,13 +102,12 @@ def result_of(script: Path) -> Any:
     return _cloudpickle().loads((script.parent / _RESULT).read_bytes())
 
 
-def failure_of(script: Path) -> Failed | None:
-    """Return the error of the function, None if it has raised none."""
+def failure_of(script: Path) -> tuple[Exception | None, str]:
+    """Return an error of the function, if it can be sent, and its traceback, empty without any."""
     for path in sorted(script.parent.glob(_ERROR.format("*"))):
-        found = _cloudpickle().loads(path.read_bytes())
-        assert isinstance(found, Failed)
-        return found
-    return None
+        error, trace = _cloudpickle().loads(path.read_bytes())
+        return error, trace
+    return None, ""
 
 
 def call_in_worker(script: str) -> None:
@@ -130,7 +121,7 @@ def call_in_worker(script: str) -> None:
         function, arguments = _cloudpickle().loads(call)
         answer = _cloudpickle().dumps(function(*arguments))
     except Exception as error:
-        write_whole(folder / _ERROR.format(contexts.rank()), _cloudpickle().dumps(_failed(error)))
+        write_whole(folder / _ERROR.format(contexts.rank()), _sendable(error))
         raise
     path = folder / _RESULT
     if is_first():
@@ -155,14 +146,11 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def _failed(error: Exception) -> Failed:
+def _sendable(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
-        _cloudpickle().loads(_cloudpickle().dumps(error))
+        content: bytes = _cloudpickle().dumps((error, text))
+        _cloudpickle().loads(content)
     except Exception:  # of a class with other arguments than its own
-        return Failed(None, text)
-    return Failed(error, text)
-
-
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        content = _cloudpickle().dumps((None, text))
+    return content

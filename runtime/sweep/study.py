@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,12 +25,17 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import write_whole
 from holdfast.runtime.run.script_record import ScriptRecord
 
-SAMPLERS = ("tpe", "random")
-PRUNERS = ("median", "halving", "hyperband", "none")
+SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
+PRUNERS = {
+    "median": "MedianPruner",
+    "halving": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+    "none": "NopPruner",
+}
+"""Optuna's classes by the names that users give."""
+
 DIRECTIONS = ("minimize", "maximize")
-
 OUTPUT = "output.log"
-
 _TERMS, _RECORD = "trial.json", "trial.jsonl"
 _VALUE, _PRUNED, _LAST = "value", "pruned", "last report"
 _SWEEP = "sweep"
@@ -72,13 +76,22 @@ class SweepStudy:
     """
 
     def __init__(self, terms: StudyTerms) -> None:
-        self._terms = terms
-        self._optuna = optuna = _optuna()
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            self._storage = _storage(optuna, terms.storage)
-            self._study = optuna.create_study(
-                storage=self._storage,
+            import optuna
+        except ImportError as error:
+            raise UsageError(
+                "holdfast sweep needs Optuna, which is not installed: pip install optuna"
+            ) from error
+        self._terms = terms
+        self._optuna: Any = optuna
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage: Any = terms.storage
+        try:
+            if storage.startswith("sqlite"):
+                waits = {"connect_args": {"timeout": _SQLITE_WAITS_S}}
+                storage = optuna.storages.RDBStorage(storage, engine_kwargs=waits)
+            self._study = self._optuna.create_study(
+                storage=storage,
                 study_name=terms.name,
                 direction=terms.direction,
                 load_if_exists=True,
@@ -121,14 +134,9 @@ class SweepStudy:
         if trial.state.is_finished():
             return
         for name, attribute in attributes.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, attribute)
-        is_complete = state == "complete"
-        self._study.tell(
-            number,
-            value if is_complete else None,
-            state=self._optuna.trial.TrialState[state.upper()],
-            skip_if_finished=True,
-        )
+            self._study._storage.set_trial_user_attr(trial._trial_id, name, attribute)
+        state_of = self._optuna.trial.TrialState
+        self._study.tell(number, value, state=state_of[state.upper()], skip_if_finished=True)
 
     def suggest(self, number: int, name: str, kind: str, terms: Values) -> Any:
         """Return a parameter of a trial; what the study has already stays.
@@ -137,11 +145,8 @@ class SweepStudy:
         """
         text = f"{self._terms.seed}/{number}/{name}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        samplers = self._optuna.samplers
-        is_random = self._terms.sampler == "random"
-        self._study.sampler = (
-            samplers.RandomSampler(seed) if is_random else samplers.TPESampler(seed=seed)
-        )
+        sampler = getattr(self._optuna.samplers, SAMPLERS[self._terms.sampler])
+        self._study.sampler = sampler(seed=seed)
         asked = self._optuna.trial.Trial(self._study, self._trial(number)._trial_id)
         return getattr(asked, f"suggest_{kind}")(name, **terms)
 
@@ -151,14 +156,8 @@ class SweepStudy:
         if trial.state.is_finished():
             return False
         if step not in trial.intermediate_values:
-            self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
-        pruners = self._optuna.pruners
-        self._study.pruner = {
-            "median": pruners.MedianPruner,
-            "halving": pruners.SuccessiveHalvingPruner,
-            "hyperband": pruners.HyperbandPruner,
-            "none": pruners.NopPruner,
-        }[self._terms.pruner]()
+            self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        self._study.pruner = getattr(self._optuna.pruners, PRUNERS[self._terms.pruner])()
         # NaN is worse than everything: pruners say so themselves.
         return bool(self._optuna.trial.Trial(self._study, trial._trial_id).should_prune())
 
@@ -166,8 +165,7 @@ class SweepStudy:
         """Return the best complete trial of a sweep, None without one."""
         sign = 1 if self._terms.direction == "minimize" else -1
         complete = [trial for trial in self.trials(sweep) if trial.state == "complete"]
-        valued = [trial for trial in complete if trial.value is not None]
-        return min(valued, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def _trial(self, number: int) -> Any:
         return self._study.get_trials(deepcopy=False)[number]
@@ -228,26 +226,3 @@ class TrialRecord:
     def prune(self, step: int) -> None:
         """Take note of the step at which the trial ends early."""
         self.lines.first(_PRUNED, step)
-
-
-def is_value(value: float | None) -> bool:
-    """Return whether a study takes a value as that of a complete trial."""
-    return value is not None and not math.isnan(value)
-
-
-def _storage(optuna: Any, url: str) -> Any:
-    if not url.startswith("sqlite"):
-        return url
-    return optuna.storages.RDBStorage(
-        url, engine_kwargs={"connect_args": {"timeout": _SQLITE_WAITS_S}}
-    )
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UsageError(
-            "holdfast sweep needs Optuna, which is not installed: pip install optuna"
-        ) from error
-    return optuna

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from holdfast.runtime.sweep.study import (
     TrialRecord,
     TrialTerms,
     TrialView,
-    is_value,
 )
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.tools.reported_run import read_reported_run
@@ -74,15 +74,6 @@ class _Running:
     was_left: bool
     starts: int = 1
     stops: int = 0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """How a trial has ended; ``state`` is None for one that goes on when the sweep is run again."""
-
-    state: str | None
-    value: float | None = None
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 class Sweep:
@@ -189,11 +180,11 @@ class Sweep:
 
     def _finish(self, running: _Running, code: int) -> None:
         number, was_stopped = running.number, self._stops > 0 and code != ExitCode.DONE
-        outcome = _Outcome(None) if was_stopped else _outcome(running.run_dir, code)
-        if outcome.state is None:
+        outcome = None if was_stopped else _outcome(running.run_dir, code)
+        if outcome is None:
             self._say(f"trial {number} was stopped early; run the sweep again to go on with it")
             return
-        self._study.end(number, outcome.state, outcome.value, outcome.attributes)
+        self._study.end(number, *outcome)
         trial = next(found for found in self._trials() if found.number == number)
         self._say(f"trial {number} {describe(trial)}")
 
@@ -248,10 +239,10 @@ def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _outcome(run_dir: Path, code: int) -> _Outcome:
-    """Return what a job has made of its trial."""
-    if code in (ExitCode.STOPPED_EARLY, ExitCode.RUN_DIRECTORY_BUSY):  # its job may live on
-        return _Outcome(None)
+def _outcome(run_dir: Path, code: int) -> tuple[str, float | None, dict[str, Any]] | None:
+    """Return how a trial has ended, its value and attributes; None if its job may go on."""
+    if code in (ExitCode.STOPPED_EARLY, ExitCode.RUN_DIRECTORY_BUSY):
+        return None
     record, report = TrialRecord(run_dir), None
     with contextlib.suppress(UsageError):  # the job has not begun
         report = read_reported_run(run_dir).report
@@ -261,14 +252,14 @@ def _outcome(run_dir: Path, code: int) -> _Outcome:
     reason = (report.reason if report is not None else None) or _last_line(run_dir / OUTPUT)
     # A script may end itself by Optuna's own error, once the trial is pruned.
     if record.is_pruned and (code == ExitCode.DONE or reason.startswith("TrialPruned")):
-        return _Outcome("pruned", None, attributes)
+        return "pruned", None, attributes
     if code != ExitCode.DONE:
-        return _Outcome("fail", None, attributes | {"reason": reason})
+        return "fail", None, attributes | {"reason": reason}
     value = record.value
-    if is_value(value):
-        return _Outcome("complete", value, attributes)
+    if value is not None and not math.isnan(value):
+        return "complete", value, attributes
     why = "its script has told no value: call holdfast.trial().tell(value)"
-    return _Outcome("fail", None, attributes | {"reason": why if value is None else "it is NaN"})
+    return "fail", None, attributes | {"reason": why if value is None else "it is NaN"}
 
 
 def _last_line(path: Path) -> str:

@@ -49,9 +49,8 @@ class Trial:
     ) -> float:
         """Return a number between two others; alone ``default``, or the middle."""
         middle = math.sqrt(low * high) if log else (low + high) / 2
-        alone = middle if default is None else default
         terms = {"low": low, "high": high, "step": step, "log": log}
-        return float(self._suggested(name, "float", terms, alone))
+        return float(self._suggested(name, "float", terms, middle if default is None else default))
 
     def suggest_int(
         self,
@@ -65,9 +64,8 @@ class Trial:
     ) -> int:
         """Return a whole number from one to another; alone ``default``, or the middle."""
         middle = round(math.sqrt(low * high)) if log else low + (high - low) // step // 2 * step
-        alone = middle if default is None else default
         terms = {"low": low, "high": high, "step": step, "log": log}
-        return int(self._suggested(name, "int", terms, alone))
+        return int(self._suggested(name, "int", terms, middle if default is None else default))
 
     def suggest_categorical(
         self, name: str, choices: Sequence[_T], *, default: _T | None = None
@@ -82,10 +80,10 @@ class Trial:
 
         Every worker reports the same: metrics are alike on all.
         """
-        self._reported = int(step), float(value)
+        self._reported = step, value = int(step), float(value)
         record = self._record
         if record is not None:
-            _beside_hooks(functools.partial(record.report, *self._reported))
+            _beside_hooks(lambda: record.report(step, value))
 
     def should_prune(self) -> bool:
         """Return whether the trial is to end early, as its study says of the last report.
@@ -93,21 +91,22 @@ class Trial:
         All workers get the same answer at the same step.  After True the script ends its training
         and itself; the study then has the trial as pruned.
         """
-        record, terms = self._record, self._terms
-        if record is None or terms is None or self._reported is None:
+        record, number = self._record, self.number
+        if record is None or number is None or self._reported is None:
             return False
         step, value = self._reported
-        study = terms.study
-        decide = functools.partial(_prunes, study, terms.number, value, step)
-        is_pruned = bool(self._decided(f"prune {step}", decide))
+        is_pruned = bool(
+            self._decided(f"prune {step}", lambda: self._study.prunes(number, value, step))
+        )
         if is_pruned:
-            _beside_hooks(functools.partial(record.prune, step))
+            _beside_hooks(lambda: record.prune(step))
         return is_pruned
 
     def tell(self, value: float) -> None:
         """Tell the trial's value; without it, it is the one that was reported last."""
-        if self._record is not None:
-            _beside_hooks(functools.partial(self._record.tell, float(value)))
+        record = self._record
+        if record is not None:
+            _beside_hooks(lambda: record.tell(float(value)))
 
     def callback(self, monitor: str = "val_loss") -> Any:
         """Return a callback for Keras's ``fit`` that reports a metric each epoch, and prunes.
@@ -116,13 +115,23 @@ class Trial:
         """
         return _reporting_callback(self, monitor)
 
+    @functools.cached_property
+    def _study(self) -> SweepStudy:
+        assert self._terms is not None
+        return SweepStudy(self._terms.study)
+
     def _suggested(self, name: str, kind: str, terms: dict[str, Any], alone: Any) -> Any:
-        if self._terms is None:
+        number = self.number
+        if number is None:
             return alone
-        decide = functools.partial(
-            _suggest, self._terms.study, self._terms.number, name, kind, terms
-        )
-        return self._decided(f"parameter {name}", decide)
+
+        def suggest() -> Any:
+            try:
+                return self._study.suggest(number, name, kind, terms)
+            except (TypeError, ValueError) as error:
+                raise ProgramError(f"trial().suggest_{kind}({name!r}, ...): {error}") from error
+
+        return self._decided(f"parameter {name}", suggest)
 
     def _decided(self, key: str, decide: Callable[[], Any]) -> Any:
         """Return what stands in the record for a key; the first worker to come decides."""
@@ -155,22 +164,6 @@ def _beside_hooks(act: Callable[[], Any]) -> Any:
     """
     with ThreadPoolExecutor(1, "holdfast-trial") as pool:
         return pool.submit(act).result()
-
-
-@functools.cache
-def _study(terms: Any) -> SweepStudy:
-    return SweepStudy(terms)
-
-
-def _suggest(study: Any, number: int, name: str, kind: str, terms: dict[str, Any]) -> Any:
-    try:
-        return _study(study).suggest(number, name, kind, terms)
-    except (TypeError, ValueError) as error:
-        raise ProgramError(f"trial().suggest_{kind}({name!r}, ...): {error}") from error
-
-
-def _prunes(study: Any, number: int, value: float, step: int) -> bool:
-    return _study(study).prunes(number, value, step)
 
 
 def _reporting_callback(trial: Trial, monitor: str) -> Any:
