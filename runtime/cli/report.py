@@ -107,7 +107,7 @@ def _compare(a: ReportedRun, b: ReportedRun, page: str | None, *, as_json: bool)
         raise UsageError("--json tells of one run; leave --compare out, and ask for each run")
     found = compare(a, b)
     if page is not None:
-        from holdfast.runtime.page.compared_page import compared_page_of
+        from holdfast.runtime.page.run_page import compared_page_of
 
         compared = compared_page_of(a, b, found, _now())
         _write(compared, page, RunDirectory(a.path).compared_path)

@@ -13,6 +13,7 @@ MLflow finds the store by the entry points of this distribution (group ``mlflow.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -72,13 +73,16 @@ class RunStore:
         self, experiment_id: str, user_id: Any, start_time: Any, tags: Sequence[Any], run_name: Any
     ) -> Any:
         """Return the run with the next number, which the first worker of the first launch makes."""
-        from mlflow.entities import RunStatus, RunTag
+        from mlflow.entities import RunStatus, RunTag, ViewType
 
         self._made += 1
         key = f"{self._run_id}/{self._made}"
+        words = f"tags.`{TAG}` = '{key}'"
 
         def find() -> Any:
-            return self._find(experiment_id, key)
+            view = ViewType.ACTIVE_ONLY
+            runs = self._inner.search_runs([experiment_id], words, view, max_results=1)
+            return next(iter(runs), None)
 
         found = find() if self._writes() else _awaited(find)
         if found is None:
@@ -103,11 +107,11 @@ class RunStore:
         tags: Sequence[Any] = (),
     ) -> None:
         """Log metrics that are not there yet, parameters and tags."""
-        if not self._writes():
-            self._aside.append((run_id, list(metrics)))
-            return
-        self._log_what_was_put_aside()
-        self._inner.log_batch(run_id, self._missing(run_id, metrics), list(params), list(tags))
+        self._aside.append((run_id, list(metrics)))
+        if self._writes():
+            self._log_what_was_put_aside()
+            if params or tags:
+                self._inner.log_batch(run_id, [], list(params), list(tags))
 
     def log_metric(self, run_id: str, metric: Any) -> None:
         """Log one metric if it is not there yet."""
@@ -144,13 +148,6 @@ class RunStore:
                 missing.append(metric)
         return missing
 
-    def _find(self, experiment_id: str, key: str) -> Any:
-        from mlflow.entities import ViewType
-
-        words = f"tags.`{TAG}` = '{key}'"
-        found = self._inner.search_runs([experiment_id], words, ViewType.ACTIVE_ONLY, max_results=1)
-        return next(iter(found), None)
-
 
 def _at(metric: Any) -> tuple[int, str]:
     """Return what tells a metric from others of its name; no NaN equals another, but as text."""
@@ -159,14 +156,12 @@ def _at(metric: Any) -> tuple[int, str]:
 
 def _opened(build: Callable[[], Any], writes: Callable[[], bool]) -> Any:
     """Return the inner store; a new one may be half made by the first worker just now."""
-    until = time.monotonic() + _MADE_WITHIN_S
-    while True:
-        try:
+
+    def attempt() -> Any:
+        with contextlib.suppress(Exception):
             return build()
-        except Exception:
-            if writes() or time.monotonic() >= until:
-                raise
-        time.sleep(_LOOKS_EACH_S)
+
+    return (None if writes() else _awaited(attempt)) or build()
 
 
 def _awaited(find: Callable[[], Any]) -> Any:

@@ -105,13 +105,11 @@ def table(
     heads: Sequence[str], rows: Iterable[Sequence[Element | str]], numbers: Iterable[int] = ()
 ) -> Element:
     """Return a table; the columns that ``numbers`` names stand to the right."""
-    right = set(numbers)
+    kinds = {index: {"class_": "number"} for index in numbers}
 
     def row(tag: str, cells: Sequence[Element | str]) -> Element:
-        kinds = ({"class_": "number"} if index in right else {} for index in range(len(cells)))
-        return element(
-            "tr", *(element(tag, cell, **kind) for cell, kind in zip(cells, kinds, strict=True))
-        )
+        made = (element(tag, cell, **kinds.get(index, {})) for index, cell in enumerate(cells))
+        return element("tr", *made)
 
     head = [element("thead", row("th", heads))] if any(heads) else []
     body = element("tbody", *(row("td", cells) for cells in rows))

@@ -1,6 +1,7 @@
-"""The page of a run: its sections in the order in which a reader wants them.
+"""The page of a run: its sections in the order in which a reader wants them; and that of two runs.
 
-What a run lacks is told in a sentence.  A plot without data is not there.
+What a run lacks is told in a sentence.  A plot without data is not there.  Two runs side by side
+are called A and B.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast.runtime.page.plots import (
     speed_plot,
 )
 from holdfast.runtime.run import progress
+from holdfast.runtime.tools.comparison import Comparison
 from holdfast.runtime.tools.report import (
     EpochReport,
     describe_evidence,
@@ -41,7 +43,7 @@ from holdfast.runtime.tools.reported_run import ReportedRun
 from holdfast.runtime.tools.summary import parts_of
 
 _MOST_PLOTS = 12
-_MOST_ROWS = 50
+_MOST_ROWS, _MOST_COMPARED = 50, 200
 _MOST_DEATHS = 200
 
 
@@ -57,7 +59,7 @@ def page_of(run: ReportedRun, now: str) -> str:
         ("Where the time went", _time),
         ("Saves", _saves),
         ("Memory", _memory),
-        ("Deaths", deaths_of),
+        ("Deaths", _deaths_of),
         ("Events", _events),
         ("Options and numerics", _options),
         ("Proof", _proof),
@@ -69,7 +71,7 @@ def page_of(run: ReportedRun, now: str) -> str:
     return document(f"{run.name}: {run.state}", body, script)
 
 
-def words(text: str) -> Element:
+def _words(text: str) -> Element:
     """Return a paragraph."""
     return element("p", text)
 
@@ -103,20 +105,23 @@ def _metrics(run: ReportedRun) -> list[Element]:
     epochs = run.report.epochs
     names = metric_names(epochs)
     if not epochs:
-        return [words("No epoch has ended yet.")]
+        return [_words("No epoch has ended yet.")]
     if not names:
-        return [words("The script has told no metrics.")]
-    shown = names[:_MOST_PLOTS]
-    plots = metric_plots(shown, {run.name: epochs})
-    more = len(names) - len(shown)
+        return [_words("The script has told no metrics.")]
+    plots = _metric_plots(names[:_MOST_PLOTS], {run.name: epochs})
+    more = len(names) - len(plots)
+    heads, rows = epoch_table(epochs)
+    made = table(heads, rows[-_MOST_ROWS:], range(len(heads)))
+    if len(rows) > _MOST_ROWS:
+        made.append(_words(f"The last {_MOST_ROWS} of {len(rows)} epochs; all are in --json."))
     return [
         element("div", *plots, class_="two"),
-        *([words(f"{more} more metrics are in the table.")] if more else []),
-        element("details", element("summary", "All epochs as a table"), _epoch_table(epochs)),
+        *([_words(f"{more} more metrics are in the table.")] if more else []),
+        element("details", element("summary", "All epochs as a table"), made),
     ]
 
 
-def metric_plots(names: Sequence[str], runs: Mapping[str, Sequence[EpochReport]]) -> list[Element]:
+def _metric_plots(names: Sequence[str], runs: Mapping[str, Sequence[EpochReport]]) -> list[Element]:
     """Return a plot of each metric below its name, for which an axis has no room."""
     return [
         element("div", element("h3", name), plot(metric_plot(name, runs), f"{name} over epochs"))
@@ -124,18 +129,10 @@ def metric_plots(names: Sequence[str], runs: Mapping[str, Sequence[EpochReport]]
     ]
 
 
-def _epoch_table(epochs: Sequence[EpochReport]) -> Element:
-    heads, rows = epoch_table(epochs)
-    made = table(heads, rows[-_MOST_ROWS:], range(len(heads)))
-    if len(rows) > _MOST_ROWS:
-        made.append(words(f"The last {_MOST_ROWS} of {len(rows)} epochs; all are in --json."))
-    return made
-
-
 def _speed(run: ReportedRun) -> list[Element]:
     course = run.course
     if not course.samples_per_s:
-        return [words("No step is applied yet.")]
+        return [_words("No step is applied yet.")]
     found = [plot(speed_plot(course), "samples per second and workers over time")]
     for title, returns in (
         ("Recoveries in place", course.recoveries),
@@ -147,7 +144,7 @@ def _speed(run: ReportedRun) -> list[Element]:
             shown = f", the {MOST_RETURNS} longest below" if many > MOST_RETURNS else ""
             found += [
                 element("h3", f"{title}: {many}{shown}; the longest took {longest}"),
-                legend(PHASES, dict.fromkeys(name for one in returns for name in one.phases_s)),
+                _legend(PHASES, dict.fromkeys(name for one in returns for name in one.phases_s)),
                 plot(return_plot(returns), f"{title} by their phases"),
             ]
     return found
@@ -155,7 +152,7 @@ def _speed(run: ReportedRun) -> list[Element]:
 
 def _time(run: ReportedRun) -> list[Element]:
     if not run.report.parts_s:
-        return [words("The journal tells no begin of a job, so no time is known.")]
+        return [_words("The journal tells no begin of a job, so no time is known.")]
     parts, wall = parts_of(run.report.parts_s)
     rows = [
         (
@@ -168,13 +165,13 @@ def _time(run: ReportedRun) -> list[Element]:
     ]
     rows.append((element("b", "wall time"), wall, "100.0%", "the sum of the parts"))
     return [
-        words("Goodput is the share of the wall time that went into steps that count."),
-        time_bar(run),
+        _words("Goodput is the share of the wall time that went into steps that count."),
+        _time_bar(run),
         table(("", "time", "share", "what it is"), rows, (1, 2)),
     ]
 
 
-def time_bar(run: ReportedRun, width: float = 1.0) -> Element:
+def _time_bar(run: ReportedRun, width: float = 1.0) -> Element:
     """Return the parts of the wall time as a bar of so much of the page's ``width``."""
     pieces = [
         element(
@@ -191,7 +188,7 @@ def _swatch(colors: Mapping[str, str], name: str) -> Element:
     return element("span", class_="swatch", style=f"background:{colors.get(name, GREY)}")
 
 
-def legend(colors: Mapping[str, str], names: Iterable[str]) -> Element:
+def _legend(colors: Mapping[str, str], names: Iterable[str]) -> Element:
     """Return names with their colours."""
     return element("p", *(element("span", _swatch(colors, n), n) for n in names), class_="legend")
 
@@ -201,7 +198,7 @@ def _saves(run: ReportedRun) -> list[Element]:
     troubles = [trouble for trouble in describe_troubles(run.report) if trouble not in close]
     told = [element("ul", *(element("li", trouble) for trouble in troubles))] if troubles else []
     if not saves:
-        return [words("No checkpoint is committed."), *told]
+        return [_words("No checkpoint is committed."), *told]
     stalls = [save.stall_s for save in saves if save.stall_s is not None] or [0.0]
     durable = [save.durable_s for save in saves]
     rows = [
@@ -218,10 +215,10 @@ def _saves(run: ReportedRun) -> list[Element]:
 
 
 def _memory(run: ReportedRun) -> list[Element]:
-    found = [words(pressure.text) for pressure in run.report.pressures]
+    found = [_words(pressure.text) for pressure in run.report.pressures]
     hosts = run.course.memory
     if not hosts:
-        return found or [words("The journal has no figures of memory.")]
+        return found or [_words("The journal has no figures of memory.")]
     rows = [
         (
             host or "this host",
@@ -238,11 +235,11 @@ def _memory(run: ReportedRun) -> list[Element]:
     return [*found, table(heads, rows, (2, 3, 4))]
 
 
-def deaths_of(run: ReportedRun) -> list[Element]:
+def _deaths_of(run: ReportedRun) -> list[Element]:
     """Return the deaths of workers with their evidence."""
     failures = run.report.failures
     if not failures:
-        return [words("No worker has died.")]
+        return [_words("No worker has died.")]
     rows = []
     for failure in failures[-_MOST_DEATHS:]:
         evidence = "\n".join(describe_evidence(failure))
@@ -255,24 +252,24 @@ def deaths_of(run: ReportedRun) -> list[Element]:
     heads = ("when", "worker and cause", "host")
     found = [table(heads[:columns], [row[:columns] for row in rows])]
     if left_out:
-        found.append(words(f"{left_out} older deaths are in --json."))
+        found.append(_words(f"{left_out} older deaths are in --json."))
     hosts = Counter(failure.host for failure in failures if failure.host)
     if hosts:
         counts = ", ".join(f"{many} on {host}" for host, many in hosts.most_common(_MOST_ROWS))
-        found.insert(0, words(f"Of {len(failures)} deaths {counts}."))
-    return [*(words(sentence) for sentence in run.report.repeated), *found]
+        found.insert(0, _words(f"Of {len(failures)} deaths {counts}."))
+    return [*(_words(sentence) for sentence in run.report.repeated), *found]
 
 
 def _events(run: ReportedRun) -> list[Element]:
     events = run.course.events
-    rows = [(describe_s(at_s), words) for at_s, words in events[-_MOST_DEATHS:]]
+    rows = [(describe_s(at_s), text) for at_s, text in events[-_MOST_DEATHS:]]
     title = f"The last {len(rows)} of {len(events)}, by the wall time of the run"
     return [element("details", element("summary", title), table(("", ""), rows))]
 
 
 def _options(run: ReportedRun) -> list[Element]:
     rows = run.options
-    lacks = [] if run.record else [words("RUN.json is missing, or makes no sense.")]
+    lacks = [] if run.record else [_words("RUN.json is missing, or makes no sense.")]
     return [*lacks, table(("", ""), rows)]
 
 
@@ -288,8 +285,76 @@ def _proof(run: ReportedRun) -> list[Element]:
     ]
     return [
         table(("", ""), rows),
-        words(
+        _words(
             "The digest is of the whole final state. A run of the same script, data, seed and "
             "numerics ends with the same digest, whatever dies."
         ),
     ]
+
+
+def compared_page_of(a: ReportedRun, b: ReportedRun, found: Comparison, now: str) -> str:
+    """Return the page of two runs as they were ``now``.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    title = f"{a.name} and {b.name}" if a.name != b.name else f"{a.name}, twice"
+    script = plotly_script()
+    body = [
+        element("h1", title),
+        *(
+            element("p", f"{letter}: run {run.report.run_id} in {run.path.absolute()}, as of {now}")
+            for letter, run in zip("AB", (a, b), strict=True)
+        ),
+        table(("", "A", "B"), found.outcome),
+        element("h2", "What was asked for"),
+        *_compared_options(found),
+        element("h2", "Loss and metrics"),
+        *_compared_metrics(a, b, found),
+        element("h2", "Speed and workers"),
+        *_speeds(a, b),
+        element("h2", "Where the time went"),
+        *_compared_times(a, b, found),
+        *(
+            part
+            for letter, run in zip("AB", (a, b), strict=True)
+            for part in (element("h2", f"Deaths of {letter}"), *_deaths_of(run))
+        ),
+    ]
+    return document(title, body, script)
+
+
+def _compared_options(found: Comparison) -> list[Element]:
+    if not found.options:
+        return [_words("Options and numerics are the same.")]
+    return [_words("All else is the same."), table(("", "A", "B"), found.options)]
+
+
+def _compared_metrics(a: ReportedRun, b: ReportedRun, found: Comparison) -> list[Element]:
+    runs = {"A": a.report.epochs, "B": b.report.epochs}
+    names = metric_names([*runs["A"], *runs["B"]])
+    if not names:
+        return [_words("Neither run has told a metric.")]
+    plots = _metric_plots(names[:_MOST_PLOTS], runs)
+    cells = table(found.heads, found.epochs[-_MOST_COMPARED:], range(len(found.heads)))
+    summary = element("summary", "The epochs that both have ended, as a table (= is the same)")
+    return [element("div", *plots, class_="two"), element("details", summary, cells)]
+
+
+def _speeds(a: ReportedRun, b: ReportedRun) -> list[Element]:
+    found: list[Element] = []
+    for letter, run in zip("AB", (a, b), strict=True):
+        found.append(element("h3", f"{letter}: {run.speed} samples/s"))
+        if run.course.samples_per_s:
+            found.append(plot(speed_plot(run.course), f"speed and workers of {letter}"))
+        else:
+            found.append(_words("No step is applied yet."))
+    return found
+
+
+def _compared_times(a: ReportedRun, b: ReportedRun, found: Comparison) -> list[Element]:
+    longest = max(a.report.wall_s, b.report.wall_s) or 1.0
+    bars: list[Element] = [_legend(PARTS, (name for name, _, _ in found.times))]
+    for letter, run in zip("AB", (a, b), strict=True):
+        bars += [element("h3", letter), _time_bar(run, run.report.wall_s / longest)]
+    return [*bars, table(("", "A", "B"), found.times, (1, 2))]

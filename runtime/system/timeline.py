@@ -53,8 +53,11 @@ class Activity(IntEnum):
         return self.name.lower()
 
 
-WAITING = frozenset({Activity.WAIT, Activity.EXCHANGE, Activity.VOTE})
-"""A slow worker has little of these: its peers wait in them."""
+WAITING = frozenset({Activity.WAIT, Activity.EXCHANGE})
+"""A slow worker has little of these: its peers wait in them.
+
+A vote is none of them: workers come to it together, and it takes each one the same time.
+"""
 
 _COMPUTE, _COMPILE = Activity.COMPUTE.value, Activity.COMPILE.value
 KINDS = 16

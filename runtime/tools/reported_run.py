@@ -38,6 +38,13 @@ class ReportedRun:
     started: JobStarted | None
     life: Life
 
+    @staticmethod
+    def of(path: Path, entries: Entries, record: RunRecord | None, life: Life) -> ReportedRun:
+        """Return what the lines of a journal tell of a run."""
+        report, started = summarize(entries), last_of(entries, JobStarted)
+        course = course_of(entries, report)
+        return ReportedRun(path, entries, report, course, record, started and started.event, life)
+
     @property
     def name(self) -> str:
         """The name of its script, else of its directory."""
@@ -119,14 +126,4 @@ def read_reported_run(run_dir: Path) -> ReportedRun:
     record = None
     with contextlib.suppress(UsageError):
         record = directory.load_record()
-    report = summarize(entries)
-    started = last_of(entries, JobStarted)
-    return ReportedRun(
-        path=run_dir,
-        entries=entries,
-        report=report,
-        course=course_of(entries, report),
-        record=record,
-        started=started and started.event,
-        life=life_of(directory),
-    )
+    return ReportedRun.of(run_dir, entries, record, life_of(directory))

@@ -15,8 +15,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
@@ -26,13 +25,12 @@ from holdfast.runtime.system.timeline import Activity, Change
 
 _US = 1e6
 _JOB = 0
-_LAUNCHES, _RECOVERIES, _TOLD, _SAVES = "launches", "recoveries", "events", "saves"
-_TRACKS = (_LAUNCHES, _RECOVERIES, _TOLD, _SAVES)
+_TRACKS = ("launches", "recoveries", "events", "saves")
+_LAUNCHES, _RECOVERIES, _TOLD, _SAVES = ((_JOB, track) for track in range(len(_TRACKS)))
 _Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSpan:
+class WorkerSpan(NamedTuple):
     """A worker in one activity; moments are in microseconds since 1970."""
 
     host: str
@@ -93,7 +91,13 @@ def write_trace(
     hosts = {host: n for n, host in enumerate(sorted({s.host for s in spans}), start=_JOB + 1)}
     begun = [span.begin_us for span in spans] + [_us(entry.time) for entry in entries]
     zero_us = min(begun, default=0)
-    of_workers = (_of_worker(span, hosts[span.host]) for span in spans)
+    of_workers = (
+        _slice(
+            *(span.activity.label, (hosts[span.host], span.worker), span.begin_us, span.end_us),
+            {"step": span.step, "launch": span.generation},
+        )
+        for span in spans
+    )
     events = itertools.chain(_names(spans, hosts), of_workers, _of_job(entries))
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     for number, event in enumerate(events):
@@ -104,31 +108,19 @@ def write_trace(
     return Counter(span.activity.label for span in spans)
 
 
-def _of_worker(span: WorkerSpan, host: int) -> _Json:
-    args = {"step": span.step, "launch": span.generation}
-    return _slice(span.activity.label, (host, span.worker), (span.begin_us, span.end_us), args)
-
-
-def _slice(name: str, at: tuple[int, int], us: tuple[int, int], args: _Json) -> _Json:
-    begin, end = us
-    place = {"pid": at[0], "tid": at[1], "ts": begin, "dur": end - begin}
+def _slice(name: str, at: tuple[int, int], begin_us: int, end_us: int, args: _Json) -> _Json:
+    place = {"pid": at[0], "tid": at[1], "ts": begin_us, "dur": end_us - begin_us}
     return {"ph": "X", "name": name, "cat": "holdfast", **place, "args": args}
 
 
 def _names(spans: Iterable[WorkerSpan], hosts: dict[str, int]) -> Iterator[_Json]:
     """Yield the names of tracks, and their order."""
-    tracks = {(_JOB, n): name for n, name in enumerate(_TRACKS)}
-    tracks |= {(hosts[span.host], span.worker): f"worker {span.worker}" for span in spans}
-    yield from (
-        _named("process", (n, 0), f"host {host}" if host else "workers")
-        for host, n in hosts.items()
-    )
-    yield _named("process", (_JOB, 0), "job")
-    yield from (_named("thread", at, name) for at, name in tracks.items())
-
-
-def _named(kind: str, at: tuple[int, int], name: str) -> _Json:
-    return {"ph": "M", "name": f"{kind}_name", "pid": at[0], "tid": at[1], "args": {"name": name}}
+    names = {("process", n, 0): f"host {host}" if host else "workers" for host, n in hosts.items()}
+    names["process", _JOB, 0] = "job"
+    names |= {("thread", _JOB, n): name for n, name in enumerate(_TRACKS)}
+    names |= {("thread", hosts[s.host], s.worker): f"worker {s.worker}" for s in spans}
+    for (kind, pid, tid), name in names.items():
+        yield {"ph": "M", "name": f"{kind}_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _of_job(entries: Sequence[Entry[Any]]) -> Iterator[_Json]:
@@ -137,28 +129,22 @@ def _of_job(entries: Sequence[Entry[Any]]) -> Iterator[_Json]:
         event, end_us = entry.event, _us(entry.time)
         match event:
             case Launch():
-                until = _end_of_launch(entries[place + 1 :], entry)
+                later = entries[place:]
+                ends = (one for one in later[1:] if isinstance(one.event, (Launch, JobEnded)))
+                until_us = _us(next(ends, later[-1]).time)
                 name = f"launch of {len(event.workers)} workers"
-                yield _on(_LAUNCHES, name, (end_us, until), {"generation": event.generation})
+                args = {"generation": event.generation}
+                yield _slice(name, _LAUNCHES, end_us, until_us, args)
             case Recovery(next_step_ms=float(length_ms)):
                 begin_us = end_us - round(1000 * length_ms)
-                yield _on(_RECOVERIES, "recovery", (begin_us, end_us), event._asdict())
+                yield _slice("recovery", _RECOVERIES, begin_us, end_us, event._asdict())
             case Checkpoint() | CheckpointFailed():
                 begin_us = end_us - round(_US * (event.seconds or 0.0))
                 name = "save" if isinstance(event, Checkpoint) else "failed save"
-                yield _on(_SAVES, name, (begin_us, end_us), event._asdict())
+                yield _slice(name, _SAVES, begin_us, end_us, event._asdict())
         if entry.words:
-            at = {"pid": _JOB, "tid": _TRACKS.index(_TOLD), "ts": end_us, "s": "g"}
+            at = {"pid": _TOLD[0], "tid": _TOLD[1], "ts": end_us, "s": "g"}
             yield {"ph": "i", "name": entry.words, "cat": "holdfast", **at}
-
-
-def _on(track: str, name: str, us: tuple[int, int], args: _Json) -> _Json:
-    return _slice(name, (_JOB, _TRACKS.index(track)), us, args)
-
-
-def _end_of_launch(later: Sequence[Entry[Any]], launch: Entry[Launch]) -> int:
-    ends = (entry for entry in later if isinstance(entry.event, (Launch, JobEnded)))
-    return _us(next(ends, later[-1] if later else launch).time)
 
 
 def _us(seconds: float) -> int:

@@ -62,6 +62,7 @@ _ELSEWHERE = frozenset(
 """Events of reading that is not from a file."""
 
 _OF_DIRECTORIES = frozenset({"os.listdir", "os.mkdir", "os.scandir"})
+_HEARD = frozenset({"open", "os.rename"}) | _OF_DIRECTORIES | _ELSEWHERE
 _MOST_FILES = 200
 _HOLDFAST = tuple(
     f"{Path(__file__).resolve().parents[2] / name}/"
@@ -104,34 +105,29 @@ class ScriptWatch:
         unsure = self._unsure or next(self._doubts(sources), "")
         if str(script).startswith((*_INSTALLED, self._own)):
             unsure = "its text is not all that it runs"
+        read = [f"{stamp} {path}" for path, stamp in [*self._read.items()]]
         written = [] if unsure else sorted(self._written(sources))
-        if len(self._read) + len(written) > _MOST_FILES:
+        if len(read) + len(written) > _MOST_FILES:
             unsure = f"it has more than {_MOST_FILES} files"
-        read = () if unsure else tuple(f"{stamp} {path}" for path, stamp in [*self._read.items()])
-        worker = self._config.worker
-        record(
-            journal,
-            ScriptEnded(worker, self._terms, read, () if unsure else tuple(written), unsure),
-        )
+        files = ((), ()) if unsure else (tuple(read), tuple(written))
+        record(journal, ScriptEnded(self._config.worker, self._terms, *files, unsure))
 
     def _hear(self, event: str, values: tuple[Any, ...]) -> None:
         """Take an audit event; it must not raise, and most events are none of ours."""
-        if not self._is_on:
+        if not self._is_on or event not in _HEARD:
             return
-        if event == "open":
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if event == "open":
                 self._opened(*values)
-        elif event in _OF_DIRECTORIES:
-            with contextlib.suppress(Exception):
+            elif event in _OF_DIRECTORIES:
                 place = os.path.abspath(os.fsdecode(values[0] or "."))
                 self._places.add(place)
                 if event != "os.mkdir" and _is_of_the_script(sys._getframe(1)):
                     self._note(place)
-        elif event == "os.rename":
-            with contextlib.suppress(Exception):
+            elif event == "os.rename":
                 self._places.add(os.path.dirname(os.path.abspath(os.fsdecode(values[1]))))
-        elif event in _ELSEWHERE:
-            self._unsure = self._unsure or f"it called {event}"
+            else:
+                self._unsure = self._unsure or f"it called {event}"
 
     def _opened(self, path: Any, mode: str | None, flags: int) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):
@@ -220,30 +216,27 @@ def _is_of_the_script(frame: FrameType | None) -> bool:
 
 def _names_in(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            of = node.value.id if isinstance(node.value, ast.Name) else ""
-            if node.attr != "load" or of not in _LOADERS:
-                yield node.attr
-        elif isinstance(node, ast.keyword):
-            yield node.arg or ""
-        elif isinstance(node, ast.ImportFrom):
-            yield from (alias.name for alias in node.names)
+        match node:
+            case ast.Attribute(attr="load", value=ast.Name(id=of)) if of in _LOADERS:
+                pass
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.ImportFrom(names=names):
+                yield from (alias.name for alias in names)
 
 
 def _folders_in(tree: ast.AST) -> Iterator[str]:
     """Yield folders that a text names: libraries write files in C there, of which nobody tells."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value:
-            folder = os.path.dirname(node.value)
-            if folder and os.path.isdir(folder):
-                yield os.path.abspath(folder)
+        match node:
+            case ast.Constant(value=str(text)) if os.path.isdir(os.path.dirname(text)):
+                yield os.path.abspath(os.path.dirname(text))
 
 
 def _imported_by(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]

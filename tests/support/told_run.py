@@ -7,12 +7,9 @@ from typing import Any
 
 from journal_entries import line
 
-from holdfast.runtime.run.entries import Entry, entry_of
-from holdfast.runtime.run.events import JobStarted
-from holdfast.runtime.tools.course import course_of
+from holdfast.runtime.run.entries import entry_of
 from holdfast.runtime.tools.living_job import Life
 from holdfast.runtime.tools.reported_run import ReportedRun
-from holdfast.runtime.tools.summary import summarize
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -62,18 +59,8 @@ def told_lines(script: str = "train.py", **started: Any) -> list[dict[str, Any]]
 def told_run(lines: list[dict[str, Any]] | None = None, path: Path = Path("/run")) -> ReportedRun:
     """Return the run of a journal, as commands read it."""
     lines = told_lines() if lines is None else lines
-    entries: list[Entry[Any]] = [entry for entry in map(entry_of, lines) if entry is not None]
-    started = [entry.event for entry in entries if isinstance(entry.event, JobStarted)]
-    report = summarize(entries)
-    return ReportedRun(
-        path=path,
-        entries=entries,
-        report=report,
-        course=course_of(entries, report),
-        record=None,
-        started=started[-1] if started else None,
-        life=Life.ENDED,
-    )
+    entries = [entry for entry in map(entry_of, lines) if entry is not None]
+    return ReportedRun.of(path, entries, None, Life.ENDED)
 
 
 def _steps(first: int, last: int, begin: float, generation: int = 1) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 from browser import draw, needs_browser
 from told_run import told_lines, told_run
 
-from holdfast.runtime.page.compared_page import compared_page_of
+from holdfast.runtime.page.run_page import compared_page_of
 from holdfast.runtime.tools.comparison import compare
 
 pytest.importorskip("plotly")

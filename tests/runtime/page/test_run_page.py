@@ -10,8 +10,7 @@ import pytest
 from journal_entries import line
 from told_run import DIGEST, told_lines, told_run
 
-from holdfast.runtime.page.compared_page import compared_page_of
-from holdfast.runtime.page.run_page import page_of
+from holdfast.runtime.page.run_page import compared_page_of, page_of
 from holdfast.runtime.tools.comparison import compare
 from holdfast.runtime.tools.reported_run import ReportedRun
 

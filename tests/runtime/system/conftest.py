@@ -1,4 +1,4 @@
-"""Connections that the tests of channels and of the reactor share."""
+"""What tests of this folder share: connections, and the two sides of a worker's status."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.runtime.system.channel import Channel, LineChannel, pair
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 
 @pytest.fixture(params=["unix", "pipes"])
@@ -26,6 +27,16 @@ def unix_ends() -> Iterator[tuple[Channel, Channel]]:
     yield left, right
     left.close()
     right.close()
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[WorkerStatus, WorkerStatus]]:
+    """One status as its agent and as its worker sees it."""
+    agent = WorkerStatus.create()
+    worker = WorkerStatus(os.dup(agent.fd))
+    yield agent, worker
+    agent.close()
+    worker.close()
 
 
 def _over_pipes() -> tuple[LineChannel, LineChannel]:

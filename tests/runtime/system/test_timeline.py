@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from holdfast.runtime.system import timeline
@@ -27,16 +24,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(timeline, "monotonic_ns", made.monotonic_ns)
     return made
-
-
-@pytest.fixture
-def sides() -> Iterator[tuple[WorkerStatus, WorkerStatus]]:
-    """One status as its agent and as its worker sees it."""
-    agent = WorkerStatus.create()
-    worker = WorkerStatus(os.dup(agent.fd))
-    yield agent, worker
-    agent.close()
-    worker.close()
 
 
 def act(worker: WorkerStatus, clock: Clock, *acts: tuple[Activity, int]) -> None:

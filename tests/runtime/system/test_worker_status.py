@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -22,16 +22,6 @@ from holdfast.runtime.system.worker_status import (
     Writer,
     pulse_interval_s,
 )
-
-
-@pytest.fixture
-def sides() -> Iterator[tuple[WorkerStatus, WorkerStatus]]:
-    """One status as its agent and as its worker sees it."""
-    agent = WorkerStatus.create()
-    worker = WorkerStatus(os.dup(agent.fd))
-    yield agent, worker
-    agent.close()
-    worker.close()
 
 
 def test_fresh_status_says_that_the_worker_starts(
