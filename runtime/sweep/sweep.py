@@ -121,7 +121,9 @@ class Sweep:
         Raises:
             RunDirectoryBusy: another sweep works in the directory.
         """
-        with _owned(self._terms.directory), self._signals():
+        for signum in _STOPS:
+            signal.signal(signum, self._stop)
+        with _owned(self._terms.directory):
             waiting = [t.number for t in self._trials() if t.state == "running"]
             begun = len(self._trials())
             if begun and (waiting or begun < self._terms.trials):
@@ -188,24 +190,15 @@ class Sweep:
         trial = next(found for found in self._trials() if found.number == number)
         self._say(f"trial {number} {describe(trial)}")
 
+    def _stop(self, signum: int, _frame: object) -> None:
+        self._stops, self._last_stop = self._stops + 1, signal.Signals(signum)
+
     def _pass_stops_on(self) -> None:
         """Pass stops on to all jobs: they save and end, at a second one at once."""
         for running in self._running:
             while running.stops < self._stops:
                 running.stops += 1
                 running.client.send_signal(self._last_stop)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def stop(signum: int, _frame: object) -> None:
-            self._stops, self._last_stop = self._stops + 1, signal.Signals(signum)
-
-        before = {signum: signal.signal(signum, stop) for signum in _STOPS}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
 
     def _end(self) -> ExitCode:
         """Say what came of the sweep; return its exit code."""
@@ -220,23 +213,22 @@ class Sweep:
         if best is not None:
             self._say(f"best: trial {best.number} {describe(best)}")
             self._say(f"its run is in {self._terms.directory / f'trial-{best.number}'}")
-        if counts["running"] or len(trials) < self._terms.trials:
+        if counts[words["running"]] or len(trials) < self._terms.trials:
             return ExitCode.STOPPED_EARLY
         return ExitCode.DONE if best is not None else ExitCode.PROGRAM_FAILED
 
 
 def describe(trial: TrialView) -> str:
     """Return how a trial ended, its value and its parameters, in words."""
-    parameters = ", ".join(f"{name}={_short(value)}" for name, value in trial.parameters.items())
+    parameters = (
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in trial.parameters.items()
+    )
+    of = f" ({', '.join(parameters)})" if trial.parameters else ""
     value = "" if trial.value is None else f" {trial.value:.6g}"
-    of = f" ({parameters})" if parameters else ""
     if trial.state == "fail":
         return f"failed{of}: {trial.attributes.get('reason')}"
     return f"{'pruned at' if trial.state == 'pruned' else 'has'}{value}{of}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _outcome(run_dir: Path, code: int) -> tuple[str, float | None, dict[str, Any]] | None:
