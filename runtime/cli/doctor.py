@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
+from holdfast.runtime.head.job_setup import FOR_ALL, FOR_KERAS
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.hosts.network import places
@@ -78,7 +79,9 @@ def _examine(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     if devices.names:
         yield Diagnosis("devices", f"{len(devices.names)} visible: {devices}")
     yield from _examine_mpi(options, mpiexec)
-    yield _find_tensorflow()
+    tensorflow = _find_tensorflow()
+    yield tensorflow
+    yield _find_modules([*FOR_ALL, *(FOR_KERAS if tensorflow.is_good else ())])
     directory = RunDirectory(options.run_dir)
     try:
         directory.prepare()
@@ -157,6 +160,26 @@ def _find_tensorflow() -> Diagnosis:
         return Diagnosis("TensorFlow", answer.stdout.strip())
     complaint = answer.stderr.strip().rpartition("\n")[2]
     return _no_tensorflow(complaint or f"its import ended with {answer.returncode}")
+
+
+def _find_modules(modules: Sequence[str]) -> Diagnosis:
+    """Import what a worker imports, without a world of MPI, in another process."""
+    program = f"""
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+import holdfast.runtime.exchange.mpi_communicator, {", ".join(modules)}
+"""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        answer = answer_of(program_command(program), _IMPORT_TIMEOUT_S, environment)
+    except subprocess.TimeoutExpired:
+        sentence = f"importing what they need takes more than {_IMPORT_TIMEOUT_S:g} s"
+        return Diagnosis("workers", sentence, is_good=False)
+    if answer.returncode == 0:
+        return Diagnosis("workers", "import all that they need")
+    complaint = answer.stderr.strip().rpartition("\n")[2]
+    sentence = f"cannot import what they need: {complaint}; install holdfast-mpi again"
+    return Diagnosis("workers", sentence, is_good=False)
 
 
 def _no_tensorflow(reason: str) -> Diagnosis:

@@ -48,7 +48,7 @@ from holdfast.runtime.system.witnessed_time import Stillness
 if TYPE_CHECKING:
     from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 
-_ALWAYS = (
+FOR_ALL = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
     *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
     *("holdfast.runtime.system.bind_answers", "holdfast.runtime.system.connections"),
@@ -56,7 +56,7 @@ _ALWAYS = (
 )
 """What every worker imports, for any script."""
 
-_FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
+FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
 """What every worker imports as soon as its script has imported Keras."""
 
 _BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
@@ -453,4 +453,4 @@ def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
     imported = ScriptSource.of(script).imported
     needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
     useful = tuple(module for module in wanted if module in needed)
-    return (*_ALWAYS, *useful, *(_FOR_KERAS if "keras" in useful else ()))
+    return (*FOR_ALL, *useful, *(FOR_KERAS if "keras" in useful else ()))

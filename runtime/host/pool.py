@@ -48,6 +48,9 @@ from holdfast.runtime.system.signals import take_no_notice
 _THREADS_END_WITHIN_S = 1.0
 _THREADS = "/proc/self/task"
 _LINKS_OF_A_FOLDER = 2
+_USAGE = 2
+"""As `errors.ExitCode`, which the pool does not load."""
+
 _FILES_PER_PEER = 4
 """A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
 
@@ -241,6 +244,8 @@ def _begin(birth: _Birth, agent_pid: int, go_read: int) -> NoReturn:
         status = 0
     except SystemExit as end:
         status = _status_of(end)
+    except ImportError as error:  # those of the script are reported by then
+        status = _report_missing(error, birth)
     except BaseException:  # the frames below this one belong to the pool
         traceback.print_exc()
     finally:
@@ -248,6 +253,15 @@ def _begin(birth: _Birth, agent_pid: int, go_read: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _report_missing(error: ImportError, birth: _Birth) -> int:
+    """Tell the agent of a module that no worker could import; return the exit code for that."""
+    message = f"a worker cannot import what it needs: {error}; install holdfast-mpi again"
+    report = {"kind": "error", "type": "UsageError", "message": message, "traceback": ""}
+    with contextlib.suppress(OSError):
+        Channel.adopt(birth.fds[0]).send(report | {"exit_code": _USAGE, "where": ""})
+    return _USAGE
 
 
 def _take_place(birth: _Birth, agent_pid: int) -> None:

@@ -132,6 +132,25 @@ def test_mpi_alone_is_examined_where_only_it_is_asked_for(
     assert [line.split()[1] for line in lines] == ["MPI", "MPI", "ULFM"]
 
 
+def test_module_of_holdfast_that_workers_lack_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(command: list[str], *_: object) -> subprocess.CompletedProcess[str]:
+        lacks = "holdfast.runtime.fit.script_setup" in " ".join(command)
+        said = "Traceback\nModuleNotFoundError: No module named 'h'\n" if lacks else ""
+        return subprocess.CompletedProcess(command, int(lacks), "2.21.0\n", said)
+
+    monkeypatch.setattr(doctor_file, "answer_of", answer)
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    assert _failures(lines) == [
+        "FAIL  workers       cannot import what they need: ModuleNotFoundError: No module named "
+        "'h'; install holdfast-mpi again"
+    ]
+
+
 def test_tensorflow_that_cannot_be_imported_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

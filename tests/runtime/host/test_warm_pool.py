@@ -12,6 +12,7 @@ import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 from configs import worker_config
 
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.host import pool_process
 from holdfast.runtime.host.pool_process import (
     FORKS_WITHIN_S,
@@ -61,6 +62,20 @@ def test_module_that_cannot_be_preloaded_is_left_out(
         assert failed["module"] == module
         assert failed["message"].startswith(reason)
         assert harness.wait_for_report(0, "place")["modules"] == ["numpy"]
+
+
+def test_worker_that_cannot_import_its_own_modules_reports_it(tmp_path: Path) -> None:
+    """Else it is a death, and the launch is tried again in vain."""
+    with agent_running(tmp_path, entry="there_is_no_such_entry:main") as harness:
+        harness.launch([0], "leave")
+
+        told = harness.wait_for_report(0, "error")
+
+        assert told["exit_code"] == ExitCode.USAGE
+        assert told["message"] == (
+            "a worker cannot import what it needs: No module named 'there_is_no_such_entry'; "
+            "install holdfast-mpi again"
+        )
 
 
 def test_dead_pool_is_replaced_and_its_workers_stay(harness: AgentHarness) -> None:
