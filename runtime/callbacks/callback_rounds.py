@@ -48,6 +48,7 @@ from holdfast.runtime.callbacks.plain_values import Json
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import layers_of, settings_of
+from holdfast.runtime.training.callback_host import CALLBACKS
 
 _OF_KERAS = frozenset({"stop_training"})
 """What Keras sets itself, and no graph reads."""
@@ -168,8 +169,9 @@ class CallbackRounds:
         return _history_in(self._run)
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of Keras's callbacks that act on the training, in words."""
-        return settings_in_words(self._kept)
+        """Return the list of callbacks, and the settings of Keras's that act on the training."""
+        listed = ", ".join(type(callback).__name__ for callback in self._kept)
+        return {CALLBACKS: f"[{listed}]", **settings_in_words(self._kept)}
 
     def begin(self) -> None:
         """Begin the training."""

@@ -24,6 +24,9 @@ from holdfast.recovery.work_plan import Work
 Notes: TypeAlias = Mapping[str, Any]
 """What a callback host knows, as a JSON object; it is kept in the manifest of a checkpoint."""
 
+CALLBACKS = "the callbacks of fit()"
+"""A setting that each callback host of the script's callbacks has: their list, in words."""
+
 _DUE = "callbacks due"
 """The field of a manifest's cursor."""
 

@@ -8,7 +8,8 @@ Every worker runs the whole script, so it may see what the others do not.  Four 
 * *run*: it was begun by one model on some samples.  A script with other ones is refused when it
   resumes;
 * *step*: a script may take a setting from the pid or the clock.  Then each worker would add
-  gradients of another loss, or of another model, and a death would change the result.  Digests are
+  gradients of another loss, or of another model, and a death would change the result.  Workers
+  with other callbacks would not meet to agree on their effects.  Digests are
   compared first.  Only if they differ do the workers tell each other what the step is made of, and
   the first difference is named.  Weights are compared only where they begin a training: a
   checkpoint replaces them.
@@ -35,7 +36,7 @@ from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
-from holdfast.runtime.training.callback_host import SettingsHolder
+from holdfast.runtime.training.callback_host import CALLBACKS, SettingsHolder
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
@@ -63,6 +64,10 @@ STEP = "step"
 _MEND = (
     "every worker runs the whole script, so all must build the same step: seed every random "
     "generator with a number, and take nothing that acts on training from the clock or the pid"
+)
+_SAME_LIST = (
+    "give all workers the same list: what callbacks write is there once, and a hook of your own "
+    "can ask holdfast.is_first()"
 )
 _CURSOR = "cursor/"
 _STEP_PARTS = ("weights/", "optimizer/", "companion/")
@@ -315,10 +320,10 @@ def _refuse_difference(
     mine, theirs = _shown(values[0], values[other])
     is_told = mine is not None or theirs is not None
     told = f": {mine or 'none'} on worker {one}, {theirs or 'none'} on worker {two}"
-    raise ProgramError(
-        f"workers {one} and {two} build different steps, they differ in {name}"
-        f"{told if is_told else ''}; {_MEND}"
-    )
+    workers_differ, mend = f"workers {one} and {two} build different steps, they differ", _MEND
+    if name == CALLBACKS:
+        workers_differ, mend = f"workers {one} and {two} differ", _SAME_LIST
+    raise ProgramError(f"{workers_differ} in {name}{told if is_told else ''}; {mend}")
 
 
 def _shown(*values: str | None) -> list[str | None]:

@@ -27,7 +27,7 @@ from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.training.callback_host import Alone
+from holdfast.runtime.training.callback_host import CALLBACKS, Alone
 from holdfast.runtime.training.consistency import (
     StepRecord,
     check_peers,
@@ -447,6 +447,15 @@ def test_what_differs_is_named(first: JobState, last: JobState, told: str) -> No
     else:
         assert said.startswith("workers 4 and 7 build different steps, ")
         assert f"{told}{MENDED}" in said
+
+
+def test_callbacks_that_one_worker_alone_has_are_named_with_both_lists() -> None:
+    all_have, one_has = (state({CALLBACKS: told}) for told in ("[CSVLogger]", "[CSVLogger, Mine]"))
+
+    said = compared([one_has, all_have, all_have], check_same_step)
+
+    lists = "[CSVLogger, Mine] on worker 4, [CSVLogger] on worker 6"
+    assert said.startswith(f"workers 4 and 6 differ in the callbacks of fit(): {lists}; give all")
 
 
 def test_settings_are_named_before_what_follows_from_them() -> None:
