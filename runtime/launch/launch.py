@@ -21,6 +21,7 @@ from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.launch import launched_function
 from holdfast.runtime.launch.command import checked, command_of, fields_of
 from holdfast.runtime.options.sources import check_script
+from holdfast.runtime.tools.report import metric_columns
 from holdfast.runtime.tools.reported_run import read_reported_run
 from holdfast.runtime.worker import context as contexts
 
@@ -159,11 +160,8 @@ def _outcome(code: int, run_dir: Path, function: Path | None) -> LaunchResult:
         why = reason or "its last lines say why"
         text = f"the job in {run_dir} ended with exit code {code}: {why}"
         raise LaunchFailed(text, code, run_dir) from cause
-    history: dict[str, list[float]] = {}
-    for epoch in report.epochs:
-        validation = {f"val_{name}": value for name, value in epoch.validation.items()}
-        for name, figure in {**epoch.metrics, **validation}.items():
-            history.setdefault(name, []).append(figure)
+    columns = metric_columns(report.epochs).items()
+    history = {name: [one for one in column if one is not None] for name, column in columns}
     is_over = code == ExitCode.DONE and function is not None
     value = launched_function.result_of(function) if is_over and function else None
     return LaunchResult(value, code, run_dir, report.final_sha256, history)

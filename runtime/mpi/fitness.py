@@ -69,26 +69,15 @@ def require(
     """
     if verdict.trust >= needed:
         return
-    if terms.mca and verdict.trust is Trust.NOTHING:
-        raise UsageError(
-            f"{library} cannot start workers with {terms}: {verdict.fault}; correct --mca, or "
-            "leave it out"
-        )
+    starts = verdict.trust is not Trust.NOTHING
+    cannot = "continue after a worker's death (ULFM)" if starts else "start workers"
+    relaunched = "run with --no-shrink, which relaunches the job at every death"
     if terms.mca:
-        raise UsageError(
-            f"{library} cannot continue after a worker's death (ULFM) with {terms}: "
-            f"{verdict.fault}; leave --mca out, or run with --no-shrink, which relaunches the job "
-            "at every death"
-        )
-    if verdict.trust is Trust.NOTHING:
-        raise UsageError(
-            f"{library} cannot start workers: {verdict.fault}; {INSTALL_HINT}, "
-            "or name another with --mpiexec"
-        )
-    raise UsageError(
-        f"{library} cannot continue after a worker's death (ULFM): {verdict.fault}; "
-        f"{INSTALL_HINT}, or run with --no-shrink, which relaunches the job at every death"
-    )
+        cannot += f" with {terms}"
+        remedy = f"leave --mca out, or {relaunched}" if starts else "correct --mca, or leave it out"
+    else:
+        remedy = f"{INSTALL_HINT}, or {relaunched if starts else 'name another with --mpiexec'}"
+    raise UsageError(f"{library} cannot {cannot}: {verdict.fault}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +131,12 @@ def keep_verdict(
 
 
 def _path(library: MpiLibrary, environment: Mapping[str, str], terms: LaunchTerms) -> Path:
-    home = environment.get("XDG_CACHE_HOME") or _cache_at_home()
+    home = environment.get("XDG_CACHE_HOME")
+    if not home:
+        try:
+            home = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home keeps nothing
+            home = os.devnull
     chosen = dict(environment) | library.variables(environment)
     parts = (
         str(library.mpiexec.resolve()),
@@ -158,14 +152,6 @@ def _path(library: MpiLibrary, environment: Mapping[str, str], terms: LaunchTerm
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return Path(home) / "holdfast" / f"mpi-{key}.json"
-
-
-def _cache_at_home() -> str:
-    """Return the user's cache; where a user has no home, nothing can be kept."""
-    try:
-        return str(Path.home() / ".cache")
-    except RuntimeError:
-        return os.devnull
 
 
 def _digest(path: Path) -> str:

@@ -64,16 +64,16 @@ def metric_plot(name: str, runs: Mapping[str, Sequence[EpochReport]]) -> str:
     """Return a metric over the epochs, in training and in validation, of one run or two."""
     figure, is_one = _figure(260, xaxis_title_text="epoch"), len(runs) == 1
     for (run, epochs), color in zip(runs.items(), (BLUE, AMBER), strict=False):
-        for kind, words in (("metrics", "training"), ("validation", "validation")):
-            values = [(epoch.epoch, getattr(epoch, kind).get(name)) for epoch in epochs]
-            x, y = _thinned([point for point in values if point[1] is not None])
+        for kind, words, of_one, dash in (
+            ("metrics", "training", BLUE, "solid"),
+            ("validation", "validation", AMBER, "dot"),
+        ):
+            x, y = _thinned([(epoch.epoch, getattr(epoch, kind).get(name)) for epoch in epochs])
             if x:
-                is_dotted = kind == "validation" and not is_one
                 figure.add_scatter(
                     **{"x": x, "y": y, "mode": "lines+markers" if len(x) <= 60 else "lines"},
                     name=words if is_one else html.escape(f"{run}, {words}"),
-                    line_color=AMBER if kind == "validation" and is_one else color,
-                    line_dash="dot" if is_dotted else "solid",
+                    line={"color": of_one} if is_one else {"color": color, "dash": dash},
                     marker_size=5,
                 )
     return _json(figure)
@@ -92,8 +92,7 @@ def speed_plot(course: Course) -> str:
     edges = [index * course.bin_s / scale for index in range(len(course.samples_per_s) + 1)]
     rates = [*course.samples_per_s, *course.samples_per_s[-1:]]
     figure.add_scatter(x=edges, y=rates, name="samples/s", line_color=BLUE, line_width=1.5, **step)
-    moments, many = zip(*course.workers, strict=True)
-    moments = tuple(at / scale for at in moments)
+    moments, many = [at / scale for at, _ in course.workers], [many for _, many in course.workers]
     figure.add_scatter(x=moments, y=many, name="workers", line_color=GREY, yaxis="y2", **step)
     if course.deaths:
         figure.add_scatter(
@@ -144,8 +143,7 @@ def save_plot(course: Course) -> str:
         ("until durable", "durable_s", BLUE, "circle"),
         ("training waited", "stall_s", AMBER, "diamond"),
     ):
-        values = [(save.at_s / _scale(course), getattr(save, what)) for save in course.saves]
-        x, y = _thinned([point for point in values if point[1] is not None])
+        x, y = _thinned([(one.at_s / _scale(course), getattr(one, what)) for one in course.saves])
         marker = {"color": color, "size": 7, "symbol": symbol}
         figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker)
     return _json(figure)
@@ -167,12 +165,12 @@ def memory_plot(course: Course) -> str:
     return _json(figure)
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return places and values of at most ``_MOST_POINTS`` points.
+def _thinned(told: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:
+    """Return places and values of at most ``_MOST_POINTS`` points, without those of no value.
 
     Of each piece of a longer line the lowest and the highest point stay.
     """
-    kept = list(points)
+    points = kept = [(x, y) for x, y in told if y is not None]
     if len(points) > _MOST_POINTS:
         pieces, kept = _MOST_POINTS // 2, []
         for index in range(pieces):

@@ -6,6 +6,7 @@ are called A and B.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -25,7 +26,7 @@ from holdfast.runtime.page.plots import (
     speed_plot,
 )
 from holdfast.runtime.run import progress
-from holdfast.runtime.tools.comparison import Comparison
+from holdfast.runtime.tools.comparison import OUTCOME, Comparison
 from holdfast.runtime.tools.report import (
     EpochReport,
     describe_evidence,
@@ -42,9 +43,11 @@ from holdfast.runtime.tools.report import (
 from holdfast.runtime.tools.reported_run import ReportedRun
 from holdfast.runtime.tools.summary import parts_of
 
+_FACTS = ("wall time", "goodput", "samples/s", "deaths", "saves")
 _MOST_PLOTS = 12
 _MOST_ROWS, _MOST_COMPARED = 50, 200
 _MOST_DEATHS = 200
+_words = functools.partial(element, "p")
 
 
 def page_of(run: ReportedRun, now: str) -> str:
@@ -71,23 +74,11 @@ def page_of(run: ReportedRun, now: str) -> str:
     return document(f"{run.name}: {run.state}", body, script)
 
 
-def _words(text: str) -> Element:
-    """Return a paragraph."""
-    return element("p", text)
-
-
 def _head(run: ReportedRun, now: str) -> list[Element]:
-    report = run.report
-    facts = [
-        ("wall time", describe_s(report.wall_s)),
-        ("goodput", f"{report.goodput:.1%}"),
-        ("samples/s", run.speed),
-        ("deaths", str(len(report.failures))),
-        ("saves", str(len(report.checkpoints))),
-    ]
-    run_id = report.run_id or "without an id"
+    facts = [(name, text_of(run)) for name, text_of in OUTCOME if name in _FACTS]
+    run_id = run.report.run_id or "without an id"
     made = f"run {run_id} in {run.path.absolute()}, as of {now}"
-    digest = report.final_sha256
+    digest = run.report.final_sha256
     return [
         element("h1", run.name),
         element("p", made, class_="quiet path"),

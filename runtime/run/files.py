@@ -236,17 +236,14 @@ def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
     The name is always the same, unless another process has it, or there are no locks.
     """
     draft = path.with_name(f".{path.name}.draft")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         descriptor = _open(draft, os.O_RDWR | os.O_CREAT, is_written=True, mode=mode)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), draft.lstat()):  # else it was placed just now
-                os.ftruncate(descriptor, 0)
-                return draft, descriptor
-        except OSError:
-            close(descriptor)
-            raise
-        close(descriptor)
+        opened.callback(close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), draft.lstat()):  # else it was placed just now
+            os.ftruncate(descriptor, 0)
+            opened.pop_all()
+            return draft, descriptor
     draft = draft.with_name(f"{draft.name}-{secrets.token_hex(8)}")
     return draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 

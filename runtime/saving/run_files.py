@@ -69,7 +69,8 @@ class RunFiles:
                 self._traces.close()
                 self._logs.close()
             if self._metrics is not None:
-                self._metrics.close()
+                with self._sparing():
+                    self._metrics.close()
         except BaseException:  # another writer may do better; one without a journal is none
             traceback.print_exc()
             os._exit(1)

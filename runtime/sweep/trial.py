@@ -113,7 +113,27 @@ class Trial:
 
         A trial that is pruned ends its training after the epoch, and ``fit`` returns.
         """
-        return _reporting_callback(self, monitor)
+        import keras
+
+        trial = self
+
+        class TrialPruning(keras.callbacks.Callback):  # type: ignore[misc]
+            """Reports a metric of each epoch to the trial, and ends a training that is pruned."""
+
+            def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+                """Report; stop if the trial is pruned."""
+                value = (logs or {}).get(monitor)
+                if value is None:
+                    known = ", ".join(sorted(logs or {})) or "none"
+                    raise ProgramError(
+                        f"trial().callback({monitor!r}) finds no such metric; "
+                        f"this epoch has {known}"
+                    )
+                trial.report(float(value), epoch)
+                if trial.should_prune():
+                    self.model.stop_training = True
+
+        return TrialPruning()
 
     @functools.cached_property
     def _study(self) -> SweepStudy:
@@ -164,24 +184,3 @@ def _beside_hooks(act: Callable[[], Any]) -> Any:
     """
     with ThreadPoolExecutor(1, "holdfast-trial") as pool:
         return pool.submit(act).result()
-
-
-def _reporting_callback(trial: Trial, monitor: str) -> Any:
-    import keras
-
-    class TrialPruning(keras.callbacks.Callback):  # type: ignore[misc]
-        """Reports a metric of each epoch to the trial, and ends a training that is pruned."""
-
-        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            """Report; stop if the trial is pruned."""
-            value = (logs or {}).get(monitor)
-            if value is None:
-                known = ", ".join(sorted(logs or {})) or "none"
-                raise ProgramError(
-                    f"trial().callback({monitor!r}) finds no such metric; this epoch has {known}"
-                )
-            trial.report(float(value), epoch)
-            if trial.should_prune():
-                self.model.stop_training = True
-
-    return TrialPruning()

@@ -24,7 +24,7 @@ _LACKS = "-"
 Row = tuple[str, str, str]
 """A name, and the texts of A and of B."""
 
-_OUTCOME: tuple[tuple[str, Callable[[ReportedRun], str]], ...] = (
+OUTCOME: tuple[tuple[str, Callable[[ReportedRun], str]], ...] = (
     ("state", lambda run: run.state),
     ("steps", lambda run: str(run.report.steps)),
     ("epochs", lambda run: f"{len(run.report.epochs)}: {describe_ledger(run.report)}"),
@@ -63,7 +63,7 @@ def compare(a: ReportedRun, b: ReportedRun) -> Comparison:
         if asked[0].get(name) != asked[1].get(name)
     )
     return Comparison(
-        outcome=tuple(_row(name, text_of(a), text_of(b)) for name, text_of in _OUTCOME),
+        outcome=tuple(_row(name, text_of(a), text_of(b)) for name, text_of in OUTCOME),
         options=tuple(options),
         times=tuple(_times(a, b)),
         heads=heads,

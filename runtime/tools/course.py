@@ -8,6 +8,7 @@ its samples over the time that it took, so no sample is lost however wide the bi
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,19 +206,15 @@ def _memory(told: Iterable[tuple[float, MemoryUsed]]) -> dict[str, Memory]:
 
 def _recovery(event: Recovery) -> Return:
     """Return a repair in place; the times of its record are since the failure was noticed."""
-    ends_ms = {
+    since, before = event.since_failure_ms, 0.0
+    phases = {"failure noticed": max(0.0, (since or 0.0) - (event.next_step_ms or math.inf)) / 1000}
+    for name, end in {
         "others told": event.revoked_ms,
         "world without the dead": event.shrunk_ms,
         "agreed on the state": event.agreed_ms,
         "state adopted": event.adopted_ms,
         "next step applied": event.next_step_ms,
-    }
-    since, noticed = event.since_failure_ms, event.next_step_ms
-    phases = {"failure noticed": 0.0}
-    if since is not None and noticed is not None:
-        phases["failure noticed"] = max(0.0, since - noticed) / 1000
-    before = 0.0
-    for name, end in ends_ms.items():
+    }.items():
         if end is not None:
             phases[name], before = max(0.0, end - before) / 1000, max(end, before)
     lost = " and ".join(map(str, event.lost))
