@@ -570,5 +570,5 @@ def test_figures_without_the_library_are_refused_with_the_way_to_get_it(
 ) -> None:
     monkeypatch.setattr(job_setup.PathFinder, "find_spec", lambda *_: None)
 
-    with pytest.raises(UsageError, match=r"pip install 'holdfast-mpi\[metrics\]'"):
+    with pytest.raises(UsageError, match="pip install prometheus-client"):
         job_setup.prepare_job(dataclasses.replace(options, metrics_port=9123), Stillness())
