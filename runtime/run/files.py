@@ -149,11 +149,11 @@ def read_at_most(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def _open(path: Path, flags: int, *, is_written: bool, mode: int = _MODE) -> int:
+def _open(path: Path, flags: int, *, is_written: bool) -> int:
     # The directory itself may be a link: its path is the user's.
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        descriptor = _open_name(folder, path, flags, mode)
+        descriptor = _open_name(folder, path, flags)
         try:
             found = os.fstat(descriptor)
             _refuse_foreign(path, found, os.fstat(folder).st_uid)
@@ -167,9 +167,9 @@ def _open(path: Path, flags: int, *, is_written: bool, mode: int = _MODE) -> int
     return descriptor
 
 
-def _open_name(folder: int, path: Path, flags: int, mode: int) -> int:
+def _open_name(folder: int, path: Path, flags: int) -> int:
     try:
-        return os.open(path.name, flags | _SAFELY, mode, dir_fd=folder)
+        return os.open(path.name, flags | _SAFELY, _MODE, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ForeignFile(path, "is a symbolic link") from error
@@ -237,10 +237,13 @@ def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
     """
     draft = path.with_name(f".{path.name}.draft")
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-        descriptor = _open(draft, os.O_RDWR | os.O_CREAT, is_written=True, mode=mode)
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
         opened.callback(close, descriptor)
+        found = os.fstat(descriptor)
+        _refuse_foreign(draft, found, draft.parent.stat().st_uid)
+        _refuse_shared(draft, found)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), draft.lstat()):  # else it was placed just now
+        if os.path.samestat(found, draft.lstat()):  # else it was placed just now
             os.ftruncate(descriptor, 0)
             opened.pop_all()
             return draft, descriptor
