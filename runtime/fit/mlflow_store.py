@@ -19,8 +19,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.training.stages import is_first
 from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.standalone import standalone
 
 PREFIX = "holdfast+"
 TAG = "holdfast.run"
@@ -39,8 +41,12 @@ def open_store(store_uri: str, artifact_uri: str | None = None) -> Any:
     # Not by its `get_store`: that holds a lock while it asks for this store.
     build = _tracking_store_registry.get_store_builder(uri)
     run_id = contexts.run_id()
-    inner = _opened(lambda: build(store_uri=uri, artifact_uri=artifact_uri), is_first)
-    return inner if run_id is None else RunStore(inner, run_id, is_first)
+    if run_id is None:
+        return build(store_uri=uri, artifact_uri=artifact_uri)
+    run_dir = contexts.current(otherwise=standalone).run_dir
+    with ScriptRecord(run_dir / "mlflow.jsonl").turn():  # a database is not made by two at once
+        inner = _opened(lambda: build(store_uri=uri, artifact_uri=artifact_uri), is_first)
+    return RunStore(inner, run_id, is_first)
 
 
 class RunStore:
