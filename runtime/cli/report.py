@@ -156,7 +156,7 @@ def _write_trace(run: ReportedRun, path: Path) -> None:
 
 def _print(run: ReportedRun, console: Console) -> None:
     summary = run.report
-    outcome = describe_outcome(summary, run.life, run.path)
+    outcome = fitted(describe_outcome(summary, run.life, run.path), console)
     console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
     for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:
