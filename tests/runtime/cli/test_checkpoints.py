@@ -664,7 +664,7 @@ def test_record_or_journal_that_cannot_be_read_just_now_is_no_usage(
     command: str,
     number: int,
 ) -> None:
-    def fail(folder: int, path: Path, flags: int, mode: int) -> int:
+    def fail(folder: int, path: Path, flags: int) -> int:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(files_module, "_open_name", fail)
