@@ -140,13 +140,20 @@ class LogReader:
         Raises:
             UsageError: there are none.
         """
-        self._folder = directory.logs_path
         name = _ALL if worker is None else f"worker-{worker}"
-        self._path = self._folder / f"{name}.log"
+        self._path = directory.logs_path / f"{name}.log"
         self._file: int | None = None
-        self._position = 0
-        if not self._path.exists():
-            raise UsageError(self._refusal(directory.path, worker))
+        if self._path.exists():
+            return
+        found = set()
+        with contextlib.suppress(OSError):
+            found = {_worker_of(name) for name in os.listdir(directory.logs_path)} - {-1}
+        if found:
+            these = ", ".join(map(str, sorted(found)))
+            raise UsageError(
+                f"worker {worker} has printed nothing in {directory.path}; these have: {these}"
+            )
+        raise UsageError(f"no worker has printed anything in {directory.path} yet")
 
     def read(self) -> Iterator[bytes]:
         """Yield pieces of what is there and was not read, the oldest first.
@@ -169,7 +176,7 @@ class LogReader:
             raise UsageError(f"{self._path} cannot be read: {error.strerror or error}") from error
 
     def _opened(self, name: str) -> int:
-        with open_to_read(self._folder / name) as file:
+        with open_to_read(self._path.with_name(name)) as file:
             return os.dup(file.fileno())
 
     def _is_full(self) -> bool:
@@ -182,11 +189,3 @@ class LogReader:
     def _pieces(fd: int) -> Iterator[bytes]:
         while piece := os.read(fd, 1 << 16):
             yield piece
-
-    def _refusal(self, run_dir: Path, worker: int | None) -> str:
-        with contextlib.suppress(OSError):
-            found = sorted({_worker_of(name) for name in os.listdir(self._folder)} - {-1})
-            if found:
-                names = ", ".join(map(str, found))
-                return f"worker {worker} has printed nothing in {run_dir}; these have: {names}"
-        return f"no worker has printed anything in {run_dir}"

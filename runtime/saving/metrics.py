@@ -46,7 +46,7 @@ _TAIL_BYTES = 16 << 20
 _LAST_WITHIN_S = 10.0
 _OWN_CAUSES = ("signal", "exit", "out of memory", "not started", "fenced")
 
-_GAUGES = {
+_TEXTS = {
     "run_info": "The run, by its labels.",
     "job_running": "1 until the job has ended.",
     "job_exit_code": "How the job has ended.",
@@ -64,19 +64,19 @@ _GAUGES = {
     "workers": "Workers that live.",
     "memory_bytes": "Resident memory of a host's workers.",
     "worker_memory_bytes": "Resident memory of a worker.",
+    "deaths_total": "Workers that died.",
+    "relaunches_total": "Launches after the first one.",
+    "recoveries_total": "Deaths that survivors went on after.",
+    "recovery_seconds_total": "Time of these recoveries.",
+    "saves_total": "Checkpoints.",
+    "failed_saves_total": "Checkpoints that failed.",
+    "steps_total": "Steps, also those that were done again.",
+    "samples_total": "Samples of these steps.",
+    "training_seconds_total": "Time of steps that count.",
+    "worker_seconds_total": "Time of a worker by what it did.",
 }
-_COUNTERS = {
-    "deaths": "Workers that died.",
-    "relaunches": "Launches after the first one.",
-    "recoveries": "Deaths that survivors went on after.",
-    "recovery_seconds": "Time of these recoveries.",
-    "saves": "Checkpoints.",
-    "failed_saves": "Checkpoints that failed.",
-    "steps": "Steps, also those that were done again.",
-    "samples": "Samples of these steps.",
-    "training_seconds": "Time of steps that count.",
-    "worker_seconds": "Time of a worker by what it did.",
-}
+
+"""Counters end with `_total`, all others are gauges."""
 
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 _NONE: _Labels = ()
@@ -130,8 +130,9 @@ class JobFigures:
         self._useful, self._pace = UsefulTime(), Pace()
         self._metrics: Mapping[str, float] = {}
         self._samples: dict[str, dict[_Labels, float]] = {
-            **{name: {_NONE: 0.0} for name in _COUNTERS if name != "worker_seconds"},
+            **{name: {_NONE: 0.0} for name in _TEXTS if name.endswith("_total")},
             **{name: {_NONE: 0.0} for name in ("job_running", "steps_per_second", "workers")},
+            "worker_seconds_total": {},
             "run_info": {(("run_id", self._run_id), ("script", Path(script).name)): 1.0},
         }
 
@@ -162,29 +163,30 @@ class JobFigures:
                 self._tell_workers(())
             case Launch() | Relaunch():
                 self._useful.interrupted()
-                self._add(relaunches=isinstance(event, Relaunch))
+                self._add(relaunches_total=isinstance(event, Relaunch))
             case Failure():
-                deaths, labels = self._samples["deaths"], (("cause", cause_of(event)),)
+                deaths, labels = self._samples["deaths_total"], (("cause", cause_of(event)),)
                 deaths.pop(_NONE, None)
                 deaths[labels] = deaths.get(labels, 0.0) + 1
             case Recovery():
-                self._add(recoveries=1, recovery_seconds=(event.next_step_ms or 0.0) / 1000)
+                length_s = (event.next_step_ms or 0.0) / 1000
+                self._add(recoveries_total=1, recovery_seconds_total=length_s)
             case Step():
                 self._useful.stepped(event, entry.now)
                 self._pace = self._pace.observe(event.step, entry.now)
                 self._set(step=event.step, epoch=event.epoch, steps_per_second=self._pace.per_s)
-                self._set(training_seconds=self._useful.seconds)
-                self._add(steps=event.number, samples=event.samples)
+                self._set(training_seconds_total=self._useful.seconds)
+                self._add(steps_total=event.number, samples_total=event.samples)
             case Epoch():
                 validation = (event.validation or {}).items()
                 self._metrics = {f"val_{name}": value for name, value in validation}
                 self._tell_metrics(event.metrics or {})
             case Checkpoint():
-                self._add(saves=1)
+                self._add(saves_total=1)
                 self._set(last_save_time_seconds=entry.time, last_save_seconds=event.seconds)
                 self._set(last_save_bytes=event.bytes, last_save_step=event.step)
             case CheckpointFailed():
-                self._add(failed_saves=1)
+                self._add(failed_saves_total=1)
 
     def look(self, message: Message) -> None:
         """Take what the head tells of the workers that live just now."""
@@ -195,7 +197,7 @@ class JobFigures:
             if not self._has_ended:
                 self._tell_goodput(float(message["now"]))
                 self._tell_workers([worker for worker in workers if worker.pid is not None])
-            self._samples["worker_seconds"] = {
+            self._samples["worker_seconds_total"] = {
                 (*_labels(worker), ("activity", name)): seconds
                 for worker in workers
                 for name, seconds in worker.spent_s.items()
@@ -229,15 +231,13 @@ class JobFigures:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
         with self._changing:
-            for kind, end, texts in (
-                (GaugeMetricFamily, "", _GAUGES),
-                (CounterMetricFamily, "_total", _COUNTERS),
-            ):
-                for name, text in texts.items():
-                    family = kind(f"holdfast_{name}", text)
-                    for labels, value in self._samples.get(name, {}).items():
-                        family.add_sample(family.name + end, dict(labels), value)
-                    yield family
+            for name, text in _TEXTS.items():
+                is_counter = name.endswith("_total")
+                kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+                family = kind(f"holdfast_{name}", text)
+                for labels, value in self._samples.get(name, {}).items():
+                    family.add_sample(f"holdfast_{name}", dict(labels), value)
+                yield family
 
 
 def _labels(worker: WorkerReport) -> _Labels:
