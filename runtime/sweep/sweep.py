@@ -213,7 +213,7 @@ class Sweep:
         if best is not None:
             self._say(f"best: trial {best.number} {describe(best)}")
             self._say(f"its run is in {self._terms.directory / f'trial-{best.number}'}")
-        if counts[words["running"]] or len(trials) < self._terms.trials:
+        if counts["running"] or len(trials) < self._terms.trials:
             return ExitCode.STOPPED_EARLY
         return ExitCode.DONE if best is not None else ExitCode.PROGRAM_FAILED
 
