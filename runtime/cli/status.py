@@ -123,9 +123,8 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
         table.add_column("previous")
     for (run, look), kept in zip(found, previous, strict=True):
         script = "-" if look.script is None else Path(look.script).name
-        table.add_row(
-            *map(Text, (str(run), script, _state(look), str(look.step), _saved(look), str(kept)))
-        )
+        cells = (str(run), script, _state(look), str(look.step), _saved(look), str(kept))
+        table.add_row(*map(Text, cells[: len(table.columns)]))
     console = output()
     at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
     wanted = Measurement.get(console, at_any_width, table).maximum

@@ -183,6 +183,18 @@ def test_list_shows_all_runs_below_a_directory_and_none_within_a_run(
     ]
 
 
+def test_list_has_no_column_for_runs_that_nobody_has_set_aside(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    begin_run(tmp_path / "run")
+
+    assert holdfast_code("list", tmp_path) == ExitCode.DONE
+
+    head, _, line = capsys.readouterr().out.strip().splitlines()
+    assert "previous" not in head
+    assert line.rstrip().endswith("none yet")
+
+
 def test_list_of_a_directory_without_runs_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
