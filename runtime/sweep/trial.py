@@ -80,10 +80,9 @@ class Trial:
 
         Every worker reports the same: metrics are alike on all.
         """
-        self._reported = step, value = int(step), float(value)
-        record = self._record
-        if record is not None:
-            _beside_hooks(lambda: record.report(step, value))
+        self._reported = int(step), float(value)
+        if self._record is not None:
+            _beside_hooks(self._record.report, *self._reported)
 
     def should_prune(self) -> bool:
         """Return whether the trial is to end early, as its study says of the last report.
@@ -99,14 +98,13 @@ class Trial:
             self._decided(f"prune {step}", lambda: self._study.prunes(number, value, step))
         )
         if is_pruned:
-            _beside_hooks(lambda: record.prune(step))
+            _beside_hooks(record.prune, step)
         return is_pruned
 
     def tell(self, value: float) -> None:
         """Tell the trial's value; without it, it is the one that was reported last."""
-        record = self._record
-        if record is not None:
-            _beside_hooks(lambda: record.tell(float(value)))
+        if self._record is not None:
+            _beside_hooks(self._record.tell, float(value))
 
     def callback(self, monitor: str = "val_loss") -> Any:
         """Return a callback for Keras's ``fit`` that reports a metric each epoch, and prunes.
@@ -177,10 +175,10 @@ def trial() -> Trial:
     return Trial(contexts.current(otherwise=standalone).run_dir)
 
 
-def _beside_hooks(act: Callable[[], Any]) -> Any:
+def _beside_hooks(act: Callable[..., Any], *values: Any) -> Any:
     """Do something in a thread of its own: hooks of callbacks write no real files but the first's.
 
     Threads are also outside of the script's clock and draws.
     """
     with ThreadPoolExecutor(1, "holdfast-trial") as pool:
-        return pool.submit(act).result()
+        return pool.submit(act, *values).result()
