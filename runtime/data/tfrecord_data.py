@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from holdfast.checkpoint.digest import Digest
 from holdfast.runtime.data.array_data import probed_ids
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import MOST_PARTS, SampleIds, Samples
+from holdfast.runtime.run.files import write_whole
 
 ENDING = ".index"
 _HEAD = struct.Struct("<QI")
@@ -177,15 +177,7 @@ def _store(place: Path, stamp: dict[str, int], offsets: Offsets) -> None:
     content = offsets.astype("<i8").tobytes()
     head = json.dumps(stamp | {"crc32": zlib.crc32(content)}).encode()
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(head + b"\n" + content)
-        os.chmod(name, 0o644)
-        os.replace(name, place)
-    except OSError:
-        os.unlink(name)
-        raise
+    write_whole(place, head + b"\n" + content)
 
 
 def _scanned(file: Path) -> Offsets:
