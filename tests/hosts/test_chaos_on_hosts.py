@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.runtime.clusters.cluster import NETWORK, Cluster
@@ -24,9 +25,9 @@ _WORKLOAD = replace(LONG, epochs=10)
 @pytest.mark.parametrize(
     ("target", "victim", "lost"),
     [
-        ("worker #1 of b", "w3 of b", []),
+        extended("worker #1 of b", "w3 of b", []),
         ("agent of b", "agent of b", ["b"]),
-        ("host b", "host b", ["b"]),
+        extended("host b", "host b", ["b"]),
     ],
 )
 def test_strike_on_another_host_changes_no_byte(

@@ -14,7 +14,7 @@ from holdfast.runtime.clusters.cluster import Cluster
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
 
-@pytest.mark.parametrize("kind", shortened(["lose", "cut", "freeze"], ["lose", "freeze"]))
+@pytest.mark.parametrize("kind", shortened(["lose", "cut", "freeze"], ["freeze"]))
 def test_an_injected_loss_of_a_host_changes_no_byte(
     cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, kind: str
 ) -> None:

@@ -28,7 +28,7 @@ _GATE = 12
 _OPTIONS = ("--heartbeat-timeout", "5")
 _NO_HOSTS = 2
 _NOBODY = Loss.WATCHDOG_KILLED
-_EACH = shortened(Loss, [Loss.KILL, Loss.CUT, Loss.MUTE, Loss.AGENT_STOPPED])
+_EACH = shortened(Loss, [Loss.KILL, Loss.MUTE])
 _NETWORK = ip_network(NETWORK)
 
 
@@ -147,6 +147,7 @@ def test_a_host_that_comes_back_with_another_script_stays_out(
     assert f"host b stays out: {reason}" in job.stderr
 
 
+@pytest.mark.extended  # the tests beside it have each half
 def test_a_host_with_another_script_stays_out_when_another_head_takes_over(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:

@@ -122,6 +122,7 @@ def test_job_of_three_nodes_goes_through_a_limit_of_two_minutes(
 
 
 @pytest.mark.mpi
+@_LONG  # test_hpc_page.py has a chain, and the tests here have three nodes
 def test_chain_over_three_nodes_goes_on_link_by_link(
     slurm: SlurmCluster, run: BatchRun, undisturbed: Undisturbed
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extended import shortened
 from workload import EVEN, SCRIPT, Undisturbed, request_of
 
 from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
@@ -46,7 +47,7 @@ def _place(job: JobRun, event: str, **fields: object) -> int:
 @pytest.mark.mpi
 @pytest.mark.process
 @_needs_hosts
-@pytest.mark.parametrize("kind", ["lose", "cut", "freeze"])
+@pytest.mark.parametrize("kind", shortened(["lose", "cut", "freeze"], here=["lose"]))
 def test_a_host_is_lost_at_a_step_and_no_byte_changes(
     tmp_path: Path, undisturbed: Undisturbed, kind: str
 ) -> None:
