@@ -251,6 +251,7 @@ head_process._connected = stop
 """
 
 
+@pytest.mark.extended  # a minute of waiting; the test above ends a head that has no client
 def test_directory_of_a_client_that_was_stopped_before_its_first_launch_is_free_soon(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

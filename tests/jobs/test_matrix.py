@@ -27,8 +27,7 @@ def sampled(cell: Cell) -> object:
     test_snapshots.py.
     """
     is_long = cell.strike in STANDING and cell.moment is not Moment.REPAIR
-    is_left = is_long or (cell.victim in HELPERS and cell.moment is not Moment.SAVE)
-    return extended(cell) if is_left else cell
+    return extended(cell) if is_long or cell.victim in HELPERS else cell
 
 
 @pytest.mark.parametrize("cell", [sampled(cell) for cell in SAMPLE], ids=str)

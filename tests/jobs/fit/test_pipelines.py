@@ -39,6 +39,7 @@ def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: 
     assert history[history.index("{") :] in struck.stdout
 
 
+@pytest.mark.extended  # test_script_setup.py has who fills a cache, the test above the deaths
 def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path) -> None:
     """The first reader dies within the pass that fills it, the second one in the next pass."""
     request = JobRequest(
