@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ class SweepStudy:
         self._optuna: Any = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         storage: Any = terms.storage
+        shown = re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", terms.storage)  # without its password
         try:
             if storage.startswith("sqlite"):
                 waits = {"connect_args": {"timeout": _SQLITE_WAITS_S}}
@@ -98,14 +100,15 @@ class SweepStudy:
             )
         except Exception as error:  # of Optuna, of SQLAlchemy, or of a driver that is missing
             first = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = first.replace(terms.storage, shown)
             raise UsageError(
-                f"--study {terms.storage} cannot be opened: {first}; give a URL of a database, "
-                "such as sqlite:///sweep.db"
+                f"--study {shown} cannot be opened: {why}; give a URL of a database, such as "
+                "sqlite:///sweep.db"
             ) from error
         found = self._study.direction.name.lower()
         if found != terms.direction:
             raise UsageError(
-                f"the study {terms.name!r} in {terms.storage} is to {found}, and --direction says "
+                f"the study {terms.name!r} in {shown} is to {found}, and --direction says "
                 f"{terms.direction}; leave it alike, or name another study with --name"
             )
 

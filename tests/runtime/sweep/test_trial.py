@@ -137,6 +137,7 @@ def test_a_parameter_with_another_range_is_the_scripts_error(tmp_path: Path) -> 
     [
         ({"direction": "maximize"}, "is to minimize, and --direction says maximize"),
         ({"storage": "nowhere://s"}, r"--study nowhere://s cannot be opened: "),
+        ({"storage": "nowhere://ann:key@s"}, r"--study nowhere://ann:\*\*\*@s cannot be opened: "),
     ],
 )
 def test_a_study_that_cannot_be_used_is_refused(
