@@ -41,6 +41,7 @@ _MOST_STARTS = 3
 _LEASE_WAIT_S = 60
 """What a killed client has left may need a while to go."""
 
+_MAY_GO_ON = (ExitCode.STOPPED_EARLY, ExitCode.RUN_DIRECTORY_BUSY)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -170,7 +171,7 @@ class Sweep:
             code = running.client.poll()
             if code is None:
                 continue
-            is_left = code < 0 or (code == ExitCode.STOPPED_EARLY and running.was_left)
+            is_left = code < 0 or (code in _MAY_GO_ON and running.was_left)
             if is_left and not self._stops and running.starts < _MOST_STARTS:
                 running.client = self._client(running.run_dir, wait_s=_LEASE_WAIT_S)
                 running.starts += 1
@@ -233,7 +234,7 @@ def describe(trial: TrialView) -> str:
 
 def _outcome(run_dir: Path, code: int) -> tuple[str, float | None, dict[str, Any]] | None:
     """Return how a trial has ended, its value and attributes; None if its job may go on."""
-    if code in (ExitCode.STOPPED_EARLY, ExitCode.RUN_DIRECTORY_BUSY):
+    if code in _MAY_GO_ON:
         return None
     record, report = TrialRecord(run_dir), None
     with contextlib.suppress(UsageError):  # the job has not begun
