@@ -40,5 +40,7 @@ def test_page_of_a_job_that_lost_workers_and_then_all_of_them(tmp_path: Path) ->
     assert drawn.document.count(str(job.sha256)) >= 2
     assert "1 recovered in place, 1 relaunch" in drawn.document
     assert drawn.console == []
-    assert (drawn.plots, drawn.places) == (6, 6)
+    # Memory has a plot if it has grown: that of the host, in which others work, too.
+    plots = 6 + (len(job.events("memory_used")) > 1)
+    assert (drawn.plots, drawn.places) == (plots, plots)
     assert drawn.draws(f"relaunch from step {job.report.relaunches[0].restored_step or 0}")
