@@ -75,7 +75,6 @@ _TEXTS = {
     "training_seconds_total": "Time of steps that count.",
     "worker_seconds_total": "Time of a worker by what it did.",
 }
-
 """Counters end with `_total`, all others are gauges."""
 
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
