@@ -34,7 +34,6 @@ from holdfast.runtime.tools.report import (
     describe_journal,
     describe_ledger,
     describe_lost_lines,
-    describe_s,
     describe_time,
     describe_troubles,
     epoch_table,
@@ -130,7 +129,7 @@ def _speed(run: ReportedRun) -> list[Element]:
         ("Relaunches", course.relaunches),
     ):
         if returns:
-            longest = describe_s(max(one.length_s for one in returns))
+            longest = progress.brief(max(one.length_s for one in returns))
             many = len(returns)
             shown = f", the {MOST_RETURNS} longest below" if many > MOST_RETURNS else ""
             found += [
@@ -253,7 +252,7 @@ def _deaths_of(run: ReportedRun) -> list[Element]:
 
 def _events(run: ReportedRun) -> list[Element]:
     events = run.course.events
-    rows = [(describe_s(at_s), text) for at_s, text in events[-_MOST_DEATHS:]]
+    rows = [(progress.brief(at_s), text) for at_s, text in events[-_MOST_DEATHS:]]
     title = f"The last {len(rows)} of {len(events)}, by the wall time of the run"
     return [element("details", element("summary", title), table(("", ""), rows))]
 

@@ -149,7 +149,7 @@ class EndedEpoch:
         of_all = "" if self.epochs is None else f"/{self.epochs}"
         parts = [f"Epoch {self.epoch}{of_all}"]
         if self.seconds is not None:
-            parts.append(f"{self.seconds:.1f} s")
+            parts.append(brief(self.seconds))
         parts += metrics(self.metrics)
         parts += metrics(self.validation, prefix="val_")
         return " - ".join(parts)

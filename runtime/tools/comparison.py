@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from holdfast.runtime.run import progress
 from holdfast.runtime.tools.report import (
     describe_ledger,
     describe_metric,
-    describe_s,
     metric_columns,
 )
 from holdfast.runtime.tools.reported_run import ReportedRun
@@ -28,7 +28,7 @@ OUTCOME: tuple[tuple[str, Callable[[ReportedRun], str]], ...] = (
     ("state", lambda run: run.state),
     ("steps", lambda run: str(run.report.steps)),
     ("epochs", lambda run: f"{len(run.report.epochs)}: {describe_ledger(run.report)}"),
-    ("wall time", lambda run: describe_s(run.report.wall_s)),
+    ("wall time", lambda run: progress.brief(run.report.wall_s)),
     ("goodput", lambda run: f"{run.report.goodput:.1%}"),
     ("samples/s", lambda run: run.speed),
     ("deaths", lambda run: str(len(run.report.failures))),
@@ -84,7 +84,7 @@ def _times(a: ReportedRun, b: ReportedRun) -> Iterator[Row]:
 
 
 def _length(seconds: float | None) -> str:
-    return describe_s(seconds) if seconds else _LACKS
+    return progress.brief(seconds) if seconds else _LACKS
 
 
 def _epochs(a: ReportedRun, b: ReportedRun) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -161,7 +161,7 @@ def metric_columns(epochs: Sequence[EpochReport]) -> dict[str, tuple[float | Non
 def epoch_table(epochs: Sequence[EpochReport]) -> tuple[list[str], list[list[str]]]:
     """Return the epochs as heads and rows of texts: when each ended, and each of its metrics."""
     columns = metric_columns(epochs)
-    times = ["-" if epoch.seconds is None else describe_s(epoch.seconds) for epoch in epochs]
+    times = ["-" if epoch.seconds is None else progress.brief(epoch.seconds) for epoch in epochs]
     rows = [
         [str(epoch.epoch), str(epoch.step), time, *map(describe_metric, values)]
         for epoch, time, *values in zip(epochs, times, *columns.values(), strict=True)
@@ -252,14 +252,7 @@ def describe_evidence(failure: Failure) -> list[str]:
 
 def describe_ms(milliseconds: float | None) -> str:
     """Return a duration with its unit, or a dash for one that never ended."""
-    return "-" if milliseconds is None else describe_s(milliseconds / 1000)
-
-
-def describe_s(seconds: float) -> str:
-    """Return a length of time; a short one in milliseconds, or with tenths of a second."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else progress.duration(seconds)
+    return "-" if milliseconds is None else progress.brief(milliseconds / 1000)
 
 
 def finite(value: Any) -> Any:

@@ -28,7 +28,7 @@ LIVE = re.compile(
     r"epoch \d+/\d+ .* \d+/7 .* (?:steps/s|script after training) .*( loss: \d+\.\d{4}| save )"
 )
 """A job that is held early in an epoch shows its newest step, whose loss is not looked at yet."""
-EPOCH = re.compile(r"Epoch (\d+)/(\d+) - [\d.]+ s - loss: \d\S+ - accuracy: \d.*")
+EPOCH = re.compile(r"Epoch (\d+)/(\d+) - [\d.]+ m?s - loss: \d\S+ - accuracy: \d.*")
 
 
 @pytest.fixture

@@ -256,6 +256,7 @@ def test_metrics_are_numbers_by_name(value: object, *, is_one: bool) -> None:
     [
         ({}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000 - val_loss: 0.4000"),
         ({"validation": None}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000"),
+        ({"seconds": 0.021, "metrics": {}, "validation": {}}, "Epoch 3/10 - 21 ms"),
         ({"metrics": {"loss": 2e-5}, "validation": {}}, "Epoch 3/10 - 2.1 s - loss: 2.0000e-05"),
         ({"epochs": None, "seconds": None, "validation": None, "metrics": None}, "Epoch 3"),
     ],
@@ -277,7 +278,7 @@ def test_message_without_an_epoch_has_no_line(change: dict[str, Any]) -> None:
     [
         ({"epochs": "ten"}, "Epoch 3 - 2.1 s"),
         ({"seconds": "soon"}, "Epoch 3/10"),
-        ({"seconds": 0}, "Epoch 3/10 - 0.0 s"),
+        ({"seconds": 0}, "Epoch 3/10 - 0 ms"),
         ({"epoch": 0, "step": 0}, "Epoch 0/10 - 2.1 s"),
         ({"metrics": [0.5]}, "Epoch 3/10 - 2.1 s"),
         ({"metrics": {"loss": "low"}}, "Epoch 3/10 - 2.1 s"),
