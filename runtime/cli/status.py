@@ -209,9 +209,8 @@ def _facts(found: JobStatus, console: Console) -> Table:
     )
     for name, text in rows:
         if text:
-            table.add_row(
-                name, Text(fitted(text, console))
-            )  # no markup: an error may hold brackets
+            # No markup: an error may hold brackets.
+            table.add_row(name, Text(fitted(text, console)))
     return table
 
 
