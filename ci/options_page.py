@@ -30,8 +30,8 @@ A script that is started by itself (`python train.py`) reads variables and file 
 `holdfast import` also reads a heading `[import]`, which comes before `[run]`.
 
 Flags stand before the script. Everything after the script's name goes to the script. A flag of
-holdfast there is refused, unless the script or a module beside it names that flag, or `--` stands
-before the script: `holdfast run -n 2 -- train.py -n 9`.
+holdfast there is refused, unless the script names it, or a file beside it that it imports. `--`
+before the script passes all on: `holdfast run -n 2 -- train.py -n 9`.
 
 `holdfast run --show-config train.py` prints each value and where it came from, and runs nothing.
 

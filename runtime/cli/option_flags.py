@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_field
 PATH = click.Path(path_type=Path)
 SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
+
+_MOST_FILES = 1000
+"""Of packages beside a script, which are looked through for the names of its options."""
 
 EPILOG = (
     "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
@@ -101,8 +105,8 @@ class OfScript(Documented):
 
 def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments of a script that are options of ours and not its own, and all others."""
-    text = _text_of(script)
     known = {flag: option for option in OPTIONS.values() for flag in _flags_of(option)}
+    text = _text_of(script) if any(word.partition("=")[0] in known for word in argv) else None
     stray: list[str] = []
     others: list[str] = []
     words = list(argv)
@@ -116,14 +120,15 @@ def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]
 
 
 def _text_of(script: Path) -> str | None:
-    """Return a script and the modules beside it that it imports; None if it cannot be read."""
+    """Return a script with what it imports from beside it; None if it cannot be read."""
     from holdfast.runtime.head.preconditions import ScriptSource
 
-    modules = [script.parent / f"{name}.py" for name in ScriptSource.of(script).imported]
+    places = [script.parent / name for name in ScriptSource.of(script).imported]
+    modules = [place.with_suffix(".py") for place in places]
+    packages = (file for place in places for file in place.rglob("*.py"))
     try:
-        return "".join(
-            file.read_text(errors="replace") for file in (script, *filter(Path.is_file, modules))
-        )
+        files = (script, *filter(Path.is_file, modules), *itertools.islice(packages, _MOST_FILES))
+        return "".join(file.read_text(errors="replace") for file in files)
     except OSError:
         return None
 

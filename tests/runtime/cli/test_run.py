@@ -162,6 +162,10 @@ def test_options_behind_a_script_that_does_not_name_them_start_nothing(
         ({"train.py": "add_argument('-n')"}, ["-n", "4"]),
         ({"train.py": "DEFINE_string('run_dir')"}, ["--run-dir", "x"]),
         ({"train.py": "import terms", "terms.py": "add_argument('--seed')"}, ["--seed", "7"]),
+        (
+            {"train.py": "from nets.cli import parse", "nets/cli.py": "def main(seed): ..."},
+            ["--seed", "7"],
+        ),
         ({}, ["--data", "n"]),
     ],
 )
@@ -172,6 +176,7 @@ def test_options_that_a_script_or_a_module_of_it_names_are_the_scripts(
     argv: list[str],
 ) -> None:
     for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
 
     assert holdfast_code("run", "train.py", *argv) == ExitCode.STOPPED_EARLY
