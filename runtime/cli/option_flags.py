@@ -28,7 +28,7 @@ SETTINGS = {"allow_interspersed_args": False}
 _MOST_FILES = 1000
 """Of packages beside a script, which are looked through for the names of its options."""
 
-EPILOG = (
+_EPILOG = (
     "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
     "so where a word of the script's reads like an option.  "
     "Each option may also stand in the environment (HOLDFAST_SAVE_EVERY for --save-every) or in "
@@ -81,6 +81,11 @@ def given_flags(context: click.Context) -> dict[str, Any]:
 
 class OfScript(Documented):
     """A command whose last words belong to a script, which knows some of them by our names."""
+
+    allow_interspersed_args = False
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, epilog=_EPILOG, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an option of ours behind a script that does not name it, but for ``--``."""

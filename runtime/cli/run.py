@@ -18,7 +18,6 @@ from holdfast.runtime.batch.schedulers import (
 )
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
-    EPILOG,
     PATH,
     SETTINGS,
     OfScript,
@@ -32,7 +31,7 @@ from holdfast.runtime.options.sources import Sources, build_options, mistyped_va
 from holdfast.runtime.run.files import answering
 
 
-@click.command(cls=OfScript, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=OfScript)
 @flags_of(RUN)
 @click.option(
     "--show-config",

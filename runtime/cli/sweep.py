@@ -10,14 +10,7 @@ from typing import Any
 import click
 
 from holdfast.runtime.batch.schedulers import refuse_mpi_copies
-from holdfast.runtime.cli.option_flags import (
-    EPILOG,
-    PATH,
-    SETTINGS,
-    OfScript,
-    flags_of,
-    given_flags,
-)
+from holdfast.runtime.cli.option_flags import PATH, OfScript, flags_of, given_flags
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import RUN
@@ -26,7 +19,7 @@ from holdfast.runtime.sweep.study import DIRECTIONS, PRUNERS, SAMPLERS, StudyTer
 from holdfast.runtime.sweep.sweep import Sweep, SweepTerms
 
 
-@click.command(cls=OfScript, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=OfScript)
 @click.option("--study", metavar="URL", required=True, help="The storage, as sqlite:///sweep.db.")
 @click.option(
     "--trials", type=click.IntRange(1), required=True, help="How many trials the sweep has in all."

@@ -18,9 +18,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.signature import Signature
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
-    EPILOG,
     PATH,
-    SETTINGS,
     OfScript,
     flags_of,
     given_flags,
@@ -47,7 +45,7 @@ from holdfast.runtime.tools.exporting import (
 _WORKERS = "Workers that the run is meant for: what --microbatches and --threads follow from."
 
 
-@click.command("import", cls=OfScript, context_settings=SETTINGS, epilog=EPILOG)
+@click.command("import", cls=OfScript)
 @flags_of(IMPORT, workers=_WORKERS)
 @click.argument("weights", type=PATH)
 @click.argument("script", type=PATH)
