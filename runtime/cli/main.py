@@ -23,6 +23,7 @@ from holdfast.runtime.cli.help import hint_for, write_commands
 from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.removed import removal_of
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     NEAR,
@@ -79,7 +80,8 @@ class _Commands(click.Group):
         """Return the command that is asked for; say what may be meant by another word."""
         word = args[0]
         if not word.startswith("-") and self.get_command(ctx, word) is None:
-            raise UsageError(f"no such command {word!r}; {hint_for(word, self.list_commands(ctx))}")
+            hint = hint_for(word, self.list_commands(ctx))
+            raise UsageError(removal_of(word) or f"no such command {word!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -179,7 +181,7 @@ def _message_of(error: click.ClickException) -> str:
         near = (error.possibilities or [""])[0]  # click lists several, by the alphabet
         is_near = difflib.SequenceMatcher(None, error.option_name, near).ratio() >= NEAR
         hint = f"did you mean {near}?" if is_near else f"see `{error.ctx.command_path} --help`"
-        return f"no such option {error.option_name}; {hint}"
+        return removal_of(error.option_name) or f"no such option {error.option_name}; {hint}"
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
         return f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"
     return message
@@ -192,10 +194,8 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
         command = holdfast.get_command(context, name)
         if command is None:
             commands = ", ".join(holdfast.list_commands(context))
-            raise UsageError(
-                f"{path} has a heading [{name}], but there is no such command; "
-                f"commands are {commands}"
-            )
+            reason = removal_of(name) or f"there is no such command; commands are {commands}"
+            raise UsageError(f"{path} has a heading [{name}], but {reason}")
         if name == context.invoked_subcommand:  # a slip in one table stops no other command
             refuse_unknown(path, name, table, _known_keys(name, command))
     return tables

@@ -21,6 +21,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.host_list import read_hostfile
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option, read_path
+from holdfast.runtime.options.removed import removal_of_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -168,6 +169,8 @@ def refuse_unknown(
 ) -> None:
     """Raise ``UsageError`` for a table of a ``holdfast.toml`` that sets unknown options."""
     unknown = sorted(set(table).difference(known))
+    for sentence in filter(None, map(removal_of_key, unknown)):
+        raise UsageError(f"{path}, under [{heading}]: {sentence}")
     if unknown:
         raise UsageError(
             f"{path} sets unknown options under [{heading}]: {_as_typed(unknown)}; "
@@ -181,12 +184,17 @@ def _as_typed(keys: Iterable[str]) -> str:
 
 
 def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each variable whose name is nearly that of an option's."""
+    """Yield a sentence for each variable of a removed option, or of nearly an option's name."""
     known = {option.variable for option in OPTIONS.values() if option.flags}
     names = {variable.removeprefix(_PREFIX) for variable in known}
     for variable in sorted(environ):
         name = variable.removeprefix(_PREFIX)
-        if name != variable and name not in names:
+        if name == variable or name in names:
+            continue
+        removal = removal_of_key(name)
+        if removal is not None:
+            yield f"warning: {variable} is ignored: {removal}"
+        else:
             for near in difflib.get_close_matches(name, names, 1, NEAR):
                 yield (
                     f"warning: {variable} is no option of holdfast and is ignored; "

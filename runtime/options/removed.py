@@ -1,0 +1,33 @@
+"""What an earlier version had and this one has not, each with the way that leads there now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REMOVED: Mapping[str, str] = {
+    "chaos": '`holdfast run --inject "random seed=7 count=5" train.py` strikes a job at random',
+    "import": "a new run begins with other weights by `holdfast run --initial WEIGHTS train.py`",
+    "init": "README has a script to begin with; copy it",
+    "sweep": "examples/search.py searches with Optuna, each trial a run of holdfast.launch",
+    "--compare": "`holdfast report RUN_DIR` shows one run; print both and compare them",
+    "--drain-every": "saves go to the run directory beside the training; --save-every says when",
+    "--keep-space": "--keep N says how many of the newest checkpoints stay",
+    "--key-file": "digests find accidental damage; the permissions of RUN_DIR keep others out",
+    "--local-dir": "saves go to the run directory beside the training; leave it out",
+    "--metrics-host": "--metrics-file FILE is read by the textfile collector of Prometheus",
+    "--metrics-port": "--metrics-file FILE is read by the textfile collector of Prometheus",
+    "--repair-from": "`holdfast repair RUN_DIR --from DIR` puts whole files back between two jobs",
+    "--scrub-every": "`holdfast verify RUN_DIR` reads all checkpoints; start it from cron",
+}
+"""Commands and flags; a flag is also a variable and a key of ``holdfast.toml``."""
+
+
+def removal_of(name: str) -> str | None:
+    """Return the sentence on a command or flag that was removed, None if it was none."""
+    way = REMOVED.get(name)
+    return None if way is None else f"{name} was removed: {way}"
+
+
+def removal_of_key(key: str) -> str | None:
+    """Return the sentence on a flag that was removed, by its name in a file or a variable."""
+    return removal_of("--" + key.lower().replace("_", "-"))
