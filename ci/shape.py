@@ -1,19 +1,27 @@
-"""Refuse files and functions that have grown too long for one reading.
+"""Refuse files and functions that have grown too long for one reading, and a house that has.
 
 A leftover is a name that a file assigns twice at its top level: the first value is lost.
 
-Usage: ``python ci/shape.py FOLDER...``; prints each offender and exits 1 if there is any.
+Usage: ``python ci/shape.py [FOLDER...]``; prints each offender and exits 1 if there is any.
+Without a folder it looks at the whole source, and compares totals with the budget in ci/shape.toml.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FILE_LINES = 600
 FUNCTION_LINES = 60
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ("api", "runtime", "recovery", "checkpoint")
 
 
 def offences(path: Path) -> Iterator[str]:
@@ -66,13 +74,53 @@ def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
 
 
+def python_files(*folders: str | Path) -> list[Path]:
+    """Return the Python files below folders, in order."""
+    return sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+
+
+def totals(root: Path) -> dict[str, int]:
+    """Return what the budget bounds, by name: lines of Python, modules and packages."""
+
+    def lines(*folders: str) -> int:
+        files = python_files(*(root / folder for folder in folders))
+        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+    names = [path.name for path in python_files(*(root / folder for folder in SOURCE))]
+    packages = names.count("__init__.py")
+    return {
+        "source": lines(*SOURCE),
+        "tests": lines("tests"),
+        "tools": lines("ci", "bench"),
+        "modules": len(names) - packages,
+        "packages": packages,
+    }
+
+
+def overruns(root: Path) -> Iterator[str]:
+    """Yield one sentence for each total above its budget; print what is left of the others."""
+    budget: Mapping[str, Mapping[str, int]] = tomllib.loads(
+        (root / "ci" / "shape.toml").read_text(encoding="utf-8")
+    )
+    allowed = {name: most for table in budget.values() for name, most in table.items()}
+    for name, total in totals(root).items():
+        if total > allowed[name]:
+            yield (
+                f"ci/shape.toml: {name} are {total}, {allowed[name]} are allowed; delete as much, "
+                "or raise the figure and write the reason beside it"
+            )
+        elif total < allowed[name]:
+            print(f"shape: {name} are {total}, {allowed[name]} are allowed; lower the figure")
+
+
 def main(folders: list[str]) -> int:
     """Print every offence under the folders; return the exit code."""
-    files = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    files = python_files(*(folders or (ROOT / folder for folder in SOURCE)))
     if not files:
-        print(f"shape: no Python files under {', '.join(folders) or 'no folder'}")
+        print(f"shape: no Python files under {', '.join(folders) or ROOT}")
         return 1
     found = [offence for path in files for offence in offences(path)]
+    found += [] if folders else overruns(ROOT)
     print("\n".join(found) if found else f"shape: {len(files)} files are in shape")
     return 1 if found else 0
 

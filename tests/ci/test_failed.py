@@ -14,7 +14,7 @@ FAILED = Path(__file__).parents[2] / "ci" / "failed"
     ("record", "tests"),
     [
         ("", []),
-        ("began a::x\nended a::x\n", []),
+        ("began a::x\ntook 0.100 a::x\nended a::x\n", []),
         ("began a::x\nfailed a::x\nended a::x\n", ["a::x"]),
         ("began a::x\nfailed a::x\nfailed a::x\nended a::x\n", ["a::x"]),
         ("began a::x\nended a::x\nbegan a::y[1 2]\n", ["a::y[1 2]"]),

@@ -1,5 +1,8 @@
+"""The limits of ``ci/shape.py``: of a file, of a function, and of the whole house."""
+
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +66,25 @@ def test_declaration_and_alternatives_are_no_second_assignment(tmp_path: Path) -
 
 def test_folder_without_python_files_is_a_mistake(tmp_path: Path) -> None:
     assert _shape(tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("name", ["source", "tests", "tools", "modules", "packages"])
+def test_house_above_its_budget_is_named_with_both_figures(tmp_path: Path, name: str) -> None:
+    for file in ("api/__init__.py", "api/a.py", "runtime/b.py", "tests/t.py", "bench/c.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("x = 1\n")
+    (tmp_path / "ci").mkdir()
+    script = shutil.copy(SHAPE, tmp_path / "ci")
+    own = len(SHAPE.read_text().splitlines())
+    figures = {"source": 3, "tests": 1, "tools": 1 + own, "modules": 2, "packages": 1}
+
+    def shape(budget: dict[str, int]) -> subprocess.CompletedProcess[str]:
+        table = "".join(f"{key} = {most}\n" for key, most in budget.items())
+        (tmp_path / "ci" / "shape.toml").write_text(f"[lines]\n{table}")
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+
+    assert shape(figures).returncode == 0, shape(figures).stdout
+    assert "lower the figure" in shape(figures | {name: figures[name] + 1}).stdout
+    answer = shape(figures | {name: figures[name] - 1})
+    assert answer.returncode == 1
+    assert f"{name} are {figures[name]}, {figures[name] - 1} are allowed" in answer.stdout

@@ -1,9 +1,9 @@
-"""A plugin that writes down which test runs and which has failed, as it happens.
+"""A plugin that writes down which test runs, how long it took, and which has failed, as it happens.
 
 ``HOLDFAST_TEST_RECORD`` names the file; without it nothing is written.  Each line is a word
 and a test: ``began`` and ``ended``, and ``failed`` before ``ended``.  So a run that was
-killed in the middle of a test tells its name too.  Where several processes test, the one
-that hands out the tests writes for all.
+killed in the middle of a test tells its name too.  ``took`` has the seconds of one phase of a test
+before its name.  Where several processes test, the one that hands out the tests writes for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write down that a test, or what surrounds it, has failed."""
+    """Write down how long a test, or what surrounds it, took, and whether it has failed."""
+    _write("took", f"{report.duration:.3f} {report.nodeid}")
     if report.failed:
         _write("failed", report.nodeid)
 
