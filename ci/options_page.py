@@ -1,71 +1,96 @@
 """Write docs/options.md from the options themselves, or compare it with them.
 
-Usage: ``python ci/options_page.py [--check]``; with ``--check`` it changes nothing and exits
-with 1 if the page is out of date.
+Usage: ``python ci/options_page.py [--check]``; with ``--check`` it changes nothing.  It exits
+with 1 if the page is out of date, or does not say of an option or a command who uses it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.runtime.cli.help import GROUPS
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import DOCTOR, IMPORT, RUN, Option
+from holdfast.runtime.options.option import Option
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
 
 _HEAD = """\
-# Options of a job
+# Options and commands
 
 `python ci/options_page.py` writes this page from
-[`runtime/options/job_options.py`](../runtime/options/job_options.py).
-`./ci/check` compares the two.
+[`runtime/options/job_options.py`](../runtime/options/job_options.py) and the commands. It
+keeps what stands in each last column. `./ci/check` compares the two.
 
 Each option has one name in three places. The flag `--save-every` is `HOLDFAST_SAVE_EVERY` in the
 environment and `save-every` under the heading `[run]` in `holdfast.toml` in the working directory.
 A flag comes before the variable, the variable before the file, and the file before the default.
-A script that is started by itself (`python train.py`) reads variables and file in the same way.
-`holdfast import` also reads a heading `[import]`, which comes before `[run]`.
 
 Flags stand before the script. Everything after the script's name goes to the script. A flag of
 holdfast there is refused, unless the script names it, or a file beside it that it imports. `--`
 before the script passes all on: `holdfast run -n 2 -- train.py -n 9`.
 
 `holdfast run --show-config train.py` prints each value and where it came from, and runs nothing.
+"""
 
-| flag | default | commands | what it is for |
+_OPTIONS = """
+## {group}
+
+| flag | default | what it does | who uses it |
 |---|---|---|---|
 """
 
-_WITHOUT = """
-These fields of `JobOptions` have no flag:
+_COMMANDS = """
+## Commands
 
-| field | why |
+| command | who uses it |
 |---|---|
 """
 
+_WITHOUT = """
+## Fields without a flag
 
-def page() -> str:
-    """Return the page."""
-    rows = [_row(name, option) for name, option in OPTIONS.items() if option.flags]
-    reasons = [
-        f"| `{name}` | {option.absent} |" for name, option in OPTIONS.items() if option.absent
-    ]
-    return _HEAD + "\n".join(rows) + "\n" + _WITHOUT + "\n".join(reasons) + "\n"
+| field of `JobOptions` | why |
+|---|---|
+"""
+
+_NOBODY = "nobody yet"
+"""Stands in the last column of a new row until the user is written there."""
 
 
-def _row(name: str, option: Option) -> str:
-    cells = (
-        ", ".join(f"`{flag}`" for flag in _flags(option)),
-        _default(name, option),
-        ", ".join(
-            f"`{command}`" for command in (RUN, IMPORT, DOCTOR) if command in option.commands
-        ),
-        option.help,
+def page(users: dict[str, str]) -> str:
+    """Return the page; ``users`` has the last cell of each row by the first."""
+
+    def row(*cells: str) -> str:
+        texts = (*cells, users.get(_escaped(cells[0]), _NOBODY))
+        return "| " + " | ".join((*map(_escaped, cells), texts[-1])) + " |\n"
+
+    text = _HEAD
+    with_flags = [(name, found) for name, found in OPTIONS.items() if found.flags]
+    for group, options in itertools.groupby(with_flags, lambda each: each[1].group):
+        text += _OPTIONS.format(group=group)
+        for name, found in options:
+            flags = ", ".join(f"`{flag}`" for flag in _flags(found))
+            text += row(flags, _default(name, found), found.help)
+    text += _COMMANDS + "".join(row(f"`{name}`") for names in GROUPS.values() for name in names)
+    reasons = (
+        f"| `{name}` | {found.absent} |\n" for name, found in OPTIONS.items() if found.absent
     )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return text + _WITHOUT + "".join(reasons)
+
+
+def users_on(text: str) -> dict[str, str]:
+    """Return the last cell of each row of a page by the first."""
+    rows = re.findall(r"^\| (.*?) \| (?:.* \| )?(.*) \|$", text, re.MULTILINE)
+    return {first: last for first, last in rows if first.startswith("`")}
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")
 
 
 def _flags(option: Option) -> Iterator[str]:
@@ -88,13 +113,17 @@ def _default(name: str, option: Option) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or compare it; return the exit code."""
+    before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    now = page(users_on(before))
     if arguments != ["--check"]:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.name} is out of date: run `python ci/options_page.py`")
-    return 1
+        PAGE.write_text(now, encoding="utf-8")
+    elif before != now:
+        print(f"{PAGE.name} is out of date: run `python ci/options_page.py`")
+        return 1
+    if _NOBODY in now:
+        print(f"{PAGE.name} names no user of some rows ({_NOBODY!r}): write a sentence there")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
