@@ -31,15 +31,6 @@ agent and workers.  A test that acts on a running job uses ``start_job``::
         job = running.wait()
     assert job.exit_code == 75
 
-A job over several hosts has them made of namespaces of this machine, called a, b and c.  Their
-faults are those of ``--inject``, and real: ``lose`` kills all of a host, ``cut`` takes its cable
-away, and ``freeze`` lets all of it stand still::
-
-    cut = ["cut host=b step=3"]
-    job = run_job("train.py", run_dir=tmp_path, workers=6, hosts=3, faults=cut, timeout_s=300)
-
-That needs root and iproute2; ``why_no_hosts`` says what a machine lacks.
-
 All processes of a job inherit a mark in the environment.  By this mark every process that
 is left behind is found, and no process of another job is touched.  Needs Linux's
 ``/proc``.
@@ -51,17 +42,14 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from holdfast.runtime.clusters.cluster import why_not as why_no_hosts
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
-from holdfast.runtime.tools.job_cluster import JobCluster, check_terms
 from holdfast.runtime.tools.report import Report
 from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces
 from holdfast.runtime.tools.summary import summarize
@@ -73,7 +61,6 @@ __all__ = [
     "RunningJob",
     "run_job",
     "start_job",
-    "why_no_hosts",
 ]
 
 DEFAULT_TIMEOUT_S = 180.0
@@ -91,19 +78,11 @@ class JobRequest:
     arguments, ``options`` further options of ``holdfast run``, and
     ``environment`` is added to this process's own.  The job works in ``directory``,
     by default where this process does; relative paths are relative to it.
-
-    More than one of ``hosts`` are made of namespaces, and ``workers`` are spread over them.
-    Each host has its own ``/tmp``, ``/run`` and ``/dev/shm``.  Of the caller's, all hosts see the
-    folders there that hold script, run directory and working directory.
-
-    Raises:
-        ValueError: there cannot be as many hosts, or a fault strikes none of them.
     """
 
     script: Path | str
     run_dir: Path | str
     workers: int = 1
-    hosts: int = 1
     microbatches: int | None = None
     faults: Sequence[str] = ()
     argv: Sequence[str] = ()
@@ -111,12 +90,8 @@ class JobRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: Path | str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what no job can be."""
-        check_terms(self.hosts, self.workers, self.faults)
-
     def command(self) -> list[str]:
-        """Return the command line; hosts are named in it as soon as they are made."""
+        """Return the command line."""
         line = [*program_command(_MAIN, "run")]
         line += ["-n", str(self.workers), "--run-dir", str(self.run_dir)]
         if self.microbatches is not None:
@@ -157,7 +132,6 @@ def run_job(  # noqa: PLR0913  (each is one plain wish of the test's)
     *,
     run_dir: Path | str,
     workers: int = 1,
-    hosts: int = 1,
     microbatches: int | None = None,
     faults: Sequence[str] = (),
     argv: Sequence[str] = (),
@@ -168,13 +142,11 @@ def run_job(  # noqa: PLR0913  (each is one plain wish of the test's)
 
     Raises:
         TimeoutError: the job did not end within ``timeout_s``; it was killed.
-        RuntimeError: this machine makes no hosts.
     """
     request = JobRequest(
         script=script,
         run_dir=run_dir,
         workers=workers,
-        hosts=hosts,
         microbatches=microbatches,
         faults=faults,
         argv=argv,
@@ -197,7 +169,6 @@ class RunningJob:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._traces = JobTraces(_MARK)
-        self._cluster: JobCluster | None = None
         try:
             self._process = self._start(request)
         except BaseException:
@@ -205,27 +176,18 @@ class RunningJob:
             raise
 
     def _start(self, request: JobRequest) -> subprocess.Popen[bytes]:
-        """Start the job here, or on the first of its hosts."""
-        options: dict[str, Any] = {"cwd": request.directory, "start_new_session": True}
-        options["env"] = self._traces.environment(
-            {"HOLDFAST_AGAIN": "1", **os.environ, **request.environment}
-        )
+        environment = {"HOLDFAST_AGAIN": "1", **os.environ, **request.environment}
         # Files, not pipes: a process that is left behind would keep a pipe open.
         with self._path("stdout").open("wb") as out, self._path("stderr").open("wb") as err:
-            options |= {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            if request.hosts == 1:
-                return subprocess.Popen(request.command(), **options)
-            options["cwd"] = directory = Path(request.directory or "").absolute()
-            self._cluster = JobCluster(
-                hosts=request.hosts,
-                workers=request.workers,
-                faults=request.faults,
-                folder=self._traces.scratch,
-                seen=[directory, directory / request.script, directory / request.run_dir],
+            return subprocess.Popen(
+                request.command(),
+                cwd=request.directory,
+                env=self._traces.environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
-            words = [*self._cluster.options, *request.options]
-            named = replace(request, faults=self._cluster.faults, options=words)
-            return self._cluster.start(named.command(), self._directory.journal_path, **options)
 
     @property
     def pid(self) -> int:
@@ -249,9 +211,9 @@ class RunningJob:
         """Return the name of every living process of the job, as ``ps`` shows it, by process id.
 
         The names of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
-        ``holdfast-w3`` for worker 3.  The agent of another host is ``holdfast-host``.
+        ``holdfast-w3`` for worker 3.
         """
-        found = (self._cluster or self._traces).processes()
+        found = self._traces.processes()
         if self._process.poll() is None:  # while it begins, nothing tells whose process it is
             found.setdefault(self.pid, "holdfast")
         return found
@@ -300,10 +262,7 @@ class RunningJob:
             raise TimeoutError(f"the job did not end in {self._timeout_s} s; {story}") from None
         # A job whose client was killed goes on to its end.
         grace_s = ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
-        if self._cluster is None:
-            wait_all_ended(self.processes(), max(0.0, grace_s))
-        else:
-            self._cluster.wait_empty(max(0.0, grace_s))
+        wait_all_ended(self.processes(), max(0.0, grace_s))
         journal = self.journal
         return JobRun(
             exit_code=exit_code,
@@ -315,12 +274,7 @@ class RunningJob:
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """Name each process and file of the job that exists now outside its run directory.
-
-        A host that was lost has none.
-        """
-        if self._cluster is not None:
-            return self._cluster.leftovers()
+        """Name each process and file of the job that exists now outside its run directory."""
         return self._traces.leftovers([self.pid])
 
     def close(self) -> None:
@@ -339,8 +293,6 @@ class RunningJob:
         self.close()
 
     def _remove_traces(self, clients: Sequence[int] = ()) -> None:
-        if self._cluster is not None:
-            self._cluster.close()
         self._traces.kill_all()
         self._traces.remove_files(clients)
 

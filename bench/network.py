@@ -33,9 +33,8 @@ from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 if TYPE_CHECKING:
+    from cluster import Cluster
     from mpi4py import MPI
-
-    from holdfast.runtime.clusters.cluster import Cluster
 
 METHODS = ("tree", "allreduce", "voted")
 FRAME, PAYLOAD = 1514, 1448
@@ -83,7 +82,7 @@ def _measure(
     names: Sequence[str], gbit: float, options: argparse.Namespace
 ) -> list[harness.Record]:
     """Return what the ranks have measured that live on the hosts ``names``."""
-    from holdfast.runtime.clusters.cluster import NETWORK, Cluster  # a rank has no need of it
+    from cluster import NETWORK, Cluster  # a rank has no need of it
 
     with harness.private_directory() as directory:
         launch = directory / "launch"

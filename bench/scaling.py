@@ -31,11 +31,11 @@ from pathlib import Path
 
 import harness
 import scaling_model
+from cluster import NETWORK, Cluster
 from host_jobs import HostJob
 from scaling_model import Cell, Fit
 from scaling_script import IMAGES_A_BLOCK, PARAMETERS, RESULT_VARIABLE, steps_of
 
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster
 from holdfast.testing import JobRequest
 
 SCRIPT = Path(__file__).with_name("scaling_script.py")

@@ -16,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cluster import why_not
 from struck_job import HEARTBEAT_S, KINDS, Case, Outcome, case_of, links_case_of, run_case
 from struck_journal import step_times
 from workload import remembering
-
-from holdfast.runtime.clusters.cluster import why_not
 
 _TOGETHER = "two at once"
 _ENOUGH_RUNS = 3

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cluster import Cluster
 from host_jobs import HostJob, HostJobRun, Loss
 from secure_shell import start_ssh
 from struck_journal import (
@@ -29,7 +30,6 @@ from struck_journal import (
 from workload import Undisturbed, Workload, request_of
 
 from holdfast.checkpoint.names import MANIFEST_NAME, STORE_NAME
-from holdfast.runtime.clusters.cluster import Cluster
 
 HEAD_KILLED, HEAD_LOST, BLINK = "head-killed", "head-lost", "blink"
 """The head's process alone; its host with the client; and a link that is cut for a moment."""

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from holdfast.runtime.clusters.cluster import why_not
+from cluster import why_not
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from scaling_model import HEADERS, Cell, fit

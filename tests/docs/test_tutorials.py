@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from holdfast.runtime.clusters.cluster import Cluster, why_not
+from cluster import Cluster, why_not
 
 _PAGES = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

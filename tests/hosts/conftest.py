@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import Cluster, why_not
 from leftovers import Leftovers
 from slurm import SlurmCluster
 from slurm import why_not as no_slurm
 from workload import Undisturbed, remembering
-
-from holdfast.runtime.clusters.cluster import Cluster, why_not
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster import NETWORK, Cluster
 from extended import extended
 from workload import LONG, Undisturbed, request_of
 
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.own_process import program_command
 

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster import NETWORK, Cluster
 from secure_shell import start_ssh
 from secure_shell import why_not as why_no_ssh
-
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+from cluster import WITHIN_S, Cluster, wait_until, why_not
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
 
-from holdfast.runtime.clusters.cluster import WITHIN_S, Cluster, wait_until, why_not
 from holdfast.runtime.system.processes import wait_all_ended
 
 pytestmark = pytest.mark.process
@@ -324,7 +324,7 @@ def test_nothing_outlives_a_test_that_is_killed(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from holdfast.runtime.clusters.cluster import Cluster
+        from cluster import Cluster
         with Cluster(Path(sys.argv[1])) as hosts:
             hosts.popen("a", ["sleep", "1000"])
             hosts.popen("b", ["sleep", "1000"])

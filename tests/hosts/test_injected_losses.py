@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
 from extended import shortened
 from host_jobs import HostJob
 from workload import EVEN, Undisturbed, request_of
-
-from holdfast.runtime.clusters.cluster import Cluster
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 

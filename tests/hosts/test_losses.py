@@ -13,12 +13,12 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+from cluster import NETWORK, Cluster
 from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun, Loss
+from host_keeper import port_of
 from workload import LONG, Undisturbed, request_of
 
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster
-from holdfast.runtime.clusters.host_keeper import port_of
 from holdfast.runtime.options.host_list import read_hosts
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]

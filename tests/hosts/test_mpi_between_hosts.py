@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import scenarios
+from cluster import NETWORK, Cluster, wait_until
 from ranks_on_hosts import RanksOnHosts
-
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster, wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 

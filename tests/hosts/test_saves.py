@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
 from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.clusters.cluster import Cluster
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster import Cluster, why_not
 from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
 from workload import EVEN, SLICED, Undisturbed, Workload, request_of
 
-from holdfast.runtime.clusters.cluster import Cluster, why_not
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, run_job, start_job

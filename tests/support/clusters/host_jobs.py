@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from holdfast.runtime.clusters.cluster import NETWORK, WITHIN_S, Cluster
+from cluster import NETWORK, WITHIN_S, Cluster
+
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory

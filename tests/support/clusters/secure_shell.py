@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from holdfast.runtime.clusters.cluster import Cluster
+from cluster import Cluster
 
 _SERVER = "/usr/sbin/sshd"  # it wants to be called by its whole name
 _SERVER_CONFIGURATION = """\

@@ -17,7 +17,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.clusters.cluster import NETWORK, Cluster
+from cluster import NETWORK, Cluster
+
 from holdfast.runtime.host import guard as guard_module
 from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from holdfast.runtime.clusters.cluster import Cluster
+from cluster import Cluster
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.clusters.remote_shell import PORT, SESSION, serve
+from remote_shell import PORT, SESSION, serve
 
 FIRST = "bed-first"
 """The name of a host's first process; that of each process of the bed begins alike."""

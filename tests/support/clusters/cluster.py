@@ -32,20 +32,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.clusters.host_keeper import (
+from host_keeper import (
     BRIDGE,
     INTERFACE,
     kill_all,
     port_of,
     processes_of,
 )
-from holdfast.runtime.system.own_process import module_command
 
 NETWORK = "10.77.0.0/24"
 """The network between the hosts of each cluster."""
 WITHIN_S = 240.0
 _HERE = Path(__file__).resolve()
-_PROGRAM_FOLDERS = (str(_HERE.parents[2]), sys.prefix, sys.base_prefix)
+_PROGRAM_FOLDERS = (str(_HERE.parents[3]), sys.prefix, sys.base_prefix)
 """Where holdfast and its Python are: each host sees them, wherever they lie."""
 _FOR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _PROGRAMS = ("ip", "tc", "ss", "nsenter", "setpriv")
@@ -146,7 +145,7 @@ class Cluster:
         # Nothing else of this environment: what begins with a host is not what runs there.
         python = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
         self._keeper = subprocess.Popen(
-            module_command("holdfast.runtime.clusters.host_keeper", json.dumps(plan)),
+            [sys.executable, str(_HERE.with_name("host_keeper.py")), json.dumps(plan)],
             env={"PATH": _PATH, **python},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,1 +1,0 @@
-"""Hosts that are made on this machine, to lose them in tests."""
