@@ -6,21 +6,30 @@ one moment of a job, so any failure can be replayed.
 
 A host in place of a worker means the first worker of a launch on that host: ``lose host=b
 step=30``.  Some kinds strike the whole host, and need one.
+
+``random seed=7 count=5`` stands for five kills and stops, which follow from the seed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeVar
+from itertools import pairwise
+from typing import TypeAlias, TypeVar
 
 from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
 from holdfast.recovery.world import WorkerId
 
-_LOWEST = {"worker": 0, "step": 1, "attempt": 1}
+_LOWEST = {"worker": 0, "step": 1, "attempt": 1, "seed": 0, "count": 1, "steps": 1}
+_WORDS = ("worker", "step", "site", "attempt", "host")
 _EXAMPLE = "kill worker=2 step=30 site=compute attempt=1"
+_RANDOM = "random"
+_RANDOM_WORDS = ("seed", "count", "steps")
+_RANDOM_EXAMPLE = "random seed=7 count=5"
+_RANDOM_STEPS = 100
 
 
 class FaultKind(Enum):
@@ -66,6 +75,10 @@ class Visit:
     attempt: int
 
 
+Moment: TypeAlias = tuple[object, object]
+"""A step and the name of a site in it: what tells one random fault from another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One failure to inject; ``step`` is the counter that the current update would reach.
@@ -92,12 +105,82 @@ class Fault:
         """The moment at which the fault strikes."""
         return Visit(self.worker, self.step, self.site, self.attempt)
 
+    @property
+    def moment(self) -> Moment:
+        """The address without its worker and attempt."""
+        return self.step, self.site.value
+
     def __str__(self) -> str:
         victim = f"host={self.host}" if self.host else f"worker={self.worker}"
         return (
             f"{self.kind.value} {victim} step={self.step}"
             f" site={self.site.value} attempt={self.attempt}"
         )
+
+
+_RANDOM_KINDS = (FaultKind.KILL, FaultKind.STOP)
+_RANDOM_SITES = (Site.COMPUTE, Site.REDUCE, Site.VOTE, Site.APPLY)
+"""What every worker passes in every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFaults:
+    """Kills and stops at random steps, sites and workers; the same seed gives the same ones.
+
+    Steps 1 to ``steps`` are cut into ``count`` parts, and each part has one fault.  Its worker is
+    the one in some place of the launch, so it is there after a relaunch, too.  No place comes
+    again before each other one has come: victims are alive, as far as nothing else kills them.
+    """
+
+    seed: int
+    count: int
+    steps: int = _RANDOM_STEPS
+
+    def faults(self, workers: Sequence[WorkerId]) -> tuple[Fault, ...]:
+        """Return the faults with the workers of a launch, in the order of their steps."""
+        ends = [number * self.steps // self.count for number in range(self.count + 1)]
+        victims = sorted(workers, key=lambda worker: self._draw("victim", workers.index(worker)))
+        return tuple(
+            Fault(
+                _RANDOM_KINDS[self._draw("kind", number) % len(_RANDOM_KINDS)],
+                victims[number % len(victims)],
+                begin + 1 + self._draw("step", number) % (end - begin),
+                _RANDOM_SITES[self._draw("site", number) % len(_RANDOM_SITES)],
+            )
+            for number, (begin, end) in enumerate(pairwise(ends))
+        )
+
+    def _draw(self, what: str, number: int) -> int:
+        """Return a number that is the same on every machine and in every Python."""
+        text = f"{self.seed} {what} {number}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+    def __str__(self) -> str:
+        return f"{_RANDOM} seed={self.seed} count={self.count} steps={self.steps}"
+
+
+def faults_of_launch(
+    given: Iterable[Fault | RandomFaults],
+    workers: Sequence[WorkerId],
+    struck: Collection[Moment],
+    most: int,
+) -> tuple[Fault, ...]:
+    """Return the faults of a launch: all given ones, and ``most`` random ones at most.
+
+    A random fault strikes once in a run, not at its step again after a relaunch.
+    """
+    given = tuple(given)
+    found = tuple(fault for fault in given if isinstance(fault, Fault))
+    taken = {fault.address for fault in found}
+    drawn = [
+        fault
+        for several in given
+        if isinstance(several, RandomFaults)
+        for fault in several.faults(workers)
+        if fault.moment not in struck and fault.address not in taken
+    ]
+    apart = {fault.address: fault for fault in sorted(drawn, key=lambda fault: fault.step)}
+    return (*found, *tuple(apart.values())[:most])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +208,39 @@ class FaultPlan:
         return self._kinds.get(visit)
 
 
+def parse_faults(texts: Iterable[str]) -> tuple[Fault | RandomFaults, ...]:
+    """Return what each text describes: a fault, or random ones.  Raises ``FaultSyntaxError``."""
+    return tuple(
+        _parse_random(text) if _words(text)[0] == _RANDOM else parse_fault(text) for text in texts
+    )
+
+
+def _parse_random(text: str) -> RandomFaults:
+    values = _values(_words(text)[1:], _RANDOM_WORDS, text)
+    absent = [key for key in ("seed", "count") if key not in values]
+    if absent:
+        raise _refusal(text, f"{' and '.join(absent)} must be given")
+    seed, count, steps = (
+        _number({"steps": str(_RANDOM_STEPS)} | values, key, text) for key in _RANDOM_WORDS
+    )
+    if count > steps:
+        raise _refusal(text, f"{count} faults need {count} steps, and steps is {steps}")
+    return RandomFaults(seed, count, steps)
+
+
+def _words(text: str) -> list[str]:
+    return re.split(r"[\s,]+", text.strip(" \t\n,"))
+
+
 def parse_fault(text: str) -> Fault:
     """Return the fault that ``text`` describes, words separated by spaces or commas.
 
     The kind comes first.  ``step`` is required, and a ``worker`` or a ``host``.  Raises
     ``FaultSyntaxError``.
     """
-    word, *pairs = re.split(r"[\s,]+", text.strip(" \t\n,")) or [""]
+    word, *pairs = _words(text)
     kind = _member(FaultKind, word, text)
-    values = _values(pairs, text)
+    values = _values(pairs, _WORDS, text)
     host = values.pop("host", "")
     victim = "host" if kind.is_of_host else "worker"
     given = {**values, "host": host} if host else values
@@ -154,13 +261,13 @@ def parse_fault(text: str) -> Fault:
     )
 
 
-def _values(pairs: Iterable[str], text: str) -> dict[str, str]:
+def _values(pairs: Iterable[str], keys: Sequence[str], text: str) -> dict[str, str]:
     """Return the ``key=value`` words as a mapping."""
     values: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or key not in (*_LOWEST, "site", "host"):
-            raise _refusal(text, f"'{pair}' is not one of worker=, step=, site=, attempt=, host=")
+        if not equals or key not in keys:
+            raise _refusal(text, f"'{pair}' is not one of {'=, '.join(keys)}=")
         if key in values:
             raise _refusal(text, f"{key} is given twice")
         values[key] = value
@@ -184,8 +291,10 @@ def _member(choices: type[_Choice], word: str, text: str) -> _Choice:
             return choice
     noun = "kind" if choices is FaultKind else "site"
     allowed = ", ".join(choice.value for choice in choices)
+    allowed += f", {_RANDOM}" if choices is FaultKind else ""
     raise _refusal(text, f"the {noun} '{word}' is not one of {allowed}")
 
 
 def _refusal(text: str, reason: str) -> FaultSyntaxError:
-    return FaultSyntaxError(f"cannot read the fault '{text}': {reason} (example: {_EXAMPLE})")
+    example = _RANDOM_EXAMPLE if _words(text)[0] == _RANDOM else _EXAMPLE
+    return FaultSyntaxError(f"cannot read the fault '{text}': {reason} (example: {example})")

@@ -15,6 +15,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from holdfast.recovery.event import (
     AbandonLaunch,
@@ -32,9 +33,10 @@ from holdfast.recovery.event import (
     TimeIsShort,
     WorkerExited,
 )
-from holdfast.recovery.fault import parse_fault
-from holdfast.recovery.job import JobMachine, JobState
+from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, parse_faults
+from holdfast.recovery.job import JobMachine, JobState, RestartBudget
 from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import Due
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
@@ -280,12 +282,28 @@ class Decider:
         config = config_of(
             self._job.config,
             launch,
+            options=replace(self._job.config.options, faults=self._faults_of(launch)),
             history=self._history.at(time.monotonic()),
             hosts=self._place(len(launch.workers)),
         )
         order = self._job.order_of(launch, config)
         self.log.begin(order)
         self._obey_agent(order)
+
+    def _faults_of(self, launch: Launch) -> tuple[str, ...]:
+        """Return what strikes the launch; random faults never spend the last relaunch."""
+        options = self._job.config.options
+        budget = RestartBudget(options.max_restarts, launch.spent)
+        most = len(launch.workers)
+        if budget.charge(checkpoints=0).is_spent:
+            most = most - 1 if options.shrink else 0
+        given = parse_faults(options.faults)
+        found = faults_of_launch(given, launch.workers, self._struck_moments, most)
+        return tuple(map(str, found))
+
+    @property
+    def _struck_moments(self) -> set[Moment]:
+        return {(step, site) for _, step, site, _ in self._struck}
 
     def _finish(self, end: End) -> None:
         self.end = end
@@ -302,7 +320,17 @@ class Decider:
         """
         options = self._job.config.options
         last = options.workers + options.spares - 1
-        for fault in map(parse_fault, options.faults):
+        for fault in parse_faults(options.faults):
+            if isinstance(fault, RandomFaults):
+                struck = self._struck_moments
+                moments = {one.moment for one in fault.faults([WorkerId(0)])}
+                if moments - struck:
+                    yield (
+                        f"--inject '{fault}' struck {len(moments & struck)} of {fault.count} "
+                        "times: the job did not come to the other steps, or their worker was "
+                        "dead, or a relaunch more would have cost too much"
+                    )
+                continue
             victim = fault.host or fault.worker
             if (victim, fault.step, fault.site.value, fault.attempt) in self._struck:
                 continue

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.signature import KeyFile
-from holdfast.recovery.fault import parse_fault
+from holdfast.recovery.fault import Fault, parse_faults
 from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
@@ -251,7 +251,8 @@ def _assessed(options: JobOptions, library: MpiLibrary, checked: CheckedHosts | 
 
 def _refuse_faults_elsewhere(options: JobOptions) -> None:
     """Refuse a fault of a host that the job does not have."""
-    faults = [fault for fault in map(parse_fault, options.faults) if fault.host]
+    given = parse_faults(options.faults)
+    faults = [fault for fault in given if isinstance(fault, Fault) and fault.host]
     if not faults:
         return
     from holdfast.runtime.hosts.named_hosts import settle_hosts

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.checkpoint.space import Space
 from holdfast.recovery.errors import RecoveryError
-from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
@@ -102,7 +102,7 @@ def _check_rule(rule: str) -> None:
 def _check_faults(texts: tuple[str, ...]) -> None:
     """Refuse addresses of faults that do not parse."""
     try:
-        FaultPlan(tuple(parse_fault(text) for text in texts))
+        FaultPlan(tuple(fault for fault in parse_faults(texts) if isinstance(fault, Fault)))
     except RecoveryError as error:
         raise ValueError(str(error)) from error
 
@@ -444,7 +444,7 @@ class JobOptions:
     )
     faults: tuple[str, ...] = option(
         "--inject",
-        'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
+        'A fault to strike: "kill worker=2 step=30", or "random seed=7 count=5"; may be repeated.',
         (),
         read=read_words(";"),
         metavar="FAULT",

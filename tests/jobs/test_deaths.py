@@ -164,6 +164,20 @@ def test_workers_die_during_the_final_checkpoint(tmp_path: Path, undisturbed: Un
     assert job.report.checkpoints[-1].step == EVEN.steps
 
 
+def test_random_faults_strike_in_all_launches_and_change_no_byte(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Two kills, a stop and a kill: all workers of the first launch, and more of the second."""
+    faults = [f"random seed=395 count=4 steps={LONG.steps}"]
+
+    job = _train(LONG, tmp_path, faults, workers=2, options=SHORT_SILENCE)
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert [fault.kind for fault in job.report.faults] == ["kill", "kill", "stop", "kill"]
+    assert len(job.report.relaunches) in (1, 2)
+    assert "struck" not in job.stderr
+
+
 def test_all_workers_die_and_the_job_is_relaunched_from_its_checkpoint(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

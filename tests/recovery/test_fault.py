@@ -14,7 +14,17 @@ from holdfast.recovery.errors import (
     FaultSyntaxError,
     RecoveryError,
 )
-from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
+from holdfast.recovery.fault import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    RandomFaults,
+    Site,
+    Visit,
+    faults_of_launch,
+    parse_fault,
+    parse_faults,
+)
 from holdfast.recovery.world import WorkerId
 
 _WHEN = (st.integers(1, 999), st.sampled_from(Site), st.integers(1, 9))
@@ -140,6 +150,99 @@ def test_each_fault_of_a_plan_strikes_at_its_own_address(faults: list[Fault]) ->
     assert [plan.due(fault.address) for fault in faults] == [fault.kind for fault in faults]
     later = [Visit(fault.worker, fault.step, fault.site, fault.attempt + 9) for fault in faults]
     assert [plan.due(visit) for visit in later] == [None] * len(faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("random", "seed and count must be given"),
+        ("random seed=7", "count must be given"),
+        ("random seed=7 count=0", "count must be a whole number from 1, got '0'"),
+        ("random seed=-7 count=1", "seed must be a whole number from 0, got '-7'"),
+        ("random seed=7 count=5 steps=4", "5 faults need 5 steps, and steps is 4"),
+        ("random seed=7 count=5 worker=1", "'worker=1' is not one of seed=, count=, steps="),
+        ("kill worker=1 step=2 seed=7", "'seed=7' is not one of worker=, step=, site="),
+    ],
+)
+def test_random_faults_that_cannot_be_read_are_refused(text: str, message: str) -> None:
+    with pytest.raises(FaultSyntaxError) as refusal:
+        parse_faults([text])
+
+    assert f"'{text}': {message}" in str(refusal.value)
+
+
+def test_random_faults_are_read_beside_others() -> None:
+    (one, several) = parse_faults(["kill worker=1 step=2", "random seed=7, count=5"])
+
+    assert one == parse_fault("kill worker=1 step=2")
+    assert several == RandomFaults(7, 5, steps=100)
+    assert parse_faults([str(several)]) == (several,)
+
+
+def test_a_seed_means_the_same_faults_everywhere() -> None:
+    found = RandomFaults(8, 4).faults([WorkerId(0), WorkerId(1), WorkerId(2)])
+
+    assert list(map(str, found)) == [
+        "stop worker=1 step=6 site=compute attempt=1",
+        "stop worker=2 step=49 site=vote attempt=1",
+        "stop worker=0 step=61 site=apply attempt=1",
+        "kill worker=1 step=88 site=compute attempt=1",
+    ]
+
+
+@given(st.integers(0), st.integers(1, 20), st.integers(0, 200), st.integers(1, 6))
+def test_random_faults_are_spread_over_the_steps_and_over_all_workers(
+    seed: int, count: int, more: int, size: int
+) -> None:
+    steps = count + more
+    workers = [WorkerId(10 + place) for place in range(size)]
+    found = RandomFaults(seed, count, steps).faults(workers)
+
+    parts = [(fault.step - 1) * count // steps for fault in found]
+    assert len(found) == count
+    assert all(part in (number, number - 1) for number, part in enumerate(parts))
+    assert {fault.kind for fault in found} <= {FaultKind.KILL, FaultKind.STOP}
+    for first in range(0, count, size):
+        victims = [fault.worker for fault in found[first : first + size]]
+        assert len(set(victims)) == len(victims)
+    FaultPlan(found)
+
+
+_LAUNCH = [WorkerId(4), WorkerId(5)]
+_RANDOM = RandomFaults(1, 3)
+_DRAWN = _RANDOM.faults(_LAUNCH)
+
+
+@pytest.mark.parametrize(
+    ("struck", "most", "left"),
+    [
+        ((), 3, [0, 1, 2]),
+        ((), 1, [0]),
+        ((), 0, []),
+        ([_DRAWN[0].moment], 3, [1, 2]),
+        ([_DRAWN[0].moment, _DRAWN[1].moment], 1, [2]),
+    ],
+)
+def test_a_launch_is_told_what_has_not_struck_as_far_as_it_may_be_lost(
+    struck: list[tuple[object, object]], most: int, left: list[int]
+) -> None:
+    other = parse_fault("lose host=b step=30")
+
+    found = faults_of_launch([other, _RANDOM], _LAUNCH, struck, most)
+
+    assert found == (other, *(_DRAWN[number] for number in left))
+
+
+def test_random_faults_give_way_to_those_that_have_an_address() -> None:
+    exact = Fault(FaultKind.EXIT, *_address(_DRAWN[1]))
+
+    found = faults_of_launch([_RANDOM, exact], _LAUNCH, (), 3)
+
+    assert found == (exact, _DRAWN[0], _DRAWN[2])
+
+
+def _address(fault: Fault) -> tuple[WorkerId, int, Site, int]:
+    return fault.worker, fault.step, fault.site, fault.attempt
 
 
 def test_tree_in_the_docstring_shows_every_error() -> None:

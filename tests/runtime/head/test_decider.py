@@ -378,6 +378,45 @@ def test_fault_that_never_struck_is_told_at_the_end(
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"max_restarts": 3}, [2, 1]),
+        ({"max_restarts": 1}, [1, 1]),
+        ({"max_restarts": 3, "shrink": False}, [2, 0]),
+    ],
+    ids=["with relaunches left", "with none left", "where each death is a relaunch"],
+)
+def test_random_faults_never_cost_the_last_relaunch(
+    options: dict[str, Any], counts: list[int]
+) -> None:
+    made = decided(faults=("random seed=1 count=5",), **options)
+
+    made.begin(WARM, *joined(0, 1), *LOST)
+
+    launches = [order["config"] for order in made.orders if "config" in order]
+    told = [config["options"]["faults"] for config in launches]
+    assert [len(faults) for faults in told] == counts[: len(told)]
+
+
+def test_random_faults_that_have_struck_are_not_told_again_and_the_others_counted() -> None:
+    text = "random seed=1 count=5"
+    made = decided(faults=(text,))
+    (order,) = (made.begin(WARM, *joined(0, 1)), made.orders)[1]
+    first = order["config"]["options"]["faults"][0]
+
+    _, worker, step, site, attempt = (word.rpartition("=")[2] for word in first.split())
+    address = {"worker": int(worker), "step": int(step), "site": site, "attempt": int(attempt)}
+    made.decider.on_record({"event": "fault", **address})
+    made.hear(*LOST)
+    again = made.orders[-1]["config"]["options"]["faults"]
+    made.hear(*joined(2, 3), *completed(2, 3))
+
+    assert {word for text in again for word in text.split()}.isdisjoint({f"step={step}"})
+    (missed,) = [line for line in made.lines if "--inject" in line]
+    assert missed.startswith(f"holdfast: --inject '{text} steps=100' struck 1 of 5 times: ")
+
+
 def test_faults_of_a_job_that_failed_cost_no_word() -> None:
     made = decided(faults=("kill worker=7 step=3",), max_restarts=0)
 
