@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.launch.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
-    from holdfast.runtime.sweep.trial import Trial, trial
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -57,13 +56,11 @@ __all__ = [
     "StoppedEarly",
     "TFRecordData",
     "Trainer",
-    "Trial",
     "UsageError",
     "WindowData",
     "fit",
     "is_first",
     "launch",
-    "trial",
 ]
 
 _HOMES = {
@@ -85,7 +82,6 @@ _HOMES = {
     "holdfast.runtime.data.image_folder_data": ("ImageFolderData",),
     "holdfast.runtime.data.tfrecord_data": ("TFRecordData",),
     "holdfast.runtime.data.array_data": ("NpyData", "WindowData"),
-    "holdfast.runtime.sweep.trial": ("Trial", "trial"),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import click
 
 from holdfast.runtime.options.job_options import OPTIONS
-from holdfast.runtime.options.option import RUN
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Run": ("init", "run", "attach", "stop", "sweep"),
+    "Run": ("init", "run", "attach", "stop"),
     "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export", "import"),
     "Batch": ("sbatch",),
@@ -58,10 +57,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "status": ("status", "status holdfast-train --watch"),
     "stop": ("stop", "stop holdfast-train --now"),
-    "sweep": (
-        "sweep --study sqlite:///sweep.db --trials 20 -n 2 train.py",
-        "sweep --study sqlite:///s.db --trials 20 --parallel 1 train.py",
-    ),
     "verify": ("verify", "verify holdfast-train --step 200"),
 }
 """Two command lines for each command; a test parses them."""
@@ -80,8 +75,7 @@ class Documented(click.Command):
             line = parameter.get_help_record(ctx)
             if line is not None and isinstance(parameter, click.Option):
                 option = OPTIONS.get(parameter.name or "")
-                command = RUN if self.name == "sweep" else self.name  # its trials are runs
-                is_of_a_job = option is not None and command in option.commands
+                is_of_a_job = option is not None and self.name in option.commands
                 groups.setdefault(option.group if option and is_of_a_job else "", []).append(line)
         rest = groups.pop("", [])
         for title, lines in groups.items():

@@ -48,7 +48,6 @@ _HOMES = {
     "sbatch": "sbatch",
     "status": "status",
     "stop": "status",
-    "sweep": "sweep",
     "verify": "checkpoints",
 }
 """Commands that are imported when they are asked for, by the files that hold them.

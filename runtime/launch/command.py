@@ -52,14 +52,9 @@ def checked(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> Bu
     return build_options(script, argv, sources)
 
 
-def command_of(
-    script: Path, argv: tuple[str, ...], given: Mapping[str, Any], *, dies_of: int = 0
-) -> list[str]:
-    """Return the command line of a job with these options, by field.
-
-    ``dies_of`` is a signal that its client gets when this process dies.
-    """
-    line = [*module_command("holdfast", RUN, dies_of=dies_of)]
+def command_of(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a job with these options, by field."""
+    line = [*module_command("holdfast", RUN)]
     for name, value in given.items():
         option = OPTIONS[name]
         if option.is_switch:

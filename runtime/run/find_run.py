@@ -39,7 +39,6 @@ from holdfast.runtime.run.files import (
     sync_names,
 )
 from holdfast.runtime.run.lease import directory_in
-from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 
 _HOME_NAME = "run-directory"
@@ -54,9 +53,6 @@ _LOCAL_NAME = re.compile(rf"{re.escape(LOCAL_PREFIX)}([0-9a-f]{{16}})")
 """As ``RunRecord.new_id`` makes the id: other names with this prefix are the user's."""
 
 
-_TRIAL_NAME = re.compile(r"trial-\d+")
-
-
 def no_run(path: Path) -> str | None:
     """Return why ``path`` is no run, and which runs are near it; None if it is one.
 
@@ -68,12 +64,6 @@ def no_run(path: Path) -> str | None:
     directory = RunDirectory(path)
     if _has(path, directory.checkpoints_path) or _is_owned(directory):
         return None
-    trials = _trials_in(path)
-    if trials:
-        return (
-            f"{path} is a sweep of {count(len(trials), 'trial')}, each a run: `holdfast list "
-            f"{path}` shows them; name one, such as {trials[0]}"
-        )
     near = list(itertools.islice(_near(path), _MOST_NAMED))
     runs = f"runs near it: {', '.join(near)}" if near else "give the directory of a run"
     if not os.path.lexists(path):
@@ -117,12 +107,6 @@ def the_run_here(command: str) -> Path:
     """
     found = [Path()] if _is_begun(Path()) else _begun_in(Path())
     runs = [run for run in found if os.path.lexists(RunDirectory(run).record_path)]
-    sweeps = [] if runs else [folder for folder in _folders_in(Path()) if _trials_in(folder)]
-    if sweeps:
-        raise UsageError(
-            f"no run is in {Path.cwd()}, but a sweep: `holdfast list {sweeps[0]}` shows its runs; "
-            f"name one, as in `{command} {_trials_in(sweeps[0])[0]}`"
-        )
     if not runs:
         raise UsageError(
             f"no run is in {Path.cwd()}; name its directory, as in `{command} RUN_DIR` "
@@ -202,11 +186,6 @@ def _near(path: Path) -> Iterator[str]:
 def _begun_in(folder: Path) -> list[Path]:
     """Return the runs that lie in a folder, by name."""
     return [run for run in _folders_in(folder) if _is_begun(run)]
-
-
-def _trials_in(folder: Path) -> list[Path]:
-    """Return the runs in the directory of a sweep, none of any other one."""
-    return [run for run in _begun_in(folder) if _TRIAL_NAME.fullmatch(run.name)]
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -37,9 +37,6 @@ _F_ADD_SEALS = 1033
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 _FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
-_DIE_WITH = (
-    "from holdfast.runtime.system.own_process import die_with_parent; die_with_parent({}, {}); "
-)
 _RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
@@ -181,13 +178,9 @@ def sealed_memory(name: str, size: int) -> int:
     return fd
 
 
-def module_command(module: str, *arguments: str, dies_of: int = 0) -> tuple[str, ...]:
-    """Return the command line that runs a module as ``python -m`` does.
-
-    ``dies_of`` is a signal that it gets as soon as this process, its parent, is dead.
-    """
-    dies = _DIE_WITH.format(os.getpid(), int(dies_of)) if dies_of else ""
-    return program_command(dies + _RUN_MODULE, module, *arguments)
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command line that runs a module as ``python -m`` does."""
+    return program_command(_RUN_MODULE, module, *arguments)
 
 
 def program_command(program: str, *arguments: str) -> tuple[str, ...]:

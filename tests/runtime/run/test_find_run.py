@@ -24,7 +24,6 @@ from holdfast.runtime.run.find_run import (
     refuse_local_directory,
     refuse_no_run,
     refuse_other_key,
-    the_run_here,
 )
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
@@ -73,23 +72,6 @@ def test_runs_inside_and_beside_are_named(tmp_path: Path) -> None:
 
     assert no_run(place) == (
         f"{place} is no run: it has no RUN.json; runs near it: {runs[1]}, {runs[0]}, {beside[0]}"
-    )
-
-
-def test_sweep_is_told_with_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = tmp_path / "holdfast-train-sweep"
-    first, _ = (begin(sweep / f"trial-{number}") for number in (0, 1))
-
-    assert no_run(sweep) == (
-        f"{sweep} is a sweep of 2 trials, each a run: `holdfast list {sweep}` shows them; name "
-        f"one, such as {first}"
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        the_run_here("holdfast status")
-    assert str(caught.value) == (
-        f"no run is in {tmp_path}, but a sweep: `holdfast list {sweep.name}` shows its runs; "
-        f"name one, as in `holdfast status {sweep.name}/trial-0`"
     )
 
 
