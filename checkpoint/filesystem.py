@@ -292,7 +292,7 @@ def _close_directory(handle: int) -> None:
 class PacedFileSystem(LocalFileSystem):
     """The local file system, read at ``bytes_per_s`` at most on average.
 
-    For work that nobody waits for: a read-back or a scrub of a large step at full speed
+    For work that nobody waits for: a read-back of a large step at full speed
     takes the disk, or the server of all jobs, from saves and restores.  A pause after each
     read lasts until the bytes so far have taken their time.  It is short, so the reader can
     be told to end between two.

@@ -7,7 +7,7 @@ one.  It may be the only copy of a person's work, so it is never removed.  A man
 once by each process: a step changes its run only when it is saved again, and then it is
 forgotten here.
 
-*Marks*: which committed steps this process has read back, when, and which it found damaged.
+*Marks*: which committed steps this process has read back, and which it found damaged.
 They are kept in memory only: a mark on the disk would outlive the disk's sound state.
 
 *Damaged steps that were moved aside*: the newest few are kept, since a mend may need them.
@@ -168,24 +168,20 @@ class KnownSteps:
 
 
 class ReadMarks:
-    """When each step was last read back with all of its digests right, and which were damaged."""
+    """Which steps were read back with all of their digests right, and which were damaged."""
 
     def __init__(self) -> None:
-        self._times: dict[int, float] = {}
+        self._read: set[int] = set()
         self._damaged: set[int] = set()
         self._unread: set[int] = set()
 
     def __contains__(self, step: int) -> bool:
-        return step in self._times
+        return step in self._read
 
-    def time_of(self, step: int) -> float | None:
-        """Return when ``step`` was read back, None if it was not."""
-        return self._times.get(step)
-
-    def mark(self, step: int, now: float) -> None:
-        """Remember that ``step`` was read back at ``now``."""
+    def mark(self, step: int) -> None:
+        """Remember that ``step`` was read back."""
         self.forget(step)
-        self._times[step] = now
+        self._read.add(step)
 
     def is_damaged(self, step: int) -> bool:
         """Return whether ``step`` did not verify when it was last read back."""
@@ -204,9 +200,9 @@ class ReadMarks:
         """Forget all marks of a step, for example because it was saved again."""
         self._damaged.discard(step)
         self._unread.discard(step)
-        self._times.pop(step, None)
+        self._read.discard(step)
 
-    def verify(self, store: CheckpointStore, step: int, now: float) -> str | None:
+    def verify(self, store: CheckpointStore, step: int) -> str | None:
         """Read ``step`` and remember it; returns why it does not verify, None if it does."""
         try:
             read_back(store, step)
@@ -217,7 +213,7 @@ class ReadMarks:
         except CheckpointInvalid as error:
             self.mark_damaged(step)
             return error.reason
-        self.mark(step, now)
+        self.mark(step)
         return None
 
 
@@ -247,7 +243,7 @@ class BadSteps:
         paths = (self._store.directory / bad.bad_name for bad in own)
         return sum(map(self._store.disk.size_of_tree, paths))
 
-    def hide(self, kept: int, now: float, reasons: list[str]) -> None:
+    def hide(self, kept: int, reasons: list[str]) -> None:
         """Hide all but the newest ``kept``, once a step that is as new was read back.
 
         Raises ``StorageFailed`` if the store cannot be listed.
@@ -257,7 +253,7 @@ class BadSteps:
         spare = own[kept:]
         if not spare:
             return
-        verified = self._verified(spare[0].step, now)
+        verified = self._verified(spare[0].step)
         for bad in spare:
             if bad.step <= verified:
                 with noting(reasons):
@@ -267,12 +263,12 @@ class BadSteps:
                         "and newer ones are kept"
                     )
 
-    def _verified(self, wanted: int, now: float) -> int:
+    def _verified(self, wanted: int) -> int:
         """Return the newest step that was read back; read one more if that is below ``wanted``."""
         steps = self._steps.newest_first()
         read = max((step for step in steps if step in self._marks), default=-1)
         if read < wanted <= max(steps, default=-1):
-            reason = self._marks.verify(self._store, steps[0], now)
+            reason = self._marks.verify(self._store, steps[0])
             return steps[0] if reason is None else read
         return read
 

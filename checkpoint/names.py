@@ -8,7 +8,6 @@ generation and attempt saved the step again, mended it, or read it once more.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 STORE_NAME = "checkpoints"
@@ -58,13 +57,6 @@ class StagingName:
         """Return which save has moved a damaged checkpoint to ``name``, None for other names."""
         match = _BAD.fullmatch(name)
         return StagingName(*map(int, match.groups())) if match else None
-
-
-def next_bad_name(step: int, generation: int, names: Iterable[str]) -> str:
-    """Return the first free name to which ``generation`` can move a damaged ``step``."""
-    found = map(StagingName.parse_bad, names)
-    taken = [name.attempt for name in found if name is not None and name.step == step]
-    return StagingName(step, generation, max(taken, default=0) + 1).bad_name
 
 
 def shard_name(index: int, writers: int) -> str:

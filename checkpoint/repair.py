@@ -13,7 +13,7 @@ not matter which save of the step it comes from.
 A mend is a save like any other: staged, synced, renamed, while the damaged step is moved to its
 ``.bad-`` name.  Nothing is removed.  Every byte of the new step verifies against its manifest:
 ours, or the other holder's if ours is damaged and both are of one run.  So no sound part is lost
-if a mend stops between its two renames, or if a scrub has moved the step.
+if a mend stops between its two renames.
 """
 
 from __future__ import annotations

@@ -196,14 +196,14 @@ class Pruner:
         with self._removing:
             self._retention = replace(self._retention, forever=frozenset(steps))
 
-    def prune(self, now: float) -> tuple[str, ...]:
+    def prune(self) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
         reasons: list[str] = []
         with noting(reasons):
             remove_hidden(self._store, reasons)
-            self._bad.hide(KEPT_ASIDE, now, reasons)
+            self._bad.hide(KEPT_ASIDE, reasons)
             steps = self._known.newest_first(are_read=self._retention.needs_manifests)
-            plan = self._plan(steps, self._limit(), now, reasons)
+            plan = self._plan(steps, self._limit(), reasons)
             self._tell_space(plan, reasons)
             self._remove(plan, reasons)
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
@@ -212,7 +212,6 @@ class Pruner:
         self,
         needed: int,
         generation: int,
-        now: float,
         in_flight: Collection[StagingName] = (),
     ) -> tuple[str, ...]:
         """Free ``needed`` bytes after ENOSPC or EDQUOT, so that a save can be tried once more.
@@ -225,17 +224,17 @@ class Pruner:
         reasons: list[str] = []
         with noting(reasons):
             hide_dead_staging(self._store, generation, in_flight, reasons)
-            self._bad.hide(FEWEST_KEPT_ASIDE, now, reasons)
+            self._bad.hide(FEWEST_KEPT_ASIDE, reasons)
             missing = needed - free_hidden(self._store, reasons)
             if missing > 0:
-                self._free_steps(missing, now, reasons)
+                self._free_steps(missing, reasons)
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
-    def _free_steps(self, missing: int, now: float, reasons: list[str]) -> None:
+    def _free_steps(self, missing: int, reasons: list[str]) -> None:
         """Remove own steps until ``missing`` bytes are free, or as far as may be."""
         steps = self._known.newest_first(are_read=True)
         limit = sum(known.nbytes for known in steps) - missing
-        plan = self._plan(steps, limit, now, reasons)
+        plan = self._plan(steps, limit, reasons)
         reasons += [
             f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
             for step in plan.removed
@@ -271,9 +270,7 @@ class Pruner:
             )
         self._has_told_excess = plan.excess > 0
 
-    def _plan(
-        self, steps: Sequence[KnownStep], limit: int | None, now: float, reasons: list[str]
-    ) -> PrunePlan:
+    def _plan(self, steps: Sequence[KnownStep], limit: int | None, reasons: list[str]) -> PrunePlan:
         """Return a plan that may be carried out, once the steps that it relies on were read back.
 
         A step that does not verify is left out, and the plan is made again.  So is one whose
@@ -289,7 +286,7 @@ class Pruner:
                 removed = tuple(step for step in plan.removed if step not in unclear)
                 yielded = tuple(step for step in plan.yielded if step not in unclear)
                 return replace(plan, removed=removed, yielded=yielded)
-            reason = self._marks.verify(self._store, step, now)
+            reason = self._marks.verify(self._store, step)
             if reason is not None:
                 unsound.add(step)
                 reasons.append(
@@ -323,4 +320,4 @@ def prune(
     marks = ReadMarks()
     for step in unsound:
         marks.mark_damaged(step)
-    return Pruner(steps, retention, marks).prune(0.0)
+    return Pruner(steps, retention, marks).prune()

@@ -1,7 +1,7 @@
 """A job of thousands of saves, whose memory, descriptors and files must stay flat; see ci/months.
 
 A month of training has no more saves than this, only more time between them.  So what grows
-with each save, each prune, each scrub or each line of the journal shows here.
+with each save, each prune or each line of the journal shows here.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def watch(place: Path, saves: int, *, has_local: bool) -> int:
             *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
             *("--epochs", str(epochs), "--save-every", "1"),
         ],
-        options=["--threads", "1", "--scrub-every", "2", *local],
+        options=["--threads", "1", *local],
     )
     found: dict[str, Series] = defaultdict(Series)
     began = time.monotonic()

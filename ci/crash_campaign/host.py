@@ -35,8 +35,7 @@ LAUNCH = 5
 
 
 def plan_of(run_dir: Path, *, newest: int = 2, token: str = "", **options: Any) -> SavePlan:
-    """Return the plan of the saves of ``state_of``, without scrubs if ``options`` ask for none."""
-    options = {"scrub_every_s": 0.0} | options
+    """Return the plan of the saves of ``state_of``."""
     layout = ShardLayout(specs_of(state_of(0, 0)), WRITERS)
     first = WorkerId(0)
     config = WorkerConfig(

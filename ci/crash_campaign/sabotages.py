@@ -105,8 +105,8 @@ def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
     disk.remove_tree(directory)
 
 
-def _believe(marks: ReadMarks, _store: object, step: int, now: float) -> None:
-    marks.mark(step, now)
+def _believe(marks: ReadMarks, _store: object, step: int) -> None:
+    marks.mark(step)
 
 
 def _only_in_place(found: store.CheckpointStore, step: int) -> tuple[Path, ...]:

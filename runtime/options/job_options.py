@@ -264,15 +264,6 @@ class JobOptions:
         metavar="N",
         default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
-    scrub_every_s: float = option(
-        "--scrub-every",
-        'Time between readings of an old checkpoint, to find damage; 0 or "never" for none.',
-        3600.0,
-        read=read_seconds,
-        metavar="SECONDS",
-        default_text="1 h",
-        check=_check_pause,
-    )
     local_dir: Path | None = _path(
         "--local-dir",
         "A disk of this host that takes every save first; the run directory gets some of them.",

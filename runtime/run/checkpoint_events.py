@@ -129,28 +129,6 @@ class Unreadable(NamedTuple):
         return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"
 
 
-@event("scrubbed", is_told=False)
-class Scrubbed(NamedTuple):
-    """An old checkpoint was read again, and is whole."""
-
-    step: Count
-
-
-@event("scrub_failed", is_told=False, listed="scrub_failures")
-class ScrubFailed(NamedTuple):
-    """An old checkpoint did not verify any more: its new name, and whether it was mended."""
-
-    step: Count
-    reason: str
-    moved_to: str | None
-    mended: bool = False
-
-    def trouble(self) -> str:
-        aside = f"moved to {self.moved_to}" if self.moved_to else "not moved"
-        fate = "mended" if self.mended else aside
-        return f"step {self.step} did not verify any more, {fate}: {self.reason}"
-
-
 @event("mended", listed="mends")
 class Mended(NamedTuple):
     """A damaged checkpoint is whole again: ``taken`` of its ``parts`` came from ``holder``."""

@@ -212,6 +212,6 @@ class LocalLevel:
         Returns reasons for what is left.
         """
         try:
-            return self._pruner.prune(now) + self.store.clean_staging(generation)
+            return self._pruner.prune() + self.store.clean_staging(generation)
         except CheckpointError as error:
             return (str(error),)

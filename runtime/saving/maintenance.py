@@ -1,8 +1,7 @@
-"""The care of old checkpoints: they are pruned, and now and then read again and mended.
+"""The care of old checkpoints: they are pruned, once a newer one was read back.
 
-It belongs to the committer, and has threads of its own, so no save waits for it.  One
-thread changes the store.  Another one of the lowest priority reads for a scrub, which may
-take long.  All that it reads, it reads at a bounded rate: saves and restores go first.
+It belongs to the committer, and has a thread of its own, so no save waits for it.  What it
+reads, it reads at a bounded rate: saves and restores go first.
 
 A drain may be of the step that the last save of a job puts into the run directory as well: they
 take turns (`StepsInHand`).  Different steps wait for each other as little as possible, since either
@@ -13,7 +12,6 @@ those in hand.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,21 +23,17 @@ from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
 from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
-from holdfast.checkpoint.scrub import Reading, Scrubber
 from holdfast.runtime.run.checkpoint_events import (
     Drained,
     DrainFailed,
     PruneFailed,
-    Scrubbed,
-    ScrubFailed,
 )
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.local_level import LocalLevel
-from holdfast.runtime.saving.mending import Mender, Report, mirrors, tell_removal
+from holdfast.runtime.saving.mending import Report, tell_removal
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
-_LOWEST_PRIORITY = 19
 _SPACE = "--keep-space"
 
 
@@ -60,7 +54,7 @@ NOWHERE = Places(is_local=False, is_run=False)
 
 
 class CheckpointMaintenance:
-    """Prunes and scrubs the steps of one plan's run, and reports failures."""
+    """Prunes the steps of one plan's run, and reports failures."""
 
     def __init__(self, plan: SavePlan, report: Report, *, is_idle: bool = False) -> None:
         """Begin with the removal of what dead launches have left.
@@ -68,7 +62,6 @@ class CheckpointMaintenance:
         One that ``is_idle`` only makes room: the writer of another host looks after old steps.
         """
         self._is_idle = is_idle
-        options = plan.config.options
         self._report = report
         self._ownership = plan.config.ownership
         self._is_given_up = False
@@ -80,16 +73,11 @@ class CheckpointMaintenance:
             self._marks.mark_damaged(step)
         self._steps = OwnSteps(store, plan.run_id)
         self._pruner = Pruner(self._steps, plan.retention, self._marks)
-        self._generation = generation = plan.config.generation
+        self._generation = plan.config.generation
         self._nbytes = plan.layout.nbytes
         self.local = self._local_level(plan)
         self.in_hand = StepsInHand()
-        mender = Mender(report, mirrors(store, options.repair_from, plan.run_id, report.disk_moved))
-        self._scrubber = Scrubber(
-            self._steps, self._marks, generation, options.scrub_every_s, mender.mend
-        )
         self._thread = DaemonExecutor(1, "holdfast-care")
-        self._reader: threading.Thread | None = None
         self._asking = threading.Lock()
         self._asked = 0
         """How often the care still has to look at old steps."""
@@ -107,7 +95,7 @@ class CheckpointMaintenance:
         return level
 
     def committed(self, step: int, places: Places) -> None:
-        """Prune, and begin to read an old step again if that is due; ``step`` is new."""
+        """Prune; ``step`` is new."""
         self._thread.submit(self._heard, self._note, step, places)
         self._ask()
 
@@ -214,19 +202,16 @@ class CheckpointMaintenance:
         self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
 
     def _tidy(self) -> None:
-        now = time.monotonic()
         if self.local is not None:
+            now = time.monotonic()
             self._drain_if_due(self.local, now)
             self._tell_left(self.local.prune(now, self._generation))
-        self._tell_left(self._pruned(now))
-        if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
-            self._begin_scrub(now)
+        self._tell_left(self._pruned())
 
     def _make_room(self, needed: int, save: StagingName) -> None:
-        now = time.monotonic()
         try:
             with self.in_hand.making_room() as others:
-                reasons = self._pruner.make_room(needed, save.generation, now, (save, *others))
+                reasons = self._pruner.make_room(needed, save.generation, (save, *others))
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
         self._tell_left(reasons)
@@ -237,52 +222,13 @@ class CheckpointMaintenance:
             if _SPACE in reason:  # the user has set a bound that does not hold
                 self._report.notify(reason)
 
-    def _pruned(self, now: float) -> tuple[str, ...]:
+    def _pruned(self) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""
         try:
-            left = self._pruner.prune(now)
+            left = self._pruner.prune()
             return left + self._store.clean_staging(self._generation)
         except CheckpointError as error:  # the directory is another job's now
             return (str(error),)
-
-    def _begin_scrub(self, now: float) -> None:
-        step = self._scrubber.choose(now)
-        if step is not None:
-            self._reader = threading.Thread(
-                target=self._read, args=(step,), name="holdfast-scrubber", daemon=True
-            )
-            self._reader.start()
-
-    def _read(self, step: int) -> None:
-        # On Linux a thread has a priority of its own.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        try:
-            finding = self._scrubber.read(step)
-        except MemoryError:  # another step has its turn the next time
-            record(self._report, PruneFailed(reason=f"no memory to read step {step} again"))
-            return
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._thread.submit(self._heard, self._conclude, finding)
-
-    def _conclude(self, finding: Reading) -> None:
-        now = time.monotonic()
-        try:
-            failure = self._scrubber.conclude(finding, now)
-        except CheckpointError as error:  # the directory is another job's now
-            record(self._report, PruneFailed(reason=str(error)))
-            return
-        if failure is None:
-            if self._marks.time_of(finding.step) == now:  # else it was removed meanwhile
-                record(self._report, Scrubbed(step=finding.step))
-            return
-        found = ScrubFailed(
-            step=failure.step,
-            reason=failure.reason,
-            moved_to=failure.moved_to,
-            mended=failure.is_mended,
-        )
-        record(self._report, found)
-        self._report.notify(str(failure))
 
 
 class StepsInHand:

@@ -1,6 +1,6 @@
 """A damaged checkpoint made whole from a second holder, instead of being given up.
 
-A restore asks for a mend, and so does the scrub of old steps.  The process that mends is the
+A restore asks for a mend.  The process that mends is the
 one that commits.  A failure of a second holder is reported, and never fails the job.
 
 The usual second holder is a mirror: another copy of the run directory, as ``--repair-from`` names

@@ -22,7 +22,6 @@ from holdfast.runtime.run.checkpoint_events import (
     Mended,
     MendFailed,
     Rejected,
-    ScrubFailed,
     Unreadable,
 )
 from holdfast.runtime.run.entries import kind_of
@@ -105,7 +104,6 @@ class Report:
     failed_checkpoints: tuple[CheckpointFailed, ...] = ()
     rejected_checkpoints: tuple[Rejected, ...] = ()
     unread_checkpoints: tuple[Unreadable, ...] = ()
-    scrub_failures: tuple[ScrubFailed, ...] = ()
     mends: tuple[Mended, ...] = ()
     failed_mends: tuple[MendFailed, ...] = ()
     memory_differences: tuple[MemoryDiffers, ...] = ()
@@ -194,7 +192,6 @@ def describe_troubles(report: Report) -> list[str]:
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
     others: tuple[Troubling, ...] = (
         *report.unread_checkpoints,
-        *report.scrub_failures,
         *report.mends,
         *report.failed_mends,
         *report.memory_differences,

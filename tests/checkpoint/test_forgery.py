@@ -39,7 +39,6 @@ from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import Holders, mend_step, verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.scrub import Scrubber
 from holdfast.checkpoint.signature import Signature, SigningKey
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
@@ -288,18 +287,9 @@ def test_forged_steps_remove_nothing_that_was_saved(store: CheckpointStore, tmp_
     for step in (60, 80, 100):
         save(CheckpointStore(tmp_path / "run"), STATE, header=Header("run", 2, step))
 
-    Pruner(OwnSteps(store), Retention(newest=2), ReadMarks()).prune(1.0)
+    Pruner(OwnSteps(store), Retention(newest=2), ReadMarks()).prune()
 
     assert set(store.steps()) >= {20, 40}
-
-
-def test_scrub_moves_a_forged_step_aside(store: CheckpointStore, tmp_path: Path) -> None:
-    save(CheckpointStore(tmp_path / "run"), STATE, header=Header("run", 2, 10))
-
-    failure = Scrubber(OwnSteps(store), ReadMarks(), generation=4).run_one(1.0)
-
-    assert failure is not None
-    assert (failure.step, failure.moved_to) == (10, ".bad-000000000010-g4-a1")
 
 
 @pytest.mark.parametrize("key", [None, OTHER_KEY])

@@ -30,7 +30,6 @@ from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Best, Pruner, Retention, Wanted, prune
-from holdfast.checkpoint.scrub import Scrubber
 from holdfast.checkpoint.store import CheckpointStore, save
 
 MINE, OTHER = "a" * 16, "b" * 16
@@ -139,7 +138,7 @@ def test_step_of_another_run_is_told_once(store: CheckpointStore) -> None:
     fill(store, 1100, run_id=OTHER)
     pruner = Pruner(OwnSteps(store, MINE), Retention(2), ReadMarks())
 
-    assert [len(pruner.prune(now)) for now in (1.0, 2.0, 3.0)] == [1, 0, 0]
+    assert [len(pruner.prune()) for _ in range(3)] == [1, 0, 0]
 
 
 def test_step_that_is_saved_again_may_have_become_an_own_one(store: CheckpointStore) -> None:
@@ -195,31 +194,6 @@ def test_without_a_run_every_step_is_an_own_one(store: CheckpointStore) -> None:
     assert store.steps() == (30, 20)
 
 
-def test_scrub_relies_on_no_step_of_another_run(store: CheckpointStore) -> None:
-    """The only own step is damaged: it keeps its name, since nothing else could be restored."""
-    fill(store, 10, run_id=MINE)
-    fill(store, 20, run_id=OTHER)
-    damage(store, 10)
-
-    failure = Scrubber(OwnSteps(store, MINE), ReadMarks(), generation=2).run_one(1.0)
-
-    assert failure is not None
-    assert failure.moved_to is None
-    assert store.steps() == (20, 10)
-
-
-def test_scrub_moves_no_step_of_another_run(store: CheckpointStore) -> None:
-    fill(store, 10, run_id=OTHER)
-    fill(store, 20, run_id=MINE)
-    damage(store, 10)
-    scrubber = Scrubber(OwnSteps(store, MINE), ReadMarks(), generation=2)
-
-    failures = [scrubber.run_one(now) for now in (1.0, 2.0)]
-
-    assert failures == [None, None]
-    assert store.steps() == (20, 10)
-
-
 def saved_once() -> tuple[FakeFileSystem, CheckpointStore]:
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
@@ -231,9 +205,8 @@ def test_step_is_marked_when_all_of_it_was_read() -> None:
     _, store = saved_once()
     marks = ReadMarks()
 
-    assert marks.verify(store, 10, 5.0) is None
+    assert marks.verify(store, 10) is None
     assert 10 in marks
-    assert marks.time_of(10) == 5.0
 
 
 def reading_calls(filesystem: FakeFileSystem, name: str, since: int) -> list[str]:
@@ -242,15 +215,11 @@ def reading_calls(filesystem: FakeFileSystem, name: str, since: int) -> list[str
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("reader", ["prune", "scrub"])
-def test_memory_is_not_asked_what_the_disk_holds(reader: str, name: str) -> None:
+def test_memory_is_not_asked_what_the_disk_holds(name: str) -> None:
     filesystem, store = saved_once()
     marks, before = ReadMarks(), len(filesystem.calls)
 
-    if reader == "prune":
-        marks.verify(store, 10, 5.0)
-    else:
-        Scrubber(OwnSteps(store), marks, generation=1).run_one(5.0)
+    marks.verify(store, 10)
 
     own = reading_calls(filesystem, name, before)
     assert 10 in marks
@@ -276,7 +245,7 @@ def test_memory_is_asked_by_those_who_want_an_answer_at_once(name: str) -> None:
 def test_system_that_cannot_forget_is_read_all_the_same() -> None:
     filesystem, store = saved_once()
     before = len(filesystem.calls)
-    ReadMarks().verify(store, 10, 5.0)
+    ReadMarks().verify(store, 10)
     number = next(
         number
         for number, call in enumerate(filesystem.calls)
@@ -285,16 +254,16 @@ def test_system_that_cannot_forget_is_read_all_the_same() -> None:
     filesystem, store = saved_once()
     filesystem.fail_at(number, errno.EINVAL)
 
-    assert ReadMarks().verify(store, 10, 5.0) is None
+    assert ReadMarks().verify(store, 10) is None
 
 
 def test_step_that_does_not_verify_loses_its_mark() -> None:
     _, store = saved_once()
     marks = ReadMarks()
-    marks.mark(10, 1.0)
+    marks.mark(10)
     store.disk.remove_tree(store.directory / "step-000000000010")
 
-    reason = marks.verify(store, 10, 5.0)
+    reason = marks.verify(store, 10)
 
     assert reason is not None
     assert "MANIFEST.json" in reason
@@ -307,7 +276,7 @@ def test_damage_is_remembered_until_the_step_is_saved_or_read_again() -> None:
 
     marks.mark_damaged(10)
     assert marks.is_damaged(10)
-    assert marks.verify(store, 10, 5.0) is None
+    assert marks.verify(store, 10) is None
     assert not marks.is_damaged(10)
 
     marks.mark_damaged(10)
@@ -320,7 +289,7 @@ def test_step_that_cannot_be_read_just_now_is_not_called_damaged() -> None:
     marks = ReadMarks()
     filesystem.fail_at(len(filesystem.calls), errno.EIO)
 
-    assert marks.verify(store, 10, 5.0) is not None
+    assert marks.verify(store, 10) is not None
     assert not marks.is_damaged(10)
 
 
@@ -346,13 +315,13 @@ def test_step_counts_as_kept_once_it_was_read(
     pruner = Pruner(OwnSteps(store), Retention(2), ReadMarks())
     with monkeypatch.context() as failing:
         failing.setattr(known_steps, "read_back", failing_at(40, []))
-        pruner.prune(1.0)
+        pruner.prune()
     assert store.steps() == (40, 30, 20)
 
     if is_damaged:
         damage(store, 40)
     fill(store, 50)
-    pruner.prune(2.0)
+    pruner.prune()
 
     assert store.steps() == left
 
@@ -367,7 +336,7 @@ def test_step_that_cannot_be_read_for_ever_is_read_once_a_prune(
     pruner = Pruner(OwnSteps(store), Retention(2), ReadMarks())
     for step in (50, 60):
         fill(store, step)
-        pruner.prune(float(step))
+        pruner.prune()
 
     assert read.count(40) <= 2
     assert store.steps() == (60, 50)
@@ -441,10 +410,10 @@ def test_step_that_was_read_back_is_not_read_again(store: CheckpointStore) -> No
     names = [add_bad(store, step) for step in (20, 30, 40)]
     add(store, 50)
     marks = ReadMarks()
-    marks.mark(50, 0.0)
+    marks.mark(50)
     damage_in(store, step_name(50))  # a second reading would find it
 
-    Pruner(OwnSteps(store, RUN), Retention(), marks).prune(1.0)
+    Pruner(OwnSteps(store, RUN), Retention(), marks).prune()
 
     assert bad_names(store) == names[1:]
 
@@ -458,23 +427,6 @@ def test_what_may_be_another_runs_stays(store: CheckpointStore) -> None:
     prune(OwnSteps(store, RUN), Retention())
 
     assert bad_names(store) == [*others, *own[1:]]
-
-
-def test_disk_that_rots_for_long_keeps_two_damaged_steps(store: CheckpointStore) -> None:
-    """A scrub moved each of them aside, and nobody looked after the job."""
-    steps, marks = OwnSteps(store, RUN), ReadMarks()
-    scrubber = Scrubber(steps, marks, 1, 1.0)
-    pruner = Pruner(steps, Retention(), marks)
-    for step in range(10, 130, 10):
-        add(store, step)
-        if step % 20:
-            damage_in(store, step_name(step))
-        for _ in range(3):
-            scrubber.run_one(float(step))
-        pruner.prune(float(step))
-
-    assert bad_names(store) == [f".bad-{step:012d}-g1-a1" for step in (90, 110)]
-    assert store.steps() == (120, 100, 80)
 
 
 def test_removal_that_was_cut_short_is_completed(store: CheckpointStore) -> None:

@@ -152,7 +152,7 @@ def test_best_is_learned_once_and_moves(store: CheckpointStore) -> None:
     pruner, _ = pruner_of(store, Retention(2, (Wanted(best=Best("loss")),)))
     for step, loss in {10: 2.0, 20: 3.0, 30: 4.0, 40: 1.0, 50: 5.0, 60: 5.0}.items():
         fill_measured(store, {step: loss}, epoch=10)
-        assert pruner.prune(float(step)) == ()
+        assert pruner.prune() == ()
 
     assert store.steps() == (60, 50, 40)
 
@@ -225,7 +225,7 @@ def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointSto
     pruner, _ = pruner_of(store, Retention(2))
     for step in (40, 50):
         fill(store, step)
-        pruner.prune(float(step))
+        pruner.prune()
 
     assert store.steps() == (50, 40)
 
@@ -243,7 +243,7 @@ def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointSto
     damage(store, 40)
     pruner, marks = pruner_of(store, Retention(2))
 
-    first, second = pruner.prune(1.0), pruner.prune(2.0)
+    first, second = pruner.prune(), pruner.prune()
 
     assert len(first) == 1
     assert second == ()
@@ -287,7 +287,7 @@ def test_prune_that_meets_damage_leaves_as_many_sound_steps_as_are_to_be_kept(
         if step in known:
             marks.mark_damaged(step)
 
-    has_met_damage = bool(pruner.prune(1.0)) or bool(steps & damaged & known)
+    has_met_damage = bool(pruner.prune()) or bool(steps & damaged & known)
 
     left = set(store.steps())
     sound = steps - damaged
@@ -300,7 +300,7 @@ def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) ->
     pruner, marks = pruner_of(store, Retention(3))
     for step in range(1, 13):
         fill(store, step)
-        assert pruner.prune(float(step)) == ()
+        assert pruner.prune() == ()
 
     assert store.steps() == (12, 11, 10)
     assert [step for step in range(1, 13) if step in marks] == [4, 7, 10]
@@ -309,10 +309,10 @@ def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) ->
 def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30)
     pruner, marks = pruner_of(store, Retention(2))
-    marks.mark(20, 0.0)
+    marks.mark(20)
     damage(store, 30)
 
-    assert pruner.prune(1.0) == ()
+    assert pruner.prune() == ()
     assert store.steps() == (30, 20)
 
 

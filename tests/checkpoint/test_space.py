@@ -159,7 +159,7 @@ def pruner_within(store: CheckpointStore, space: Space, *wanted: Wanted) -> Prun
 def test_steps_of_a_run_fit_into_their_space(store: CheckpointStore) -> None:
     size = add(store, 10, 20, 30, 40, 50)
 
-    assert pruner_within(store, Space(3 * size)).prune(0.0) == ()
+    assert pruner_within(store, Space(3 * size)).prune() == ()
 
     assert store.steps() == (50, 40, 30)
 
@@ -167,7 +167,7 @@ def test_steps_of_a_run_fit_into_their_space(store: CheckpointStore) -> None:
 def test_share_is_one_of_the_file_system(store: CheckpointStore, files: SmallDisk) -> None:
     files.capacity_bytes = 8 * add(store, 10, 20, 30, 40, 50)
 
-    assert pruner_within(store, Space.parse("50%")).prune(0.0) == ()
+    assert pruner_within(store, Space.parse("50%")).prune() == ()
 
     assert store.steps() == (50, 40, 30, 20)
 
@@ -175,7 +175,7 @@ def test_share_is_one_of_the_file_system(store: CheckpointStore, files: SmallDis
 def test_step_that_was_to_stay_for_ever_is_told_when_it_goes(store: CheckpointStore) -> None:
     size = add(store, 10, 20, 30, 40, 50)
 
-    reasons = pruner_within(store, Space(2 * size), Wanted(40, Best("loss"))).prune(0.0)
+    reasons = pruner_within(store, Space(2 * size), Wanted(40, Best("loss"))).prune()
 
     assert store.steps() == (50, 40)
     assert reasons == (
@@ -188,11 +188,11 @@ def test_space_that_two_steps_exceed_is_told_once(store: CheckpointStore) -> Non
     size = add(store, 10, 20, 30)
     keeper = pruner_within(store, Space(size))
 
-    (told,) = keeper.prune(0.0)
+    (told,) = keeper.prune()
 
     assert f"take {size} bytes more than --keep-space allows" in told
     assert store.steps() == (30, 20)
-    assert keeper.prune(1.0) == ()
+    assert keeper.prune() == ()
 
 
 def test_damaged_steps_that_were_moved_aside_count(store: CheckpointStore) -> None:
@@ -200,7 +200,7 @@ def test_damaged_steps_that_were_moved_aside_count(store: CheckpointStore) -> No
     directory = store.directory
     store.disk.rename(directory / "step-000000000030", directory / ".bad-000000000030-g1-a1")
 
-    pruner_within(store, Space(7 * size // 2)).prune(0.0)
+    pruner_within(store, Space(7 * size // 2)).prune()
 
     assert store.steps() == (50, 40)
     assert ".bad-000000000030-g1-a1" in store.names()
@@ -211,7 +211,7 @@ def test_nothing_goes_for_space_before_a_newer_step_was_read_back(store: Checkpo
     for step in (20, 30):
         store.disk.remove_file(store.directory / f"step-{step:012d}" / "shard-00000-of-00001.h5")
 
-    reasons = pruner_within(store, Space(size)).prune(0.0)
+    reasons = pruner_within(store, Space(size)).prune()
 
     assert store.steps() == (30, 20, 10)
     assert "step 30 does not verify" in reasons[0]
@@ -221,13 +221,13 @@ def test_steps_of_another_run_neither_count_nor_go(store: CheckpointStore) -> No
     add(store, 5, 15, run_id="other")
     size = add(store, 10, 20, 30)
 
-    pruner_within(store, Space(2 * size)).prune(0.0)
+    pruner_within(store, Space(2 * size)).prune()
 
     assert store.steps() == (30, 20, 15, 5)
 
 
 def test_store_without_a_step_needs_no_capacity(store: CheckpointStore) -> None:
-    assert pruner_within(store, Space.parse("1%")).prune(0.0) == ()
+    assert pruner_within(store, Space.parse("1%")).prune() == ()
 
 
 class SmallDisk(FakeFileSystem):
@@ -264,7 +264,7 @@ def set_aside(store: CheckpointStore, *steps: int) -> None:
 def pruner(store: CheckpointStore, *wanted: Wanted, read: Sequence[int] = ()) -> Pruner:
     marks = ReadMarks()
     for step in read:
-        marks.mark(step, 0.0)
+        marks.mark(step)
     return Pruner(OwnSteps(store, RUN), Retention(99, wanted), marks)
 
 
@@ -278,7 +278,7 @@ def test_save_that_found_the_disk_full_succeeds_the_second_time(
         add(store, 40, generation=GENERATION)
     assert failure.value.is_full
 
-    reasons = pruner(store).make_room(size, GENERATION, 0.0)
+    reasons = pruner(store).make_room(size, GENERATION)
     add(store, 40, generation=GENERATION)
 
     assert store.steps() == (40, 30, 20)
@@ -293,7 +293,7 @@ def test_leftovers_go_before_any_step(store: CheckpointStore) -> None:
     hidden = store.directory / ".del-000000000010"
     store.disk.rename(store.directory / step_name(10), hidden)
 
-    reasons = pruner(store).make_room(1000, GENERATION, 0.0)
+    reasons = pruner(store).make_room(1000, GENERATION)
 
     assert store.names() == (".bad-000000000006-g1-a1", step_name(20), step_name(30))
     assert [reason.split()[0] for reason in reasons] == [".bad-000000000005-g1-a1"]
@@ -304,7 +304,7 @@ def test_saves_in_flight_and_of_later_generations_stay(store: CheckpointStore) -
     alive = [StagingName(40, GENERATION, 2), StagingName(40, GENERATION + 1, 1)]
     leave_staging(store, StagingName(40, GENERATION, 1), *alive)
 
-    pruner(store).make_room(10**9, GENERATION, 0.0, in_flight=alive[:1])
+    pruner(store).make_room(10**9, GENERATION, in_flight=alive[:1])
 
     assert store.names() == (*map(str, alive), step_name(10))
 
@@ -313,7 +313,7 @@ def test_newest_two_sound_steps_stay_however_much_is_needed(store: CheckpointSto
     add(store, 10, 20, 30, 40)
     store.disk.remove_file(store.directory / step_name(40) / "shard-00000-of-00001.h5")
 
-    reasons = pruner(store, Wanted(every=10)).make_room(10**12, GENERATION, 0.0)
+    reasons = pruner(store, Wanted(every=10)).make_room(10**12, GENERATION)
 
     assert store.steps() == (40, 30, 20)
     assert any("step 40 does not verify" in reason for reason in reasons)
@@ -323,9 +323,9 @@ def test_newest_two_sound_steps_stay_however_much_is_needed(store: CheckpointSto
 def test_what_stays_for_ever_goes_last(store: CheckpointStore) -> None:
     size = add(store, 10, 20, 25, 30, 40)
 
-    pruner(store, Wanted(every=10)).make_room(size, GENERATION, 0.0)
+    pruner(store, Wanted(every=10)).make_room(size, GENERATION)
     first = store.steps()
-    pruner(store, Wanted(every=10)).make_room(size, GENERATION, 0.0)
+    pruner(store, Wanted(every=10)).make_room(size, GENERATION)
 
     assert first == (40, 30, 20, 10)
     assert store.steps() == (40, 30, 20)
@@ -336,7 +336,7 @@ def test_nothing_goes_before_a_newer_step_was_read_back(store: CheckpointStore) 
     for step in (20, 30):
         store.disk.remove_file(store.directory / step_name(step) / "shard-00000-of-00001.h5")
 
-    pruner(store).make_room(10**9, GENERATION, 0.0)
+    pruner(store).make_room(10**9, GENERATION)
 
     assert store.steps() == (30, 20, 10)
     assert restore_newest(store)[0] is not None
@@ -348,7 +348,7 @@ def test_step_that_was_read_back_is_not_read_again(
     size = add(store, 10, 20, 30)
     before = len(files.calls)
 
-    pruner(store, read=[30]).make_room(size, GENERATION, 0.0)
+    pruner(store, read=[30]).make_room(size, GENERATION)
 
     assert not any("uncache" in call for call in files.calls[before:])
     assert store.steps() == (30, 20)
@@ -358,7 +358,7 @@ def test_another_runs_steps_stay(store: CheckpointStore) -> None:
     add(store, 3, 4, run_id="other")
     add(store, 10, 20, 30)
 
-    pruner(store).make_room(10**9, GENERATION, 0.0)
+    pruner(store).make_room(10**9, GENERATION)
 
     assert store.steps() == (30, 20, 4, 3)
 
@@ -369,7 +369,7 @@ def test_store_that_cannot_be_listed_is_a_reason_and_no_error(
     add(store, 10)
     files.fail_at(len(files.calls), errno.EIO)
 
-    (reason,) = pruner(store).make_room(1, GENERATION, 0.0)
+    (reason,) = pruner(store).make_room(1, GENERATION)
 
     assert "cannot list" in reason
 
@@ -388,7 +388,7 @@ def crowded() -> tuple[SmallDisk, CheckpointStore]:
 def calls_of_making_room() -> range:
     files, store = crowded()
     first = len(files.calls)
-    pruner(store).make_room(10**9, GENERATION, 0.0)
+    pruner(store).make_room(10**9, GENERATION)
     return range(first, len(files.calls))
 
 
@@ -398,14 +398,14 @@ def test_power_cut_while_room_is_made_costs_no_step_that_stays(survival: Surviva
         files, store = crowded()
         files.cut_power_at(call)
         with pytest.raises(PowerCut):
-            pruner(store).make_room(10**9, GENERATION, 0.0)
+            pruner(store).make_room(10**9, GENERATION)
 
         after = CheckpointStore(Path("/run/job"), files.after_power_cut(survival, call))
 
         assert {40, 30} <= set(after.steps())
         for step in after.steps():
             after.scan(step).verify()
-        pruner(after).make_room(10**9, GENERATION, 0.0)
+        pruner(after).make_room(10**9, GENERATION)
         assert after.steps() == (40, 30)
 
 
@@ -415,7 +415,7 @@ def test_call_that_fails_while_room_is_made_costs_no_step_that_stays(number: int
         files, store = crowded()
         files.fail_at(call, number)
 
-        pruner(store).make_room(10**9, GENERATION, 0.0)
+        pruner(store).make_room(10**9, GENERATION)
 
         assert {40, 30} <= set(store.steps())
         for step in (40, 30):

@@ -71,7 +71,6 @@ _OPTIONS = st.builds(
     save_every=_or_none(st.sampled_from(["100", "10min", "epoch", "auto"])),
     keep_space=_or_none(st.sampled_from(["1.5 TiB", "20%"])),
     snapshot_memory=_or_none(st.just("8GiB")),
-    scrub_every_s=_SECONDS,
     local_dir=_or_none(st.just(Path("/local"))),
     drain_every=st.sampled_from(["4", "10min"]),
     heartbeat_timeout_s=_SECONDS,

@@ -1,4 +1,4 @@
-"""A job without an agent saves, prunes, reads old steps back and scrubs.
+"""A job without an agent saves, prunes, and reads old steps back.
 
 The newest step is damaged without anybody's knowledge, the step before is another run's,
 and dead launches have left a save and a removal behind.
@@ -24,8 +24,6 @@ from holdfast.runtime.saving.committer import Committer
 
 SOUND, FOREIGN, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 45, 50, (60, 70), 80
 KEPT = 2
-_EACH_TIME_S = 1e-9
-"""A scrub is due after each save."""
 
 
 class Care:
@@ -50,8 +48,8 @@ class Care:
         self._foreign = read_files(store.directory / step_name(FOREIGN))
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
-        """Save twice; after each save wait for the prune and the scrub."""
-        plan = plan_of(folder / RUN, newest=KEPT, scrub_every_s=_EACH_TIME_S)
+        """Save twice; after each save wait for the prune."""
+        plan = plan_of(folder / RUN, newest=KEPT)
         committer = Committer(plan, QuietReport())
         rest(committer)
         marks = committer._maintenance._marks
@@ -92,8 +90,4 @@ def saves(committer: Committer, steps: Iterable[int], seed: int, say: Say) -> It
 
 def rest(committer: Committer) -> None:
     """Wait until the care of old steps is idle, which has no answer that one could wait for."""
-    maintenance = committer._maintenance
-    maintenance._thread.submit(lambda: None).result()
-    if maintenance._reader is not None:
-        maintenance._reader.join()
-    maintenance._thread.submit(lambda: None).result()
+    committer._maintenance._thread.submit(lambda: None).result()

@@ -72,7 +72,7 @@ class Mend:
 
 
 def _as_a_job(folder: Path, say: Say) -> None:
-    """Mend as a restore or a scrub does."""
+    """Mend as a restore does."""
     store = plan_of(folder / RUN).open_store()
     mender = Mender(QuietReport(), mirrors(store, folder / MIRROR, RUN_ID))
     if not mender.steps():

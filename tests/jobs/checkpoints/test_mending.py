@@ -7,21 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from extended import extended, shortened
+from extended import shortened
 from workload import Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi
 
-KEEPING = Path(__file__).parents[1] / "scripts" / "keeping.py"
 TRAINED = Workload(microbatches=7, samples=173, global_batch=25, epochs=12)
-SEVERAL_SECONDS = Workload(microbatches=7, samples=173, global_batch=25, epochs=60, pause_ms=20)
-SCRUB_EVERY_S = 4
-"""Long enough for a step to be damaged before the first scrub, and less than the job takes."""
 
 
 def flip(store: CheckpointStore, step: int, shard: int = 0) -> None:
@@ -67,34 +62,3 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
     assert repaired["source"] == "snapshot writer"
     assert job.events("restored")[-1]["step"] == newest
     assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1
-
-
-@pytest.mark.parametrize(
-    "is_mirrored", [extended(False, id="alone"), pytest.param(True, id="mirrored")]
-)
-def test_old_step_that_rots_while_the_job_trains_is_found(
-    tmp_path: Path, undisturbed: Undisturbed, *, is_mirrored: bool
-) -> None:
-    """The first scrub comes some seconds after the first commit, and reads the oldest step."""
-    run_dir, mirror = tmp_path / "run", tmp_path / "mirror"
-    options = [
-        "--scrub-every",
-        str(SCRUB_EVERY_S),
-        *(["--repair-from", str(mirror)] if is_mirrored else []),
-    ]
-    request = request_of(SEVERAL_SECONDS, run_dir, workers=2, options=options)
-    with start_job(replace(request, script=KEEPING)) as running:
-        running.wait_for("checkpoint", step=5)
-        store = CheckpointStore(run_dir)
-        shutil.copytree(run_dir, mirror)
-        flip(store, 5)
-        found = running.wait_for("scrub_failed")
-        job = running.wait()
-
-    assert_whole(job, SEVERAL_SECONDS, undisturbed(SEVERAL_SECONDS))
-    assert (found["step"], found["mended"]) == (5, is_mirrored)
-    assert found["moved_to"] in store.names()
-    assert [record["step"] for record in job.events("mended")] == [5] * is_mirrored
-    assert (5 in store.steps()) == is_mirrored
-    assert all(verify_step(store, step).is_valid for step in store.steps())
-    assert "checkpoint step 5 does not verify any more" in job.stderr

@@ -27,7 +27,6 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("relaunch", reason="all workers died", spent=1, workers=[2, 3])
     journal.record("checkpoint", step=1, seconds=0.1, bytes=10, generation=1)
     journal.record("checkpoint_skipped", step=2)
-    journal.record("scrub_failed", step=1, reason="a bit", moved_to=".bad-1", mended=False)
     journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
     journal.record("job_ended", exit_code=0, reason="done")
     journal.close()
@@ -58,7 +57,6 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         "from step",
         "workers 2 and 3",
         "1 committed, 0 failed, 0 rejected, 1 skipped",
-        "step 1 did not verify any more",
     ):
         assert fact in text
 

@@ -134,8 +134,6 @@ TOLD: list[tuple[Event, str]] = [
         saves.Unreadable(2, "Stale file handle", 180.0, path="/a", error="ESTALE", tries=7),
         "gave up the checkpoint of step 2 after 3:00: Stale file handle",
     ),
-    (saves.Scrubbed(3), ""),
-    (saves.ScrubFailed(3, "a bit", moved_to=None, mended=True), ""),
     (saves.Mended(3, 1, 9, "/mirror", bad_name=None), "mended step 3 from /mirror"),
     (saves.MendFailed("gone", "/mirror", step=None), ""),
     (
@@ -271,7 +269,6 @@ LONG_NEEDED: dict[str, set[str]] = {
     "relaunch": {"reason", "workers"},
     "renewing": {"reason"},
     "restored": {"step"},
-    "scrub_failed": {"step", "reason"},
     "stalled": {"limit", "seconds", "workers"},
     "step": {"step", "epoch", "seconds", "samples", "generation"},
     "stopped": {"step"},

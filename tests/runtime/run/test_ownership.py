@@ -68,7 +68,7 @@ class Job:
             return False
         self.acknowledged.append(step)
         try:
-            self._pruner.prune(0.0)
+            self._pruner.prune()
             self.store.clean_staging(1)
         except CommitRefused:
             return True

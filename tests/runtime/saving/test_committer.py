@@ -27,7 +27,6 @@ from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.scrub import Scrubber
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving import committer as committer_module
@@ -290,29 +289,6 @@ def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(
     writer.close()
     assert saved_steps(tmp_path) == (40, 30)
     workers.close()
-
-
-def test_saves_are_answered_while_an_old_step_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.runtime.saving.maintenance.os.setpriority", _ignore)
-    hanging = Hanging(monkeypatch, Scrubber, "read")
-    workers = Workers(plan_of(tmp_path, scrub_every_s=1e-9, retention=Retention(2)))
-    writer = RunningWriter()
-    writer.use(workers)
-    writer.save(workers, 10, 1)
-    assert hanging.has_begun.wait(BOUND_S)
-
-    answers = [writer.save(workers, 10 * attempt, attempt) for attempt in (2, 3)]
-
-    assert {answer["kind"] for answer in answers} == {"saved"}
-    hanging.goes_on.set()
-    writer.close()
-    workers.close()
-
-
-def _ignore(which: int, who: int, priority: int) -> None:
-    """Leave the priority of the test's own process as it is."""
 
 
 def test_writer_ends_within_its_bound_while_the_care_hangs(

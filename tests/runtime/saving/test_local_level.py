@@ -422,7 +422,7 @@ def test_care_that_was_given_up_removes_no_save_of_the_next_launch(
         saves.rest()
     held, gate = saves.level._pruner, Gate()
     monkeypatch.setattr(
-        Pruner, "prune", gate.before(Pruner.prune, when=lambda pruner, _: pruner is held)
+        Pruner, "prune", gate.before(Pruner.prune, when=lambda pruner: pruner is held)
     )
     old = saves.committer._maintenance._thread.submit(saves.committer._maintenance._tidy)
     assert gate.came.wait(BOUND_S)

@@ -1,4 +1,4 @@
-"""Old steps are pruned, and now and then read again, beside the saves that go on."""
+"""Old steps are pruned, beside the saves that go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from committing_report import StrikeResult
 from host_saves import LAUNCH, Workers, plan_of
 
 from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
-from holdfast.checkpoint.known_steps import read_back
 from holdfast.checkpoint.names import StagingName, removed_name
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
@@ -29,26 +28,13 @@ IN_RUN = Places(is_local=False, is_run=True)
 
 
 class CaringCommitter:
-    """A process that commits, with its care of old steps, under a clock that the test moves."""
+    """A process that commits, with its care of old steps."""
 
-    def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch, **terms: Any) -> None:
+    def __init__(self, run_dir: Path, **terms: Any) -> None:
         run_dir.mkdir(exist_ok=True)
-        self.now = 1000.0
-        room = "holdfast.runtime.saving.maintenance"
-        patch.setattr(f"{room}.time.monotonic", lambda: self.now)
-        # A priority that was lowered stays so; the reader's is that of a thread of its own.
-        self.priorities: list[int] = []
-        patch.setattr(
-            f"{room}.os.setpriority",
-            lambda which, who, priority: self.priorities.append(priority),
-        )
         self.store = CheckpointStore(run_dir)
         self.told = StrikeResult()
-        usual: dict[str, Any] = {
-            "retention": Retention(2),
-            "generation": 7,
-            "scrub_every_s": 3600.0,
-        }
+        usual: dict[str, Any] = {"retention": Retention(2), "generation": 7}
         self.maintenance = CheckpointMaintenance(plan_of(run_dir, **(usual | terms)), self.told)
         self.idle()
 
@@ -61,16 +47,10 @@ class CaringCommitter:
         """Wait until everything that was asked for is done."""
         self.maintenance._thread.submit(lambda: None).result()
 
-    def scrub(self) -> None:
-        """Wait for the reader, and for what follows from its reading."""
-        reader: Any = self.maintenance._reader
-        reader.join()
-        self.idle()
-
 
 @pytest.fixture
-def caring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaringCommitter:
-    return CaringCommitter(tmp_path / "run", monkeypatch)
+def caring(tmp_path: Path) -> CaringCommitter:
+    return CaringCommitter(tmp_path / "run")
 
 
 def damage(store: CheckpointStore, step: int) -> None:
@@ -88,10 +68,8 @@ def test_commit_prunes(caring: CaringCommitter) -> None:
     assert caring.told.of("prune_failed") == []
 
 
-def test_space_that_cannot_be_kept_to_is_said_to_the_user_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounded = CaringCommitter(tmp_path / "run", monkeypatch, keep_space="100B")
+def test_space_that_cannot_be_kept_to_is_said_to_the_user_once(tmp_path: Path) -> None:
+    bounded = CaringCommitter(tmp_path / "run", keep_space="100B")
     for step in (10, 20, 30):
         bounded.commit(step)
 
@@ -115,10 +93,8 @@ def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> N
     ]
 
 
-def test_step_that_a_restore_has_rejected_replaces_no_older_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caring = CaringCommitter(tmp_path / "run", monkeypatch, unsound=frozenset({20}))
+def test_step_that_a_restore_has_rejected_replaces_no_older_one(tmp_path: Path) -> None:
+    caring = CaringCommitter(tmp_path / "run", unsound=frozenset({20}))
     for step in (10, 20, 30):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
     damage(caring.store, 20)
@@ -127,10 +103,8 @@ def test_step_that_a_restore_has_rejected_replaces_no_older_one(
     assert caring.store.steps() == (40, 30)
 
 
-def test_rejected_step_does_not_count_until_it_is_saved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caring = CaringCommitter(tmp_path / "run", monkeypatch, unsound=frozenset({20}))
+def test_rejected_step_does_not_count_until_it_is_saved_again(tmp_path: Path) -> None:
+    caring = CaringCommitter(tmp_path / "run", unsound=frozenset({20}))
     for step in (10, 20):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
     damage(caring.store, 20)
@@ -143,80 +117,13 @@ def test_rejected_step_does_not_count_until_it_is_saved_again(
     assert caring.store.steps() == (30, 20)
 
 
-def test_old_step_is_read_once_an_hour(caring: CaringCommitter) -> None:
-    caring.commit(10)
-    caring.now += 3599
-    caring.commit(20)
-    assert caring.maintenance._reader is None
-
-    caring.now += 1
-    caring.commit(20)
-    caring.scrub()
-
-    assert [record["step"] for record in caring.told.of("scrubbed")] == [10]
-    assert caring.priorities == [19]
-    assert caring.told.sentences == []
-
-
-def test_damaged_step_is_told_and_moved(caring: CaringCommitter) -> None:
-    caring.commit(10)
-    caring.commit(20)
-    damage(caring.store, 10)
-    caring.now += 3600
-    caring.commit(20)
-    caring.scrub()
-
-    (record,) = caring.told.of("scrub_failed")
-    assert (record["step"], record["moved_to"]) == (10, ".bad-000000000010-g7-a1")
-    assert caring.store.steps() == (20,)
-    (notice,) = caring.told.sentences
-    assert "step 10 does not verify any more" in notice
-
-
-def test_damaged_step_is_mended_from_another_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = tmp_path / "mirror"
-    caring = CaringCommitter(tmp_path / "run", monkeypatch, repair_from=mirror)
-    caring.commit(10)
-    caring.commit(20)
-    shutil.copytree(tmp_path / "run", mirror)
-    damage(caring.store, 10)
-    caring.now += 3600
-    caring.commit(20)
-    caring.scrub()
-
-    (found,), (repaired,) = caring.told.of("scrub_failed"), caring.told.of("mended")
-    assert (found["step"], found["mended"]) == (10, True)
-    assert (repaired["step"], repaired["taken"]) == (10, 1)
-    assert found["moved_to"] == repaired["bad_name"] == ".bad-000000000010-g1-a1"
-    assert caring.store.steps() == (20, 10)
-    read_back(caring.store, 10)
-
-
-@pytest.mark.parametrize(("every_s", "is_read"), [(0.0, False), (30.0, True)])
-def test_interval_is_the_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, *, is_read: bool
-) -> None:
-    caring = CaringCommitter(tmp_path / "run", monkeypatch, scrub_every_s=every_s)
-    caring.commit(10)
-    caring.now += 30
-    caring.commit(20)
-
-    assert (caring.maintenance._reader is not None) == is_read
-    if is_read:
-        caring.scrub()
-
-
-def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run")
     (tmp_path / "run").mkdir()
     for generation in (5, 6, 7, 8):
         store.stage(30, generation, 1)
 
-    CaringCommitter(tmp_path / "run", monkeypatch)
+    CaringCommitter(tmp_path / "run")
 
     assert store.names() == (".tmp-000000000030-g7-a1", ".tmp-000000000030-g8-a1")
 
@@ -225,14 +132,14 @@ def test_steps_that_wait_for_the_care_are_pruned_at_once(
     caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run directory that is slow gets one pruning for all the saves meanwhile."""
-    pruned: list[float] = []
+    pruned: list[Pruner] = []
     goes_on = threading.Event()
     plain = Pruner.prune
 
-    def prune(pruner: Pruner, now: float) -> tuple[str, ...]:
-        pruned.append(now)
+    def prune(pruner: Pruner) -> tuple[str, ...]:
+        pruned.append(pruner)
         goes_on.wait(BOUND_S)
-        return plain(pruner, now)
+        return plain(pruner)
 
     monkeypatch.setattr(Pruner, "prune", prune)
     for step in (10, 20, 30, 40):
@@ -249,7 +156,7 @@ def test_care_that_hangs_is_waited_for_no_longer_than_told(
     caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(Pruner, "prune", lambda pruner, now: goes_on.wait(BOUND_S) and ())
+    monkeypatch.setattr(Pruner, "prune", lambda pruner: goes_on.wait(BOUND_S) and ())
     caring.maintenance.committed(10, IN_RUN)
 
     caring.maintenance.close(0.01)

@@ -16,7 +16,6 @@ from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
     CheckpointFailed,
     Rejected,
-    ScrubFailed,
 )
 from holdfast.runtime.run.events import Failure, MemoryDiffers, Pressure, Suspected
 from holdfast.runtime.tools.living_job import Life
@@ -240,11 +239,6 @@ def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
-        (
-            ScrubFailed(3, "a bit", ".bad-3"),
-            "step 3 did not verify any more, moved to .bad-3: a bit",
-        ),
-        (ScrubFailed(3, "a bit", None), "step 3 did not verify any more, not moved: a bit"),
         (
             MemoryDiffers(5, (1,), has_majority=True),
             "step 5 differs in the memory of worker 1: fenced",
