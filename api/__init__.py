@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from holdfast.runtime.fit.fit_call import fit
-    from holdfast.runtime.launch.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
+    from holdfast.runtime.tools.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -75,13 +75,13 @@ _HOMES = {
         "UsageError",
     ),
     "holdfast.runtime.fit.fit_call": ("fit",),
-    "holdfast.runtime.launch.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.hdf5_data": ("HDF5Data",),
     "holdfast.runtime.data.image_folder_data": ("ImageFolderData",),
     "holdfast.runtime.data.tfrecord_data": ("TFRecordData",),
     "holdfast.runtime.data.array_data": ("NpyData", "WindowData"),
+    "holdfast.runtime.tools.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

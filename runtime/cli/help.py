@@ -14,7 +14,7 @@ import click
 from holdfast.runtime.options.job_options import OPTIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Run": ("init", "run", "attach", "stop"),
+    "Run": ("run", "attach", "stop"),
     "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export", "import"),
     "Batch": ("sbatch",),
@@ -37,7 +37,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "import -n 4 pretrained.weights.h5 train.py",
         "import --run-dir second holdfast-train train.py --epochs 5",
     ),
-    "init": ("init", "init my-first-run"),
     "inspect": ("inspect", "inspect holdfast-train --diff 100 200"),
     "list": ("list", "list /scratch/runs"),
     "logs": ("logs -f", "logs holdfast-train --worker 2"),

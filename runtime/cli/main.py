@@ -38,7 +38,6 @@ _HOMES = {
     "doctor": "doctor",
     "export": "weights",
     "import": "weights",
-    "init": "init",
     "inspect": "checkpoints",
     "list": "status",
     "logs": "logs",

@@ -7,25 +7,42 @@ again and returns what came of it.
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
-from holdfast.runtime.launch import launched_function
-from holdfast.runtime.launch.command import checked, command_of, fields_of
-from holdfast.runtime.options.sources import check_script
+from holdfast.runtime.options.job_options import OPTIONS
+from holdfast.runtime.options.option import RUN
+from holdfast.runtime.options.sources import (
+    CONFIG_FILE,
+    Sources,
+    build_options,
+    check_script,
+    read_config_file,
+)
+from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.tools.report import metric_columns
 from holdfast.runtime.tools.reported_run import read_reported_run
 from holdfast.runtime.worker import context as contexts
 
 _WENT_WELL = (ExitCode.DONE, ExitCode.STOPPED_EARLY)
+
+_FLAGS = {
+    flag.lstrip("-").replace("-", "_"): name
+    for name, option in OPTIONS.items()
+    if RUN in option.commands
+    for flag in option.flags
+}
+"""The field behind each name that an option has on the command line."""
 
 
 class LaunchFailed(JobError):
@@ -42,74 +59,90 @@ class LaunchFailed(JobError):
         self.run_dir = run_dir
 
 
-class WorkerTraceback(Exception):
-    """The traceback of a worker, as the cause of the error that ``launch`` raises."""
-
-    def __str__(self) -> str:
-        """Return the traceback as Python prints it."""
-        return f'\n"""\n{self.args[0]}"""'
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
     """What came of a job.
 
     Attributes:
-        value: what the function has returned on the first worker; None for a script, and for a job
-            that was stopped early.
         exit_code: 0, or 75 for a job that was stopped with a checkpoint: launch it again.
         run_dir: where the run lives.
         sha256: the digest of the final state, None while the run is not complete.
         history: each metric by epochs, those of validation with ``val_`` before their names.
     """
 
-    value: Any
     exit_code: int
     run_dir: Path
     sha256: str | None
     history: dict[str, list[float]] = field(default_factory=dict)
 
 
-def launch(
-    script_or_function: str | os.PathLike[str] | Callable[..., Any], *args: Any, **options: Any
-) -> LaunchResult:
-    """Run a script, or call a function, on all workers of a job; wait, and return what came of it.
-
-    Every worker calls the function, which trains as a script does.  Each call of a function with
-    other arguments has a run of its own, and the same call goes on with the same run.
+def launch(script: str | os.PathLike[str], *args: Any, **options: Any) -> LaunchResult:
+    """Run a script on all workers of a job; wait, and return what came of it.
 
     Args:
-        script_or_function: a Python file, or a function that cloudpickle can write.
-        *args: the script's own arguments, or those of the function.
+        script: a Python file.
+        *args: the script's own arguments.
         **options: options of ``holdfast run`` by the names of their flags: ``n=4``,
             ``save_every="10min"``, ``shrink=False``.
 
     Raises:
-        UsageError: an option, the script or the function makes no sense; nothing was started.
+        UsageError: an option or the script makes no sense; nothing was started.
         ProgramError: it was called in a worker of a job.
-        LaunchFailed: the job has failed.  An error of the function is raised itself, with the
-            traceback of its worker as its cause.
+        LaunchFailed: the job has failed.
     """
     if contexts.is_worker():
         raise ProgramError(
             "holdfast.launch() was called in a worker of a job; call it in a program of its own, "
             'or guard it with `if __name__ == "__main__":` in a module that workers import'
         )
+    if callable(script):
+        name = getattr(script, "__name__", type(script).__name__)
+        raise UsageError(
+            f"launch() runs a script, and {name} is a function: write it into a file that calls "
+            f'it, and launch("{name}.py"); what it would return, let the first worker write'
+        )
     given = fields_of(options)
-    if callable(script_or_function):
-        call = launched_function.Call.of(script_or_function, args)
-        options_of_call = checked(Path(f"{call.name}-{call.digest[:8]}.py"), (), given).options
-        run_dir = options_of_call.run_dir
-        script = call.write(run_dir, is_fresh=options_of_call.fresh)
-        code = run_to_end(command_of(script, (), {**given, "run_dir": run_dir}))
-        return _outcome(code, run_dir, script)
-    script, argv = Path(script_or_function), tuple(map(str, args))
-    check_script(script)
-    run_dir = checked(script, argv, given).options.run_dir
-    return _outcome(run_to_end(command_of(script, argv, given)), run_dir, None)
+    path, argv = Path(script), tuple(map(str, args))
+    check_script(path)
+    allocation = options_of(find_allocation(os.environ))
+    table = read_config_file(Path(CONFIG_FILE)).get(RUN, {})
+    sources = Sources(given, os.environ, table, Path.cwd(), allocation=allocation)
+    run_dir = build_options(path, argv, sources).options.run_dir  # its errors are raised here
+    return _outcome(_run_to_end(command_of(path, argv, given)), run_dir)
 
 
-def run_to_end(command: list[str]) -> int:
+def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names of their fields; None is an option that is not given.
+
+    Raises:
+        UsageError: there is no such option.
+    """
+    for name in options:
+        if name not in _FLAGS:
+            near = difflib.get_close_matches(name, _FLAGS, 1)
+            hint = f"did you mean {near[0]}?" if near else "`holdfast run --help` lists them"
+            raise UsageError(f"launch() has no option {name!r}; {hint}")
+    return {_FLAGS[name]: value for name, value in options.items() if value is not None}
+
+
+def command_of(script: Path, argv: tuple[str, ...], given: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a job with these options, by field."""
+    line = [*module_command("holdfast", RUN)]
+    for name, value in given.items():
+        option = OPTIONS[name]
+        if option.is_switch:
+            off = [option.off_flag] if option.off_flag else []
+            line += [option.flags[-1]] if option.read(value) else off
+            continue
+        several = value if option.is_repeated and not isinstance(value, str) else [value]
+        for one in several:
+            words = one if isinstance(one, (list, tuple)) else [one]
+            joined = words if option.words > 1 else [",".join(map(str, words))]
+            line += [option.flags[-1], *map(str, joined)]
+    return [*line, "--", str(script), *argv]
+
+
+def _run_to_end(command: list[str]) -> int:
     """Run a job's client to its end; return its exit code.
 
     An interrupt stops the job as Ctrl-C does, and is raised when the job has ended.
@@ -143,7 +176,7 @@ def _copy(source: IO[bytes], to: IO[str]) -> None:
             to.flush()
 
 
-def _outcome(code: int, run_dir: Path, function: Path | None) -> LaunchResult:
+def _outcome(code: int, run_dir: Path) -> LaunchResult:
     """Return what came of a job, or raise what has ended it."""
     report = None
     try:
@@ -152,16 +185,11 @@ def _outcome(code: int, run_dir: Path, function: Path | None) -> LaunchResult:
         if code in _WENT_WELL:
             raise
     if report is None or code not in _WENT_WELL:
-        error, trace = launched_function.failure_of(function) if function else (None, "")
-        cause = WorkerTraceback(trace) if trace else None
-        if error is not None:
-            raise error from cause
         reason = report.reason if report is not None and report.exit_code == code else None
         why = reason or "its last lines say why"
-        text = f"the job in {run_dir} ended with exit code {code}: {why}"
-        raise LaunchFailed(text, code, run_dir) from cause
+        raise LaunchFailed(
+            f"the job in {run_dir} ended with exit code {code}: {why}", code, run_dir
+        )
     columns = metric_columns(report.epochs).items()
     history = {name: [one for one in column if one is not None] for name, column in columns}
-    is_over = code == ExitCode.DONE and function is not None
-    value = launched_function.result_of(function) if is_over and function else None
-    return LaunchResult(value, code, run_dir, report.final_sha256, history)
+    return LaunchResult(code, run_dir, report.final_sha256, history)
