@@ -12,10 +12,8 @@ just begun.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.files import read_at_most, write_whole
@@ -114,13 +112,3 @@ class ChainFile:
             RunUnreadable: that cannot be told just now.
         """
         return (self._directory.newest_step or 0) if self._directory.has_checkpoints else 0
-
-
-def identity_of(script: Path, argv: tuple[str, ...]) -> str:
-    """Return what tells whether two links would run the same program; "" if it cannot be read."""
-    try:
-        content = script.read_bytes()
-    except OSError:
-        return ""
-    words = "\0".join(argv).encode(errors="surrogateescape")
-    return hashlib.sha256(content + b"\0" + words).hexdigest()

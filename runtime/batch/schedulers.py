@@ -78,6 +78,15 @@ _NO_ARRAY = "undefined"
 CHAIN = "HOLDFAST_CHAIN"
 """Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
 
+_ARRAYS = (
+    ("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"),
+    ("PBS array", "PBS_ARRAY_INDEX", "PBS_JOBID"),
+    ("PBS array", "PBS_ARRAYID", "PBS_JOBID"),
+)
+"""What each batch system calls the index of a task in a job array, and the array; the last one is
+Torque's.
+"""
+
 _MPI_WORLDS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
@@ -177,6 +186,28 @@ def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> A
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """A task of a job array: its index, the variable that holds it, and the array in words."""
+
+    index: str
+    variable: str
+    array: str
+
+
+def find_array_task(environ: Mapping[str, str]) -> ArrayTask | None:
+    """Return the task of a job array that this process belongs to, None outside of an array.
+
+    Tasks of one chain are links of one run, so none counts as a task.
+    """
+    if environ.get(CHAIN):
+        return None
+    for kind, variable, array in _ARRAYS:
+        if environ.get(variable) and environ.get(array):
+            return ArrayTask(environ[variable], variable, f"{kind} {environ[array]}")
+    return None
+
+
 def _lines_of(path: str) -> tuple[str, ...]:
     try:
         return tuple(filter(None, map(str.strip, Path(path).read_text().splitlines())))
@@ -265,14 +296,15 @@ def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         return None
     array = environ.get("SLURM_ARRAY_JOB_ID")
     index = environ.get("SLURM_ARRAY_TASK_ID", "")
+    job_id = f"{array}_{index}" if array else job
     is_step = environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
     hosts = _slurm_hosts(environ, "SLURM_STEP_NODELIST" if is_step else _NODES)
     ends_at = whole_number(environ.get("SLURM_JOB_END_TIME"))
     return Allocation(
         scheduler=Scheduler.SLURM,
-        job_id=f"{array}_{index}" if array else job,
+        job_id=job_id,
         # Without it this is a shell of salloc, and a person types each command.
-        chain=f"slurm {array or job}" if "ENVIRONMENT" in environ else "",
+        chain=f"slurm {job_id}" if "ENVIRONMENT" in environ else "",
         hosts=hosts,
         workers=_slurm_workers(environ, hosts),
         ends_at=float(ends_at) if ends_at else None,

@@ -28,7 +28,6 @@ from holdfast.runtime.cli.option_flags import (
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
-from holdfast.runtime.run.files import answering
 
 
 @click.command(cls=OfScript)
@@ -52,14 +51,6 @@ def run(
         click.echo("\n".join(built.lines()))
         return
     if allocation is None:
-        from holdfast.runtime.head.nothing_to_do import find_complete_run
-
-        with answering(built.options.run_dir, say):
-            found = find_complete_run(built.options)
-        if found is not None and not (found.runs_again and built.options.quiet):
-            say(found.sentence)
-        if found is not None and not found.runs_again:
-            return
         from holdfast.runtime.head.client import run_job
 
         sys.exit(run_job(built.options))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from holdfast.recovery.event import ExitCode
-from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation, identity_of
+from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation
 from holdfast.runtime.batch.sbatch import SlurmRefused, requeue, time_left_s
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
@@ -27,6 +27,7 @@ from holdfast.runtime.batch.schedulers import (
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import script_terms
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _UNKNOWN = "time limit not known: give --deadline"
@@ -144,7 +145,7 @@ class ChainLink:
     def __init__(self, options: JobOptions, allocation: Allocation) -> None:
         self._allocation = allocation
         self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
-        self._program = identity_of(options.script, options.argv)
+        self._program = script_terms(options)
         self._before = self._file.read()
         self._begins_afresh = options.fresh and self._before is None
         self._chain: Chain | None = None
@@ -152,7 +153,7 @@ class ChainLink:
     @property
     def is_complete(self) -> bool:
         """Whether an earlier link has come to the end of the same program."""
-        return self._before is not None and self._before.complete == self._program != ""
+        return self._before is not None and self._before.complete == self._program
 
     def asked(self, options: JobOptions) -> JobOptions:
         """Return the options of this link: only the first one begins a fresh run."""

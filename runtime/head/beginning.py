@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
-from holdfast.runtime.head.nothing_to_do import in_words
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
@@ -84,8 +84,8 @@ def _advice(setup: JobSetup) -> Iterator[str]:
         )
     if _is_resuming(setup) and setup.record.argv not in (None, list(options.argv)):
         yield (
-            f"the run was begun with {in_words(setup.record.argv)}, and {options.script.name} "
-            f"has {in_words(options.argv)} now: what is trained already stays as it is; to "
+            f"the run was begun with {_in_words(setup.record.argv)}, and {options.script.name} "
+            f"has {_in_words(options.argv)} now: what is trained already stays as it is; to "
             "train anew, give --fresh or another --run-dir"
         )
     if _drains_nothing(options):
@@ -102,6 +102,11 @@ def _advice(setup: JobSetup) -> Iterator[str]:
             f"{who}, and the others wait; all compute in a run that begins with "
             f"--microbatches {options.workers}"
         )
+
+
+def _in_words(argv: Sequence[str]) -> str:
+    """Return the arguments of a script as a phrase."""
+    return f"the arguments {shlex.join(argv)!r}" if argv else "no arguments"
 
 
 def _of_hosts(setup: JobSetup) -> Iterator[str]:

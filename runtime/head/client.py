@@ -39,6 +39,7 @@ from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.host.superior import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import moved_to, refuse_no_job
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
@@ -76,7 +77,8 @@ def run_job(
 ) -> ExitCode:
     """Run the job of ``options`` to its end; return the exit code.
 
-    A job that lives in the run directory without a client is shown instead.
+    A job that lives in the run directory without a client is shown instead.  For a run that is
+    complete nothing is started.
 
     Args:
         options: the job.
@@ -86,6 +88,12 @@ def run_job(
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
+    with answering(options.run_dir, say):
+        refuse_other_program(options)
+        complete = complete_run(options)
+    if complete is not None:
+        say(complete)
+        return ExitCode.DONE
     around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
     if isinstance(setup, tuple):
@@ -114,6 +122,7 @@ def _prepare(options: JobOptions) -> JobSetup | tuple[FoundHead, SignalPipe]:
             return prepare_job(options, watch)
         except RunDirectoryBusy as error:
             busy = error
+        refuse_other_program(options, is_owned=True)
         try:
             found = _found(RunDirectory(options.run_dir), options)
             if found is not None:
@@ -198,6 +207,7 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     if not allocation.chain:
         return run_job(options, BatchJob.of(options, allocation, os.environ))
     with answering(options.run_dir, say):
+        refuse_other_program(options)
         link = ChainLink(options, allocation)
     if link.is_complete:
         say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")

@@ -33,7 +33,11 @@ from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpie
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
-from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
+from holdfast.runtime.options.run_terms import (
+    open_or_create_record,
+    refuse_beforehand,
+    script_terms,
+)
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
@@ -131,7 +135,7 @@ class JobSetup:
     @property
     def started(self) -> dict[str, object]:
         """The fields of ``job_started`` in the journal."""
-        return started(self.options, self.record)
+        return started(self.options, self.record) | {"terms": script_terms(self.options)}
 
     def job(self, limits: TimeLimits) -> Job:
         """Return what the head is told, once the journal knows of the job's begin."""

@@ -1,10 +1,13 @@
-"""The terms of a run: what its record fixes, and what a job of it may still wish.
+"""The terms of a run: what its record fixes, what a job of it may still wish, and its end.
 
-The client and a script that is started by itself take the run's record here.
+The client and a script that is started by itself take the run's record here.  A run belongs to one
+script, and to one task of a job array: another one is refused here.  A run that is complete has
+nothing to do for the same text, arguments and options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,8 +16,11 @@ import time
 from pathlib import Path
 
 from holdfast.checkpoint.signature import KeyFile
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.batch.schedulers import CHAIN, find_array_task
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.run.entries import last_job_in, last_of
+from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
 from holdfast.runtime.run.find_run import refuse_local_directory, refuse_other_key
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
@@ -74,6 +80,7 @@ def _terms_in(
     before = directory.load_record()
     if before is not None:
         refuse_other_key(key_file, before.key_id, directory.path)
+        refuse_other_program(options)
         if _has_begun(directory, options):
             return _resumed(options, before)
         return dataclasses.replace(
@@ -100,9 +107,100 @@ def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
         return True
 
 
+def refuse_other_program(options: JobOptions, *, is_owned: bool = False) -> None:
+    """Refuse to go on with the run of another script, or of another task of a job array.
+
+    A run without a step is nobody's, unless a job owns it just now (``is_owned``).
+
+    Raises:
+        UsageError: the sentence names both, and what to do.
+    """
+    directory = RunDirectory(options.run_dir)
+    record = None if options.fresh else directory.load_record()
+    if record is None:
+        return
+    other = _other_task(record) or _other_script(record, options)
+    if other and (is_owned or _has_begun(directory, options)):
+        raise UsageError(f"{options.run_dir} holds {other}")
+
+
+def _other_task(record: RunRecord) -> str:
+    """Return in words that this is another task of a job array; "" if it is not."""
+    task = find_array_task(os.environ)
+    if task is None or task.index == record.array_task:
+        return ""
+    begun = "" if record.array_task is None else f" of task {record.array_task}"
+    return (
+        f"the run{begun or ' of a job outside of arrays'}, and this is task {task.index} of "
+        f"{task.array}: give each task a run directory of its own, as by "
+        f"`--run-dir run-${task.variable}`; if the tasks are one training in turns, give them one "
+        f"name by {CHAIN}"
+    )
+
+
+def _other_script(record: RunRecord, options: JobOptions) -> str:
+    """Return in words that the run is another script's; "" if it is not.
+
+    A script that was moved with its run directory has kept its place from there; one that was moved
+    alone has kept its text.
+    """
+    script, from_here = _places_of(options)
+    if record.script in (None, script) or record.script_from_here == from_here:
+        return ""
+    is_moved = record.script_sha256 == script_sha256(options.script)
+    if (is_moved and not os.path.exists(record.script)) or not os.path.exists(script):
+        return ""  # what is not there is refused by itself
+    return (
+        f"the run of {record.script}: give {script} a run directory of its own by --run-dir, or "
+        "set that run aside by --fresh"
+    )
+
+
+def _places_of(options: JobOptions) -> tuple[str, str]:
+    """Return the path of the script without links, and the same from the run directory."""
+    script = os.path.realpath(options.script)
+    return script, os.path.relpath(script, os.path.realpath(options.run_dir))
+
+
+def complete_run(options: JobOptions) -> str | None:
+    """Return what to say of a run for which there is nothing to do; None if its script shall run.
+
+    It does for a user who asks for it, and for one whose wish will be refused.
+    """
+    directory = RunDirectory(options.run_dir)
+    wishes = options.fresh, options.again, options.faults, options.strict, options.repair_from
+    if any(wishes) or not directory.path.is_dir():
+        return None
+    job = last_job_in(directory)
+    began, ended = last_of(job, JobStarted), last_of(job, JobEnded)
+    completed = last_of(job, Completed)
+    if began is None or ended is None or completed is None:
+        return None
+    done = completed.event
+    is_over = ended.event.exit_code == ExitCode.DONE and done.error is None
+    if not is_over or began.event.terms != script_terms(options):
+        return None
+    with contextlib.suppress(JobError, OSError):
+        record = directory.load_record()
+        if directory.newest_step == done.step and record is not None and _fits(options, record):
+            return (
+                f"nothing to do: the run in {options.run_dir} has completed step {done.step}, "
+                f"state sha256 {done.sha256}, and {options.script.name}, its arguments and its "
+                "options are the same (--again runs it, as for other data; --fresh trains anew)"
+            )
+    return None
+
+
+def _fits(options: JobOptions, record: RunRecord) -> bool:
+    """Return whether the numbers that are asked for are those of the run."""
+    pairs = ((options.seed, record.seed), (options.microbatches, record.microbatches))
+    return all(wanted in (None, there) for wanted, there in pairs)
+
+
 def _new_record(options: JobOptions, key_file: KeyFile | None, threads: int | None) -> RunRecord:
     if threads is None or options.threads is not None:
         threads = options.new_threads
+    (script, from_here), task = _places_of(options), find_array_task(os.environ)
     return RunRecord(
         run_id=RunRecord.new_id(),
         format=FORMAT,
@@ -115,6 +213,9 @@ def _new_record(options: JobOptions, key_file: KeyFile | None, threads: int | No
         script_sha256=script_sha256(options.script),
         argv=list(options.argv),
         draw_seed=RunRecord.new_draw_seed(),
+        script=script,
+        script_from_here=from_here,
+        array_task=None if task is None else task.index,
     )
 
 
@@ -155,14 +256,14 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
 
 
 _OF_COMPLETE_RUNS = (
-    *("script", "argv", "run_dir", "initial", "key_file", "local_dir", "trains"),
+    *("argv", "initial", "key_file", "local_dir", "trains"),
     *("fit", "scale_batch", "scale_rate", "accept_batch_mixing"),
 )
 """Options by which the script of a complete run may do something else; others need a training."""
 
 
-def script_terms(options: JobOptions, cwd: Path) -> str:
-    """Return a digest of all that decides what the script of a complete run does, but its files."""
+def script_terms(options: JobOptions) -> str:
+    """Return a digest of the script's text, and of all options that count for a complete run."""
     plain = to_plain(options)
-    text = json.dumps([[plain[name] for name in _OF_COMPLETE_RUNS], str(cwd)])
+    text = json.dumps([script_sha256(options.script), *map(plain.get, _OF_COMPLETE_RUNS)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

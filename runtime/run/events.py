@@ -42,24 +42,12 @@ class JobStarted(NamedTuple):
     """Those that were named, as they were; None if none was."""
     options: Texts | None = None
     """All other options that were not the default, as a flag and a value."""
+    terms: str | None = None
+    """A digest of what decides on what a script does when its run is complete."""
 
     def words(self) -> str:
         script = (self.script or "a script").rpartition("/")[2]
         return f"started {script} on {progress.count(self.workers, 'worker')}"
-
-
-@event("script_ended", is_told=False)
-class ScriptEnded(NamedTuple):
-    """A script has come to its end, with what it has read and written.
-
-    ``unsure`` is why that may not be all; then nothing else is told.
-    """
-
-    worker: Count
-    terms: str
-    read: Texts = ()
-    written: Texts = ()
-    unsure: str = ""
 
 
 @event("incarnation", is_told=False)

@@ -103,6 +103,12 @@ class RunRecord:
     """Of the script that has begun the run, None in a record of an older holdfast."""
     argv: list[str] | None = None
     """The arguments of that script, None in a record of an older holdfast."""
+    script: str | None = None
+    """The path of that script, without links."""
+    script_from_here: str | None = None
+    """The same path from the run directory: it stays as it is if both are moved together."""
+    array_task: str | None = None
+    """The index of the task that has begun the run, None outside of a job array."""
     draw_seed: str | None = None
     """The seed of what the script draws without one, None in a record of an older holdfast."""
 

@@ -61,7 +61,6 @@ from holdfast.runtime.worker.context import (
 )
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
-from holdfast.runtime.worker.script_watch import ScriptWatch
 from holdfast.runtime.worker.users_modules import prefer_users_modules
 
 TOLD_AFTER_S = 60
@@ -109,17 +108,8 @@ def main(
     beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
     page.enter(Activity.SCRIPT)
-    watch_of_script = ScriptWatch(config)
     report = run_script(config, page, prepare, functools.partial(_end_script, context))
-    if report is None:
-        context.at_end.append(functools.partial(_tell_files, watch_of_script, context))
     _leave(context, report)
-
-
-def _tell_files(watch: ScriptWatch, context: WorkerContext) -> None:
-    """Tell what the script has read and written, if its modules can be looked at."""
-    with contextlib.suppress(Exception):  # of the user's objects: the next run starts as ever
-        watch.tell(context.journal)
 
 
 def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:

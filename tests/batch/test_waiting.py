@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, request_of
+from workload import EVEN, LONG, Workload, request_of, wait_for_checkpoints
 
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -83,3 +85,55 @@ def test_link_of_a_complete_run_ends_at_once_and_another_chain_looks_itself(
     assert "is complete: Slurm job 7 has nothing to do" in second.stderr
     assert second.report.jobs == 1
     assert other.report.jobs == 2
+
+
+def _task(index: int, run_dir: Path, workload: Workload = EVEN, *options: str) -> JobRequest:
+    """Return the job of a task of a job array, each with a Slurm job of its own."""
+    environment = {
+        **{name: value for name, value in LINK.items() if name != "HOLDFAST_CHAIN"},
+        "SLURM_ARRAY_JOB_ID": "55",
+        "SLURM_ARRAY_TASK_ID": str(index),
+        "SLURM_JOB_ID": str(55 + index),
+    }
+    return request_of(workload, run_dir, workers=2, options=options, environment=environment)
+
+
+def test_task_of_an_array_does_not_take_the_run_of_another_over(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with start_job(_task(0, run_dir, LONG)) as first:
+        wait_for_checkpoints(first, 1)
+        with start_job(_task(1, run_dir, LONG, "--wait-lease", "60")) as second:
+            refused = second.wait()
+        first.signal(signal.SIGTERM)
+        stopped = first.wait()
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert (
+        f"{run_dir} holds the run of task 0, and this is task 1 of Slurm array 55: give each task "
+        "a run directory of its own, as by `--run-dir run-$SLURM_ARRAY_TASK_ID`"
+    ) in refused.stderr
+    assert stopped.exit_code == 75, stopped.stderr
+
+    with start_job(_task(0, run_dir, LONG)) as again:  # as Slurm requeues it
+        ended = again.wait()
+    with start_job(_task(1, run_dir, LONG)) as second:
+        refused = second.wait()
+
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.report.steps == LONG.steps
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert ended.report.jobs == 2
+
+
+def test_array_that_is_one_training_in_turns_says_so_by_a_chain(tmp_path: Path) -> None:
+    tasks = [_task(index, tmp_path / "run") for index in range(2)]
+    chain = [
+        replace(task, environment={**task.environment, "HOLDFAST_CHAIN": "one"}) for task in tasks
+    ]
+    ended = []
+    for task in chain:
+        with start_job(task) as job:
+            ended.append(job.wait())
+
+    assert [job.exit_code for job in ended] == [0, 0]
+    assert "is complete: Slurm job 55_1 has nothing to do" in ended[1].stderr

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.incarnations import (
-    FILE_NAME,
-    Chain,
-    ChainFile,
-    Incarnation,
-    identity_of,
-)
+from holdfast.runtime.batch.incarnations import FILE_NAME, Chain, ChainFile, Incarnation
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RUN = "00112233aabbccdd"
@@ -132,15 +126,3 @@ def test_newest_step_of_a_store_without_any_is_0(directory: RunDirectory) -> Non
     directory.checkpoints_path.mkdir()
 
     assert ChainFile(directory, "x").newest_step() == 0
-
-
-def test_program_is_told_by_its_text_and_arguments(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("a")
-    same = identity_of(script, ("--epochs", "3"))
-
-    assert same == identity_of(script, ("--epochs", "3"))
-    assert same != identity_of(script, ("--epochs", "4"))
-    script.write_text("b")
-    assert same != identity_of(script, ("--epochs", "3"))
-    assert identity_of(tmp_path / "gone.py", ()) == ""

@@ -213,7 +213,7 @@ CASES = {
     ),
     "Slurm, an element of an array": (
         SLURM_ARRAY,
-        replace(ON_ONE_HOST, job_id="800_7", chain="slurm 800"),
+        replace(ON_ONE_HOST, job_id="800_7", chain="slurm 800_7"),
     ),
     "Slurm, nobody asked for tasks": (
         SLURM_WITHOUT_TASKS,

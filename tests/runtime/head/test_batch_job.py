@@ -366,15 +366,6 @@ def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
     assert not ChainLink(fresh, JOB).asked(fresh).fresh
 
 
-def test_script_that_cannot_be_read_is_never_complete(options: JobOptions) -> None:
-    options.script.unlink()
-    link = ChainLink(options, JOB)
-    link.begin(RUN)
-    link.completed()
-
-    assert not ChainLink(options, JOB).is_complete
-
-
 @pytest.mark.parametrize("fresh", [True, False])
 def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, fresh: bool

@@ -5,14 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import open_or_create_record, script_sha256
+from holdfast.runtime.options.run_terms import (
+    complete_run,
+    open_or_create_record,
+    refuse_other_program,
+    script_sha256,
+    script_terms,
+)
+from holdfast.runtime.run.entries import record
+from holdfast.runtime.run.events import Completed, JobEnded
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
@@ -184,3 +194,191 @@ def test_run_keeps_the_key_that_it_was_begun_with(options: JobOptions) -> None:
     assert open_or_create_record(directory, options, key) == (record, True)
     with pytest.raises(UsageError, match="was begun with key 00112233aabbccdd; give it with"):
         open_or_create_record(directory, options, None)
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Be outside of any job array, and change that."""
+    for name in ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "HOLDFAST_CHAIN"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def experiment(folder: Path, *, run_dir: str = "../holdfast-train") -> JobOptions:
+    """Return a job of the script in a folder, whose run directory is beside the folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(f"train({folder.name!r})")
+    directory = Path(os.path.normpath(folder / run_dir))
+    directory.mkdir(exist_ok=True)
+    return JobOptions(folder / "train.py", directory)
+
+
+def test_run_of_another_script_of_the_same_name_is_refused(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    first, second = experiment(tmp_path / "exp1"), experiment(tmp_path / "exp2")
+    _began(first)
+    refuse_other_program(second)  # nothing is trained that it could take over
+
+    _train(first)
+
+    for refuse in (refuse_other_program, _began):
+        with pytest.raises(UsageError) as refused:
+            refuse(second)
+        assert str(refused.value) == (
+            f"{first.run_dir} holds the run of {first.script}: give {second.script} a run "
+            "directory of its own by --run-dir, or set that run aside by --fresh"
+        )
+    refuse_other_program(dataclasses.replace(second, fresh=True))
+    refuse_other_program(first)
+
+
+def test_run_that_a_job_owns_is_refused_before_its_first_step(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    _began(experiment(tmp_path / "exp1"))
+
+    with pytest.raises(UsageError, match="holds the run of"):
+        refuse_other_program(experiment(tmp_path / "exp2"), is_owned=True)
+
+
+def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    options = experiment(tmp_path / "here" / "exp1")
+    _began(options)
+    _train(options)
+
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = experiment(tmp_path / "there" / "exp1")
+    moved.script.write_text("train('anything')")
+    refuse_other_program(moved)
+
+    experiment(tmp_path / "there" / "exp1")
+    (tmp_path / "job7").mkdir()
+    alone = moved.script.rename(tmp_path / "job7" / "train.py")
+    refuse_other_program(dataclasses.replace(moved, script=alone))
+    alone.write_text("train('anything')")
+    with pytest.raises(UsageError, match=f"give {alone} a run directory of its own by --run-dir"):
+        refuse_other_program(dataclasses.replace(moved, script=alone))
+
+
+def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyPatch) -> None:
+    options = experiment(tmp_path / "exp1")
+    _began(options)
+    _train(options)
+
+    (tmp_path / "latest").symlink_to("exp1")
+    refuse_other_program(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
+
+    other = experiment(tmp_path / "exp2")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("exp2")
+    with pytest.raises(UsageError, match=f"give {other.script} a run directory of its own"):
+        refuse_other_program(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
+
+
+TASK = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "55"}
+OTHER_TASK = TASK | {"SLURM_ARRAY_TASK_ID": "4"}
+
+
+@pytest.mark.parametrize(
+    ("begun_by", "asked_by", "refusal"),
+    [
+        (TASK, TASK, None),
+        (TASK, TASK | {"SLURM_ARRAY_JOB_ID": "99"}, None),
+        (TASK, {}, None),
+        (TASK, OTHER_TASK | {"HOLDFAST_CHAIN": "a"}, None),
+        (TASK, OTHER_TASK, "the run of task 3, and this is task 4 of Slurm array 55: give each"),
+        ({}, TASK, "the run of a job outside of arrays, and this is task 3 of Slurm array 55"),
+        (
+            {"PBS_ARRAY_INDEX": "1", "PBS_JOBID": "7[1].head"},
+            {"PBS_ARRAY_INDEX": "2", "PBS_JOBID": "7[2].head"},
+            "task 2 of PBS array 7[2].head: give each task a run directory of its own, as by "
+            "`--run-dir run-$PBS_ARRAY_INDEX`",
+        ),
+    ],
+    ids=["requeued", "submitted again", "by hand", "chain", "another", "by hand first", "PBS"],
+)
+def test_run_belongs_to_one_task_of_a_job_array(
+    tmp_path: Path,
+    outside: pytest.MonkeyPatch,
+    begun_by: dict[str, str],
+    asked_by: dict[str, str],
+    refusal: str | None,
+) -> None:
+    options = experiment(tmp_path / "exp1")
+    for name, value in begun_by.items():
+        outside.setenv(name, value)
+    _began(options)
+    _train(options)
+
+    for name in begun_by:
+        outside.delenv(name)
+    for name, value in asked_by.items():
+        outside.setenv(name, value)
+
+    if refusal is None:
+        refuse_other_program(options)
+    else:
+        with pytest.raises(UsageError) as refused:
+            refuse_other_program(options)
+        assert f"{options.run_dir} holds the run of " in str(refused.value)
+        assert refusal in str(refused.value)
+
+
+def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:
+    """Write down a run that has completed step 9; return its job."""
+    run = _began(options)
+    (options.run_dir / "checkpoints" / "step-000000000009").mkdir(parents=True)
+    with contextlib.closing(
+        Journal(options.run_dir / "journal.jsonl", run_id=run.run_id, source="head")
+    ) as journal:
+        journal.record("job_started", workers=2, terms=script_terms(options))
+        record(journal, Completed(9, "ab12", epochs=1, metrics=None, validation=None))
+        record(journal, JobEnded(exit_code=exit_code, reason="completed step 9"))
+    return dataclasses.replace(options, seed=run.seed, microbatches=run.microbatches)
+
+
+def test_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
+    options = completed(experiment(tmp_path / "exp1"))
+
+    assert complete_run(dataclasses.replace(options, workers=4, save_every="50")) == (
+        f"nothing to do: the run in {options.run_dir} has completed step 9, state sha256 ab12, and "
+        "train.py, its arguments and its options are the same (--again runs it, as for other "
+        "data; --fresh trains anew)"
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"argv": ("--epochs", "9")}, {"fit": False}, {"fresh": True}, {"again": True}),
+        *({"seed": 2}, {"microbatches": 8}, {"strict": True}, {"repair_from": Path("mirror")}),
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_complete_run_that_is_asked_for_otherwise_runs(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    options = completed(experiment(tmp_path / "exp1"))
+
+    assert complete_run(dataclasses.replace(options, **asked)) is None
+
+
+def test_run_is_not_complete_with_another_text_or_without_its_last_step(tmp_path: Path) -> None:
+    options = completed(experiment(tmp_path / "exp1"))
+    text = options.script.read_bytes()
+    options.script.write_bytes(text + b"\n")
+    assert complete_run(options) is None
+
+    options.script.write_bytes(text)
+    assert complete_run(options) is not None
+    (options.run_dir / "checkpoints" / "step-000000000009").rmdir()
+    assert complete_run(options) is None
+
+
+def test_run_that_has_not_ended_well_is_not_complete(tmp_path: Path) -> None:
+    assert complete_run(experiment(tmp_path / "exp1")) is None
+    assert complete_run(completed(experiment(tmp_path / "exp2", run_dir="run"), 75)) is None

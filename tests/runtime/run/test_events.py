@@ -40,7 +40,6 @@ TOLD: list[tuple[Event, str]] = [
         events.JobStarted(1, 0, 4, 7, 2, "/a/train.py", ("--epochs", "3"), None),
         "started train.py on 1 worker",
     ),
-    (events.ScriptEnded(0, "1f", ("7.1.2.3 /a/x.npy",), ("9 /a/w.h5",)), ""),
     (events.Incarnation("Slurm job 7"), ""),
     (
         events.TakenOver(agent=77, generation=3, workers=(0, 1)),
