@@ -37,7 +37,7 @@ from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.job_setup import JobSetup, prepare_job
 from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.head.screen import live_columns, say
-from holdfast.runtime.host.superior import SOCKET_NAME
+from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
 from holdfast.runtime.run.files import BoundedCalls, answering

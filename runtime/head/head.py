@@ -20,7 +20,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,9 +32,9 @@ from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
-from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import BeStruck
-from holdfast.runtime.host.superior import PeerSilence, Visitor, kill_peer, kill_standing_parent
+from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Channel, Message
@@ -50,16 +50,12 @@ _CLIENT_WITHIN_S = 60.0
 
 
 class Head:
-    """Decides for the agent that is made with it; a `holdfast.runtime.host.superior.Superior`."""
+    """Decides for the agent of its own process; ``make`` makes that with the settings."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._reactor = agent.reactor
-        self._screen = Screen(agent.streams)
-        self._parent = agent.settings.parent
-        self._events: deque[Message] = deque()
+    def __init__(self, settings: AgentSettings, make: type[Agent] = Agent) -> None:
+        self._parent = settings.parent
         self._writers: Channel | None = None
-        self._lease = None if agent.settings.lease is None else Lease(agent.settings.lease)
+        self._lease = None if settings.lease is None else Lease(settings.lease)
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
         self._hosts: JobHosts | None = None
@@ -71,40 +67,46 @@ class Head:
         self._polled_at = self._next_writer_at = self._shown_at = 0.0
         self._writer_pause_s = _POLL_S
         self._waits_until = witnessed_s() + _CLIENT_WITHIN_S
+        agent = self._agent = make(settings, self._introduce, self._take_files)  # starts a writer
+        self._reactor = agent.reactor
+        self._screen = Screen(agent.streams)
 
-    @property
-    def is_present(self) -> bool:
-        """Whether a job is decided about, or may still be told."""
-        return True
+    def run(self) -> ExitCode:
+        """Decide until the job is over; return the exit code."""
+        self._agent.pass_signals(self.take_signals)
+        code = None
+        while code is None:
+            now = self._agent.turn()
+            code = self.poll(now, is_idle=self._agent.host.is_idle)
+        return code
 
-    def on_files(self, channel: Channel) -> None:
+    def _take_files(self, channel: Channel) -> None:
         """Take a writer's channel for the run directory."""
         if self._job is None:
             self._writers = channel
         else:
             self._job.run.connect(channel)
 
-    def describe(self) -> Message:
-        """Return the launch, whose client shows it, and where its run is."""
+    def _describe(self) -> Message:
+        """Return the launch, whose client shows it, where its run is, and the workers."""
         job = self._job
         return {
+            "kind": "status",
+            "now": time.monotonic(),
             "pid": os.getpid(),
             "client": None if self._client is None else self._client.pid,
             "run_dir": None if job is None else str(job.job.config.run_dir),
             "launch": None if job is None else job.decider.log.summary,
+            **self._agent.host.describe(),
         }
-
-    def tell(self, event: Message) -> None:
-        """Take an event of the agent, to be handled when its handlers have returned."""
-        self._events.append({**event, "now": time.monotonic()})
 
     def poll(self, now: float, *, is_idle: bool) -> ExitCode | None:
         """Handle the events that have come; return the exit code once the job is over."""
         job = self._job
         if job is None:
             return self._poll_without_job(now)
-        while self._events:
-            self._handle(job, self._events.popleft())
+        while self._agent.events:
+            self._handle(job, self._agent.events.popleft())
         if now - self._polled_at >= _POLL_S:
             self._polled_at = now
             self._poll_client(now)
@@ -150,19 +152,20 @@ class Head:
         kill_standing_parent(self._parent)
         return ExitCode.DONE
 
-    def introduce(self, visitor: Visitor, message: Message) -> None:
-        """Serve a client, or a request for a checkpoint, for the end, or for a strike."""
+    def _introduce(self, visitor: Visitor, message: Message) -> None:
         try:
-            self._introduce(visitor, message)
+            self._serve(visitor, message)
         except (KeyError, TypeError, ValueError, JobError):  # no message of a holdfast
             if self._client is not None and self._client.channel is visitor.channel:
                 self._client = None
             self._dismiss(visitor.channel)
 
-    def _introduce(self, visitor: Visitor, message: Message) -> None:
+    def _serve(self, visitor: Visitor, message: Message) -> None:
         kind = message.get("kind")
         if kind == "client":
             self._take_client(visitor, message)
+        elif kind == "status":  # it may ask again, and goes when it likes
+            visitor.channel.post(self._describe())
         elif kind == "save" and self._job is not None:
             self._take_save(self._job, visitor, is_waiting=bool(message.get("is_waiting")))
         elif kind == "stop" and self._job is not None:
@@ -188,7 +191,9 @@ class Head:
                 self._job.decider.signals.take(numbers)
 
     def close(self) -> None:
-        """Let client and lease go; the agent's workers are gone."""
+        """Write down what is left, end all processes of this host, and let clients go."""
+        self._finish()
+        self._agent.close()
         for channel in self._stoppers:
             self._tell_end(channel)
             channel.close()
@@ -204,7 +209,7 @@ class Head:
             message = {"kind": "ended", "exit_code": code, "limits": limits, "lost": lost}
             channel.post(message)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Write down what is left of the job, while there is still a writer for it.
 
         From now on the client waits for the end of this process, which may take its time.
@@ -212,8 +217,8 @@ class Head:
         job = self._job
         if job is None:
             return
-        while self._events:
-            self._handle(job, self._events.popleft())
+        while self._agent.events:
+            self._handle(job, self._agent.events.popleft())
         if self._client is not None:
             self._tell_end(self._client.channel)
         with job.errors_told():
@@ -274,7 +279,7 @@ class Head:
         self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
-        self._hosts = JobHosts(job, self._agent, self.tell, is_taken_over=after is not None)
+        self._hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
         self._job = _RunningJob(job, run, progress, console, decider, saves, self)

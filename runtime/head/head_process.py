@@ -20,12 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
-from holdfast.runtime.host.superior import (
-    SHORTEST_SILENCE_S,
-    SOCKET_NAME,
-    PeerSilence,
-    StoppedProcesses,
-)
+from holdfast.runtime.host.agent import SOCKET_NAME
+from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
@@ -80,7 +76,7 @@ class HeadTerms:
         """Return the head's command line."""
         return [
             *module_command("holdfast.runtime.head"),
-            *("--directory", str(self.directory), "--private"),
+            *("--directory", str(self.directory)),
             # The head may begin after this process has died, and cannot ask for its old parent.
             *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),

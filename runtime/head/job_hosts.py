@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,8 @@ from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.host_roster import HostRoster
 from holdfast.recovery.placement import place_workers, total_slots
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.host.__main__ import DEFAULT_ENTRY
 from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain
@@ -34,22 +33,14 @@ _WAITS_S = 600.0
 class JobHosts:
     """Starts the other hosts of a job, and places workers on those that take some."""
 
-    def __init__(
-        self,
-        job: Job,
-        agent: Agent,
-        tell: Callable[[Message], None],
-        *,
-        is_taken_over: bool = False,
-    ) -> None:
-        """Take the way to tell that a host is back.
+    def __init__(self, job: Job, agent: Agent, *, is_taken_over: bool = False) -> None:
+        """Take the agent, which other hosts are added to.
 
         No host has been asked of late if another head had the job before.
         """
         self._job = job
         self._is_taken_over = is_taken_over
         self._agent = agent
-        self._tell = tell
         self._roster = HostRoster(job.hosts, job.losses, witnessed_s(), job.missing)
         self._waits_since: float | None = None
         self._examinations: dict[str, Examination] = {}
@@ -77,7 +68,7 @@ class JobHosts:
                 self._start(name)
             except OSError as error:
                 lost = {"kind": "host_lost", "host": name, "workers": []}
-                self._tell({**lost, "reason": f"its remote shell cannot be started: {error}"})
+                self._agent.tell({**lost, "reason": f"its remote shell cannot be started: {error}"})
 
     def lose(self, name: str) -> Message | None:
         """Take note that a host is gone; return how often it is, and the slots that are left.
@@ -141,7 +132,7 @@ class JobHosts:
         refusal = examination.refusal
         if refusal and refusal != self._refusals.get(name):
             self._refusals[name] = refusal
-            self._tell({"kind": "host_refused", "host": name, "reason": refusal})
+            self._agent.tell({"kind": "host_refused", "host": name, "reason": refusal})
         return refusal
 
     def _answered(self, name: str) -> None:
@@ -149,7 +140,7 @@ class JobHosts:
         self._refusals.pop(name, None)
         if self._roster.answered(name):
             self._agent.host.admit(name)
-            self._tell({"kind": "host_back", "host": name, "slots": self._slots})
+            self._agent.tell({"kind": "host_back", "host": name, "slots": self._slots})
 
     def _start(self, name: str) -> None:
         # A job on one host imports nothing for others.
@@ -164,7 +155,7 @@ class JobHosts:
             directory=os.getcwd(),
             heartbeat_timeout_s=options.heartbeat_timeout_s,
             preload=self._job.preload,
-            entry=DEFAULT_ENTRY,
+            entry=ENTRY,
             verbose=options.verbose,
         )
         shell = RemoteShell.of(options.rsh)

@@ -1,9 +1,9 @@
-"""The process that hosts a job's workers, outside MPI: ``python -m holdfast.runtime.host``.
+"""The agent of a job's first host: its workers and helpers, outside MPI.
 
-It listens at ``agent.sock`` in its directory for guards and for questions how the job stands.
-It outlives MPI jobs.  What is done is decided by its *superior* (`superior`): on the first
-host of a job that is the head, in this same process.  If the agent dies, the kernel kills
-its workers (``PR_SET_PDEATHSIG``) and the guards see their connections close.
+It listens at ``agent.sock`` in its directory for guards, and for all who want something of the
+head.  The head decides what is done, in this same process: it lets the agent have a `turn`, takes
+the events that have come, and gives orders.  Both outlive MPI jobs.  If the process dies, the
+kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards see their connections close.
 
 It imports no MPI, TensorFlow, NumPy or HDF5; its pool does.
 
@@ -22,28 +22,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from holdfast.recovery.detector import PauseWatch
-from holdfast.recovery.launch import LaunchLimits
-from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.orders import Orders
 from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.host.streams import Streams
-from holdfast.runtime.host.superior import (
-    SOCKET_NAME,
-    RemoteSuperior,
-    StoppedProcesses,
-    Superior,
-    Visitor,
-)
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Channel, Listener, Message
 from holdfast.runtime.system.processes import HeldProcess
@@ -51,6 +44,9 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag, pulse_interval_s
+
+SOCKET_NAME = "agent.sock"
+"""Where an agent listens, in its directory."""
 
 _IDLE_POLL_S = 1.0
 _INQUIRING_POLL_S = 0.01
@@ -67,52 +63,68 @@ class AgentSettings:
     pool: PoolStart
     parent: int
     lease: int | None = None
-    """The descriptor of the run directory's lease, which a head gets with its start."""
+    """The descriptor of the run directory's lease."""
     verbose: bool = False
-    ready_fd: int | None = None
+
+
+@dataclass(slots=True)
+class Visitor:
+    """A connection to an agent; its handlers change once it has introduced itself."""
+
+    channel: Channel
+    on_message: Callable[[Message], None]
+    on_end: Callable[[], None]
+
+    def take(self, message: Message) -> None:
+        """Handle a message in the visitor's present role."""
+        self.on_message(message)
+
+    def end(self) -> None:
+        """Handle the end of the connection in the visitor's present role."""
+        self.on_end()
 
 
 class Agent:
-    """The agent's loop: its connections, its polls, and its own end.
+    """The processes of this host, the connections to them, and what has happened to them.
 
     Args:
         settings: those of its start.
-        superior: makes who decides, of the agent itself; None for one at another end of a
-            connection.
+        introduce: serves a connection that is no guard's, with its first message.
+        on_files: gets each writer's channel for the run directory.
     """
 
     def __init__(
-        self, settings: AgentSettings, superior: Callable[[Agent], Superior] | None = None
+        self,
+        settings: AgentSettings,
+        introduce: Callable[[Visitor, Message], None],
+        on_files: Callable[[Channel], None],
     ) -> None:
         self.settings = settings
+        self.events: deque[Message] = deque()
+        """What has happened, for the head, which handles it after a turn."""
         self.reactor = Reactor()
         self.streams = Streams()
         self._poll_s = pulse_interval_s(settings.heartbeat_timeout_s)
         self._pauses = PauseWatch(self._poll_s)
         self._output = OutputForwarder(self.streams, verbose=settings.verbose)
         self._dropped_told = 0
-        self._waits_since = witnessed_s()
-        self._exit_code: ExitCode | None = None
+        self._polled_at = witnessed_s()
+        self._introduce_to_head = introduce
         self._listener = Listener(settings.directory / SOCKET_NAME)
         self.reactor.watch(self._listener, self._accept)
-        self._superior: Superior = (superior or _remote_superior)(self)
         limits = HostLimits(settings.directory)
-        self._watch = HostWatch(
-            limits, self._superior.tell, lambda: self.host.ask_all(RequestFlag.SAVE)
-        )
+        self._watch = HostWatch(limits, self.tell, lambda: self.host.ask_all(RequestFlag.SAVE))
         self.host = WorkerHost(
             self.reactor,
             self._output,
             self._watch.pass_on,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
-            on_files=self._superior.on_files,
+            on_files=on_files,
         )
-        self._mpi = MpiHost(self.reactor, self._superior.tell, settings.directory)
+        self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
         self._helpers = _HelperWatch(self.host, self._mpi, settings.heartbeat_timeout_s)
-        self._orders = Orders(self.host, self._mpi, self._superior.tell, self._watch, self.socket)
-        if settings.ready_fd is not None:
-            self._say_ready(settings.ready_fd)
+        self._orders = Orders(self.host, self._mpi, self.tell, self._watch, self.socket)
 
     @property
     def socket(self) -> Path:
@@ -124,30 +136,31 @@ class Agent:
         """What shows the output of workers, and of other hosts."""
         return self._output
 
+    def tell(self, event: Message) -> None:
+        """Keep an event with the current time, for the head to handle after this turn."""
+        self.events.append({**event, "now": time.monotonic()})
+
     def obey(self, message: Message) -> None:
-        """Carry out an order of the superior."""
+        """Carry out an order of the head."""
         self._orders.obey(message)
 
-    def run(self) -> ExitCode:
-        """Serve until no process needs this agent; return the exit code."""
-        polled_at = witnessed_s()
-        while self._exit_code is None:
-            pause_s = self._pause_s
-            self.reactor.run_once(max(0.0, polled_at + pause_s - witnessed_s()))
-            now = witnessed_s()
-            self.host.push()
-            self._tell_pause()
-            self._mpi.poll(now, self.host.state)
-            if now - polled_at >= pause_s:
-                polled_at = now
-                self.host.poll(now, self._mpi.pid)
-                self._helpers.poll(now)
-                self._watch.poll(now, self.host.workers)
-                self._tell_dropped()
-            self._exit_code = self._superior.poll(now, is_idle=self.host.is_idle)
-            if self._exit_code is None:
-                self._end_if_helpless(now)
-        return self._exit_code
+    def turn(self) -> float:
+        """Wait until something happens or is due, and see to it; return the time then."""
+        if self.host.is_helpless:
+            self.obey({"kind": "abandon", "reason": "no worker can be made"})
+        pause_s = self._pause_s
+        self.reactor.run_once(max(0.0, self._polled_at + pause_s - witnessed_s()))
+        now = witnessed_s()
+        self.host.push()
+        self._tell_pause()
+        self._mpi.poll(now, self.host.state)
+        if now - self._polled_at >= pause_s:
+            self._polled_at = now
+            self.host.poll(now, self._mpi.pid)
+            self._helpers.poll(now)
+            self._watch.poll(now, self.host.workers)
+            self._tell_dropped()
+        return now
 
     def _tell_pause(self) -> None:
         """Tell that the whole job stood still until now, if it has."""
@@ -155,7 +168,7 @@ class Agent:
         self._pauses = self._pauses.observe(counters, time.monotonic())
         pause = self._pauses.pause
         if pause is not None:
-            self._superior.tell({"kind": "paused", "began": pause.began, "ended": pause.ended})
+            self.tell({"kind": "paused", "began": pause.began, "ended": pause.ended})
 
     @property
     def _pause_s(self) -> float:
@@ -167,32 +180,22 @@ class Agent:
 
     def close(self) -> None:
         """Kill the workers, wait for them, and leave nothing behind."""
-        self._superior.finish()
         self.host.close()
         self._mpi.close()
         self._listener.close()
         self._output.close(_OUTPUT_ENDS_WITHIN_S)
-        self._tell_dropped()
-        self._superior.close()
         self.streams.close(_OUTPUT_ENDS_WITHIN_S)
         self.reactor.close()
 
-    def take_signals(self) -> None:
-        """Pass the signals that ask something of a job on to the superior."""
+    def pass_signals(self, take: Callable[[bytes], None]) -> None:
+        """Let ``take`` have the signals that ask something of a job."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write)
-        self.reactor.watch(wake_read, lambda: self._superior.take_signals(os.read(wake_read, 64)))
+        self.reactor.watch(wake_read, lambda: take(os.read(wake_read, 64)))
         for number in SENT_BY_BATCH_SYSTEMS:
             signal.signal(number, lambda *_: None)
         unblock()
-
-    def _say_ready(self, fd: int) -> None:
-        try:
-            os.write(fd, b"ready\n")
-        except BrokenPipeError:
-            self._exit_code = ExitCode.DONE  # the starter of this agent is gone already
-        os.close(fd)
 
     def _accept(self) -> None:
         channel = self._listener.accept()
@@ -205,11 +208,8 @@ class Agent:
         if message.get("kind") == "guard":
             self.reactor.forget(visitor.channel)
             self._take_guard(visitor.channel, message)
-        elif message.get("kind") == "status":  # it may ask again, and goes when it likes
-            found = {**self._superior.describe(), **self.host.describe()}
-            visitor.channel.post({"kind": "status", "now": time.monotonic(), **found})
         else:
-            self._superior.introduce(visitor, message)
+            self._introduce_to_head(visitor, message)
 
     def _take_guard(self, channel: Channel, message: Message) -> None:
         try:
@@ -228,24 +228,7 @@ class Agent:
         dropped = self.streams.dropped
         if dropped != self._dropped_told:
             self._dropped_told = dropped
-            self._superior.tell({"kind": "output_dropped", "lines": dropped})
-
-    def _end_if_helpless(self, now: float) -> None:
-        """Give a launch up of which no worker can be made; without a superior this is the end."""
-        if self.host.is_helpless:
-            if self._superior.is_present:
-                self.obey({"kind": "abandon", "reason": "no worker can be made"})
-            else:
-                self._exit_code = ExitCode.RECOVERY_IMPOSSIBLE
-        if self._superior.is_present or self.host.state.had_guards:
-            self._waits_since = now
-        elif now - self._waits_since > LaunchLimits().join_s:
-            self._exit_code = ExitCode.RECOVERY_IMPOSSIBLE
-
-
-def _remote_superior(agent: Agent) -> Superior:
-    settings = agent.settings
-    return RemoteSuperior(agent.reactor, agent.obey, settings.heartbeat_timeout_s, settings.parent)
+            self.tell({"kind": "output_dropped", "lines": dropped})
 
 
 class _HelperWatch:

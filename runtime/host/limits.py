@@ -12,7 +12,7 @@ container that may be the path of the host, and then the mount itself is the con
 counter that went up, belong together.  A process with much memory takes a while to end, and may
 be seen a look later.
 
-*The watch* stands between the agent and its superior: each event passes through it, and a death
+*The watch* stands between the host and the head: each event passes through it, and a death
 that was the OOM killer's gets its cause on the way.  Its looks cost well under a thousandth of a
 core.
 
@@ -336,7 +336,7 @@ class HostWatch:
 
     Args:
         limits: reads them.
-        tell: takes events for the superior.
+        tell: takes events for the head.
         ask_for_save: asks all workers for a checkpoint.
     """
 
@@ -398,7 +398,7 @@ class HostWatch:
             self._tell({"kind": "memory_used", "place": place, "used": used, "limit": limit})
 
     def pass_on(self, event: Message) -> None:
-        """Tell the superior an event; a death by the OOM killer gets its cause and figures."""
+        """Tell the head an event; a death by the OOM killer gets its cause and figures."""
         self._tell(self.explained(event))
 
     def explained(self, event: Message) -> Message:

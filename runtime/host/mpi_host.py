@@ -139,7 +139,7 @@ def _rule_of_ranks(network: IPv4Network | None) -> Rule | None:
 
 @dataclass(frozen=True, slots=True)
 class MpiOrder:
-    """The superior's part of a launch's command line."""
+    """The head's part of a launch's command line."""
 
     mpiexec: Path
     ulfm: bool

@@ -1,4 +1,4 @@
-"""What a superior may order: a launch, its end, a save or a stop of its workers."""
+"""What the head may order: a launch, its end, a save or a stop of its workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
-from holdfast.runtime.errors import JobError
 from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.limits import HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
@@ -16,7 +15,7 @@ from holdfast.runtime.system.worker_status import RequestFlag
 
 
 class Orders:
-    """Carries out a superior's messages, and refuses those that make no sense."""
+    """Carries out the orders of the head."""
 
     def __init__(
         self,
@@ -34,30 +33,28 @@ class Orders:
         self._socket = socket
 
     def obey(self, message: Message) -> None:
-        """Carry out one order."""
-        kind = message.get("kind")
-        if kind == "ping":
-            self._tell({"kind": "pong", **self._host.progress})
-        elif kind == "launch":
+        """Carry out one order.
+
+        Raises:
+            JobError, KeyError, TypeError, ValueError: it makes no sense; nothing was done.
+        """
+        kind = message["kind"]
+        if kind == "launch":
             self._begin(message)
         elif kind == "kill":
             is_urgent = bool(message.get("is_urgent"))
             self._host.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
             self._mpi.kill()
         elif kind == "abandon":
-            self._abandon(str(message.get("reason")))
+            self._abandon(message["reason"])
         elif kind == "request":
-            self._ask(str(message.get("what")))
+            self._ask(message["what"])
         else:
-            self._refuse(f"there is no order {kind!r}")
+            raise ValueError(f"there is no order {kind!r}")
 
     def _begin(self, message: Message) -> None:
-        try:
-            launch = HostedLaunch.of(message)
-            order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
-        except (JobError, KeyError, TypeError, ValueError) as error:
-            self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
-            return
+        launch = HostedLaunch.of(message)
+        order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
         self._launch = launch
         self._watch.begin(len(launch.workers))
         try:
@@ -88,7 +85,7 @@ class Orders:
         elif what == "stop":
             self._host.stop_all()
         else:
-            self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
+            raise ValueError(f"a worker can be asked to save or to stop, not {what!r}")
 
     def _renew(self) -> None:
         """Ask all to stop, to make room for another launch; an order to stop would end the job."""
@@ -102,6 +99,3 @@ class Orders:
         self._mpi.abandon()
         if self._launch is not None:
             self._give_up(self._launch, "")
-
-    def _refuse(self, why: str) -> None:
-        self._tell({"kind": "refused", "message": why})

@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # these would delay the first pool by a tenth of a second
     from holdfast.runtime.options.worker_config import WorkerConfig
     from holdfast.runtime.system.reactor import Reactor
 
+ENTRY = "holdfast.runtime.fit.script_setup:main"
+"""What the workers of a job run."""
+
 _DEATHS_IN_VAIN = 5
 """A pool that dies more often without a new worker is given up; the number is our choice."""
 
@@ -125,7 +128,7 @@ class PoolOwner(Protocol):
         """Give the worker up: there is no process for it."""
 
     def on_pool_event(self, event: Message) -> None:
-        """Tell the superior: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
+        """Tell the head: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
 
     def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
         """Forward the pool's own output, and close the descriptors at its end."""

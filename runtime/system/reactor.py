@@ -84,11 +84,6 @@ class Reactor:
         if channel is not None:
             self._unregister(channel.write_fd)
 
-    def prefer(self, source: int | HasFileno) -> None:
-        """Handle ``source`` before all others that are ready with it."""
-        key = self._selector.get_key(source)
-        self._selector.modify(source, key.events, _Watch(key.data.handler, order=0))
-
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until a descriptor is ready, at most ``timeout_s``, and handle all ready ones."""
         self._ask_for_writes()

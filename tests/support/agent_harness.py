@@ -1,4 +1,4 @@
-"""A superior in miniature: starts a real agent, speaks with it, and leaves nothing behind."""
+"""A head in miniature: starts a real agent, decides for it, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from configs import worker_config
 
 from holdfast.runtime.host import guard as guard_module
+from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
@@ -24,7 +25,6 @@ from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
 BOUND_S = 90.0
-PING_EVERY_S = 1.0
 
 
 class AgentHarness:
@@ -41,35 +41,27 @@ class AgentHarness:
         self.events: list[Message] = []
         self.heartbeat_timeout_s = 5.0
         self._started: list[subprocess.Popen[bytes]] = []
-        ready_read, ready_write = os.pipe()
-        command = [sys.executable, "-m", "holdfast.runtime.host"]
-        command += ["--directory", str(directory), "--entry", entry]
-        command += ["--ready-fd", str(ready_write)]
+        private = directory / "agent"
+        private.mkdir(exist_ok=True)
+        self.socket = private / SOCKET_NAME
+        here = Path(__file__).parent / "processes"
+        command = [sys.executable, str(here / "driven_agent.py")]
+        command += ["--directory", str(private), "--entry", entry]
         if "--heartbeat-timeout" not in options:
             command += ["--heartbeat-timeout", str(self.heartbeat_timeout_s)]
         self.stdout = directory / "stdout"
         self.stderr = directory / "stderr"
-        here = str(Path(__file__).parent / "processes")
         with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, *options],
-                env={**os.environ, "PYTHONPATH": here, **environment},
-                pass_fds=[ready_write],
+                env={**os.environ, "PYTHONPATH": str(here), **environment},
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
             )
-        os.close(ready_write)
-        assert os.read(ready_read, 16) == b"ready\n", self.stderr.read_text()
-        os.close(ready_read)
-        self.channel = self.connect()
-
-    def connect(self) -> Channel:
-        """Become the superior, in place of an earlier one."""
-        channel = connect(self.directory / "agent.sock")
-        channel.send({"kind": "superior"})
-        return channel
+        self.channel = self._connect()
+        self.send("test")
 
     def send(self, kind: str, **fields: Any) -> None:
         self.channel.send({"kind": kind, **fields})
@@ -89,7 +81,9 @@ class AgentHarness:
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             argv=argv,
         )
+        self.events = [event for event in self.events if event["kind"] != "obeyed"]
         self.send("launch", config=to_plain(config), **fields)
+        self.wait_for("obeyed", order="launch")  # guards come to a launch that is known
 
     def guard(
         self,
@@ -158,9 +152,19 @@ class AgentHarness:
             started.wait()
         self.channel.close()
 
+    def _connect(self) -> Channel:
+        deadline = time.monotonic() + BOUND_S
+        while True:
+            try:
+                return connect(self.socket)
+            except (FileNotFoundError, ConnectionRefusedError):
+                assert self.process.poll() is None, self.stderr.read_text()
+                assert time.monotonic() < deadline, "no agent"
+                time.sleep(0.01)
+
     def _guard_environment(self, generation: int) -> dict[str, str]:
         return {
-            "HOLDFAST_AGENT": str(self.directory / "agent.sock"),
+            "HOLDFAST_AGENT": str(self.socket),
             "HOLDFAST_GENERATION": str(generation),
         }
 
@@ -184,8 +188,7 @@ class AgentHarness:
     def _read_more(self, deadline: float, awaited: str) -> None:
         ready: list[Channel] = []
         while not ready and time.monotonic() < deadline:
-            ready = select.select([self.channel], [], [], PING_EVERY_S)[0]
-            self.channel.post({"kind": "ping"})  # as a superior that lives
+            ready = select.select([self.channel], [], [], 1.0)[0]
         story = "\n".join(map(str, [*self.events, self.stderr.read_text()]))
         assert ready, f"no {awaited} within {BOUND_S} s; so far:\n{story}"
         self.events += self.channel.drain()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,10 +21,9 @@ from holdfast.runtime.head import run_link
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.head import Head
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.host.agent import Agent, AgentSettings
+from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.host.pool_process import PoolStart
-from holdfast.runtime.host.superior import Visitor
 from holdfast.runtime.run.journal import Record, records_message
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -56,12 +56,17 @@ class Sinks:
 class FakeAgent:
     """As much of an agent as its head sees; it hosts nothing."""
 
-    def __init__(self, directory: Path, lease: int) -> None:
-        pool = cast(PoolStart, None)
-        self.settings = AgentSettings(directory, 6.0, pool, os.getppid(), lease)
+    def __init__(
+        self,
+        settings: AgentSettings,
+        introduce: Callable[[Visitor, Message], None],
+        on_files: Callable[[Channel], None],
+    ) -> None:
+        self.settings, self.introduce, self.on_files = settings, introduce, on_files
+        self.events: deque[Message] = deque()
         self.reactor = Reactor()
         self.streams = Sinks()
-        self.socket = directory / "agent.sock"
+        self.socket = settings.directory / "agent.sock"
         self.orders: list[Message] = []
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
@@ -69,6 +74,7 @@ class FakeAgent:
         self.host = SimpleNamespace(
             progress={"workers": 2, "phase": "training"}, writer=writer, strike=self._strike
         )
+        self.host.describe = lambda: self.host.progress
 
     def _start_writer(self) -> None:
         self.writers_started += 1
@@ -76,6 +82,12 @@ class FakeAgent:
     def _strike(self, host: str, order: BeStruck) -> bool:
         self.struck.append((host, order))
         return host == "b"
+
+    def tell(self, event: Message) -> None:
+        self.events.append({**event, "now": 0.0})
+
+    def close(self) -> None:
+        pass
 
     def obey(self, order: Message) -> None:
         self.orders.append(json.loads(json.dumps(order)))
@@ -86,18 +98,23 @@ class Headed:
 
     def __init__(self, directory: Path) -> None:
         self.lease = os.open(os.devnull, os.O_RDONLY)
-        self.agent = FakeAgent(directory, os.dup(self.lease))
-        self.head = Head(cast(Agent, self.agent))
+        pool = cast(PoolStart, None)
+        settings = AgentSettings(directory, 6.0, pool, os.getppid(), os.dup(self.lease))
+        self.head = Head(settings, cast("type[Agent]", self._make))
         self.now = 100.0
         self.exit_code: ExitCode | None = None
         self.is_idle = False
         self._ends: list[Channel] = []
 
+    def _make(self, *terms: Any) -> FakeAgent:
+        self.agent = FakeAgent(*terms)
+        return self.agent
+
     def connect(self, message: Message, fds: tuple[int, ...] = ()) -> Channel:
         """Connect to the head as its agent would let one, and introduce oneself."""
         theirs, ours = pair()
         self._ends += [theirs, ours]
-        visitor = Visitor(ours, lambda found: self.head.introduce(visitor, found), ours.close)
+        visitor = Visitor(ours, lambda found: self.agent.introduce(visitor, found), ours.close)
         self.agent.reactor.watch_channel(ours, visitor.take, visitor.end)
         theirs.post(message, fds)
         self.turn()
@@ -115,7 +132,7 @@ class Headed:
     def tell(self, *events: Message) -> None:
         """Let things happen on the host."""
         for event in events:
-            self.head.tell(event)
+            self.agent.tell(event)
         self.turn()
 
     def turn(self, seconds: int = 1) -> None:
@@ -129,7 +146,7 @@ class Headed:
         """Give the head a writer; return the writer's end."""
         ours, theirs = pair()
         self._ends += [theirs, ours]
-        self.head.on_files(ours)
+        self.agent.on_files(ours)
         return theirs
 
     @property
@@ -141,7 +158,6 @@ class Headed:
         return self.agent.streams.said.decode().splitlines()
 
     def close(self) -> None:
-        self.head.finish()
         self.head.close()
         for end in self._ends:
             end.close()
@@ -233,7 +249,6 @@ def test_head_without_a_job_is_just_starting(headed: Headed, message: Message) -
 
     assert told(visitor) == [{"kind": "starting"}]
     assert visitor.is_closed
-    assert headed.head.is_present
 
 
 @pytest.mark.parametrize(
@@ -591,17 +606,22 @@ def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Me
 
 
 def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
+    asker = headed.connect({"kind": "status"})
+    (answer,) = told(asker)
+    assert answer.items() >= {"kind": "status", "workers": 2}.items()
     nothing = {"pid": os.getpid(), "client": None, "run_dir": None, "launch": None}
-    assert headed.head.describe() == nothing
+    assert answer.items() >= nothing.items()
 
     client = headed.begin()
     launch = {"script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0}
     described = {"pid": os.getpid(), "run_dir": "/run", "launch": launch}
-    assert headed.head.describe() == described | {"client": os.getpid()}
-    client.close()
-    headed.turn()
-
-    assert headed.head.describe() == described | {"client": None}
+    for pid in (os.getpid(), None):  # one connection is enough to ask again and again
+        asker.post({"kind": "status"})
+        headed.turn()
+        (answer,) = told(asker)
+        assert answer | described | {"client": pid} == answer
+        client.close()
+        headed.turn()
 
 
 def test_event_is_handled_only_when_its_teller_has_returned(headed: Headed) -> None:
@@ -609,7 +629,7 @@ def test_event_is_handled_only_when_its_teller_has_returned(headed: Headed) -> N
     headed.begin(WARM, *joined(0, 1))
 
     for event in LOST:
-        headed.head.tell(event)
+        headed.agent.tell(event)
     assert headed.kinds == ["launch"]
     headed.turn()
 
@@ -707,7 +727,6 @@ def test_client_hears_the_end_with_the_limits_that_were_hit(headed: Headed) -> N
 
     headed.tell(*completed(0, 1))
     assert headed.exit_code == ExitCode.DONE
-    headed.head.finish()
     headed.head.close()
 
     ended = told(client)[-1]
@@ -731,9 +750,9 @@ def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) 
 def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: bool) -> None:
     writer = headed.writer()
     headed.begin(WARM, *joined(0, 1), *(completed(0, 1) if is_over else []))
-    headed.head.tell({"kind": "output_dropped", "lines": 3})
+    headed.agent.tell({"kind": "output_dropped", "lines": 3})
 
-    headed.head.finish()
+    headed.head.close()
 
     assert headed.said[-1].startswith("holdfast: 3 lines of the job's output were lost")
     sent = told(writer)
@@ -743,7 +762,6 @@ def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: boo
 
 
 def test_head_without_a_job_has_nothing_to_write_down(headed: Headed) -> None:
-    headed.head.finish()
     headed.head.close()
 
 

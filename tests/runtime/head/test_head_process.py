@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 
 from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
+from holdfast.runtime.head import __main__ as head_main
 from holdfast.runtime.head import head_process
 from holdfast.runtime.head.head_process import (
     HeadProcess,
@@ -25,7 +26,7 @@ from holdfast.runtime.head.head_process import (
     connect_to_head,
     find_head,
 )
-from holdfast.runtime.host import __main__ as agent_main
+from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -64,13 +65,13 @@ def terms(directory: Path, *, is_verbose: bool = False) -> HeadTerms:
 def test_head_reads_the_terms_that_it_was_started_on(tmp_path: Path, *, is_verbose: bool) -> None:
     command = terms(tmp_path, is_verbose=is_verbose).command()
 
-    options = agent_main._parse(command[command.index("holdfast.runtime.head") + 1 :])
+    options = head_main._parse(command[command.index("holdfast.runtime.head") + 1 :])
 
-    assert (options.directory, options.private) == (tmp_path, True)
-    assert (options.parent, options.lease_fd, options.ready_fd) == (os.getpid(), 2, None)
+    assert options.directory == tmp_path
+    assert (options.parent, options.lease_fd) == (os.getpid(), 2)
     assert (options.heartbeat_timeout, options.verbose) == (2.5, is_verbose)
-    assert agent_main._names(options.preload) == ("numpy", "keras")
-    assert options.entry == agent_main.DEFAULT_ENTRY
+    assert head_main._names(options.preload) == ("numpy", "keras")
+    assert options.entry == ENTRY
 
 
 class FakeProcess:

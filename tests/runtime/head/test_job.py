@@ -239,7 +239,7 @@ def test_checkpoints_of_months_are_one_event() -> None:
 
 def test_what_no_decision_needs_is_not_kept() -> None:
     log = LaunchLog()
-    for event in ({"kind": "pong"}, {"kind": "warm", "pid": 3}, report(0, "notice", text="hi")):
+    for event in ({"kind": "paused"}, {"kind": "warm", "pid": 3}, report(0, "notice", text="hi")):
         log.note(event)
 
     assert log.events == ()

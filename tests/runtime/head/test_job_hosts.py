@@ -74,8 +74,10 @@ class _Hosts:
         self.reactor = Reactor()
         self.output = OutputForwarder({}, verbose=False)
         host = SimpleNamespace(own_name="", add_host=self._add, admit=lambda name: None)
-        agent: Any = SimpleNamespace(host=host, reactor=self.reactor, output=self.output)
-        self.hosts = JobHosts(job, agent, self.told.append, is_taken_over=is_taken_over)
+        agent: Any = SimpleNamespace(
+            host=host, reactor=self.reactor, output=self.output, tell=self.told.append
+        )
+        self.hosts = JobHosts(job, agent, is_taken_over=is_taken_over)
 
     def _add(self, start: Any, *, is_tried: bool) -> None:
         self.tries.append(is_tried)

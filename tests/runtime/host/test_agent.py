@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 from agent_harness import BOUND_S, AgentHarness, agent_running, assert_ended, launcher_of
-from configs import worker_config
 from extended import shortened
 
 from holdfast.runtime.system.channel import Message, connect
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
@@ -164,41 +162,6 @@ def test_request_reaches_the_worker(harness: AgentHarness, what: str, bits: int)
     assert harness.wait_for_report(0, "asked")["requests"] == bits
 
 
-def test_training_goes_on_without_a_superior(harness: AgentHarness) -> None:
-    harness.launch([0], "leave_when_asked")
-    guard = harness.guard(0)
-    harness.wait_for_report(0, "joined")
-
-    harness.channel.close()
-    harness.channel = harness.connect()
-    harness.send("request", what="stop")
-
-    assert harness.wait_for("worker_exited", worker=0)["clean"] is True
-    assert guard.wait() == 0
-
-
-def test_events_without_a_superior_wait_for_the_next(harness: AgentHarness) -> None:
-    harness.launch([0, 1], "0:leave", "wait")
-    harness.guard(1)
-    harness.wait_for_report(1, "joined")
-    harness.channel.close()
-
-    assert harness.guard(0).wait() == 0
-    harness.channel = harness.connect()
-
-    assert harness.wait_for("worker_exited", worker=0)["clean"] is True
-
-
-def test_agent_ends_when_nobody_needs_it(harness: AgentHarness) -> None:
-    harness.launch([0], "leave")
-    harness.guard(0)
-    harness.wait_for("worker_exited")
-
-    harness.channel.close()
-
-    assert harness.process.wait() == 0
-
-
 def test_shutdown_kills_all_and_leaves_nothing(harness: AgentHarness) -> None:
     harness.launch([0, 1], "0:stop", "wait")
     guards = [harness.guard(0), harness.guard(1)]
@@ -209,10 +172,10 @@ def test_shutdown_kills_all_and_leaves_nothing(harness: AgentHarness) -> None:
     assert harness.process.wait() == 0
     assert [guard.wait() for guard in guards] == [KILLED_ITSELF, KILLED_ITSELF]
     assert_ended(*pids)
-    assert not (harness.directory / "agent.sock").exists()
+    assert not harness.socket.parent.exists()
 
 
-def test_signal_to_the_agent_is_told_to_its_superior_and_ends_nobody(
+def test_signal_to_the_agent_is_told_to_who_decides_and_ends_nobody(
     harness: AgentHarness,
 ) -> None:
     """A batch system signals every process of a job; one of them decides."""
@@ -225,28 +188,10 @@ def test_signal_to_the_agent_is_told_to_its_superior_and_ends_nobody(
         for number in SENT_BY_BATCH_SYSTEMS:
             os.kill(pid, number)
 
-    assert harness.wait_for("signalled")["signal"] == "SIGTERM"
+    harness.wait_for("signalled")
     harness.send("request", what="stop")
     assert guard.wait() == 0
     assert not [event for event in harness.events if event["kind"] == "pool_restarted"]
-
-
-def test_signal_to_an_agent_alone_ends_it_with_all_its_processes(harness: AgentHarness) -> None:
-    harness.launch([0], "wait")
-    guard = harness.guard(0)
-    worker = harness.wait_for_report(0, "joined")["pid"]
-    harness.channel.close()
-    deadline = time.monotonic() + BOUND_S
-
-    while harness.process.poll() is None:  # until it has seen the end of its superior
-        assert time.monotonic() < deadline
-        harness.process.terminate()
-        time.sleep(0.1)
-
-    assert harness.process.returncode == 143
-    assert guard.wait() == KILLED_ITSELF
-    assert_ended(worker)
-    assert not (harness.directory / "agent.sock").exists()
 
 
 def test_output_of_the_first_worker_comes_as_it_is(harness: AgentHarness) -> None:
@@ -292,41 +237,16 @@ def test_output_of_other_workers_is_not_shown_until_one_of_them_is_the_first(
     assert harness.stdout.read_text().splitlines() == ["0" * 79] * 20_000
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"kind": "stranger"},
-        {"kind": "guard", "rank": "none"},
-        {"kind": "guard"},
-        {},
-    ],
-)
-def test_stranger_is_turned_away(harness: AgentHarness, message: dict[str, object]) -> None:
-    stranger = connect(harness.directory / "agent.sock")
+@pytest.mark.parametrize("fields", [{"rank": "none"}, {}])
+def test_guard_that_makes_no_sense_is_turned_away(
+    harness: AgentHarness, fields: dict[str, object]
+) -> None:
+    stranger = connect(harness.socket)
 
-    stranger.send(message)
+    stranger.send({"kind": "guard", **fields})
 
     assert stranger.receive() is None
     stranger.close()
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        {"kind": "launch"},
-        {"kind": "launch", "config": {"nonsense": 1}},
-        {"kind": "launch", "config": to_plain(worker_config(seed=1)) | {"options": {"seed": -1}}},
-        {"kind": "request", "what": "dance"},
-        {"kind": "unknown"},
-    ],
-)
-def test_order_that_makes_no_sense_is_refused(
-    harness: AgentHarness, order: dict[str, object]
-) -> None:
-    harness.channel.send(order)
-
-    assert harness.wait_for("refused")["message"]
-    assert harness.process.poll() is None
 
 
 def test_agent_imports_nothing_heavy() -> None:
@@ -340,23 +260,20 @@ def test_agent_imports_nothing_heavy() -> None:
     assert found.stdout == b"[]\n"
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["later", "at once"])
-def test_agent_whose_starter_dies_before_it_calls_ends(tmp_path: Path, *, waits: bool) -> None:
-    """A superior may be killed between starting its agent and connecting to it."""
+def test_head_whose_client_dies_before_it_calls_ends(tmp_path: Path) -> None:
     script = (
-        "import os, subprocess, sys\n"
-        "ready, told = os.pipe()\n"
-        "agent = subprocess.Popen([sys.executable, '-m', 'holdfast.runtime.host', '--directory',"
-        " sys.argv[1], '--heartbeat-timeout', '9', '--ready-fd', str(told)], pass_fds=[told],"
-        " stdout=subprocess.DEVNULL)\n"
-        "waits and os.read(ready, 9)\n".replace("waits", str(waits))
-        + "print(agent.pid)\n"
+        "import subprocess, sys\n"
+        "head = subprocess.Popen([sys.executable, '-m', 'holdfast.runtime.head', '--directory',"
+        " sys.argv[1], '--heartbeat-timeout', '9'], stdout=subprocess.DEVNULL)\n"
+        "print(head.pid)\n"
     )
-    arguments = [sys.executable, "-c", script, str(tmp_path)]
+    private = tmp_path / "private"
+    private.mkdir()
+    arguments = [sys.executable, "-c", script, str(private)]
 
-    starter = subprocess.run(arguments, capture_output=True, check=True)
+    client = subprocess.run(arguments, capture_output=True, check=True)
 
-    assert_ended(int(starter.stdout))
+    assert_ended(int(client.stdout))
     assert os.listdir(tmp_path) == []
 
 
@@ -528,26 +445,6 @@ def test_agent_can_follow_one_that_was_killed(harness: AgentHarness, tmp_path: P
         successor.launch([0], "leave", generation=2)
 
         assert successor.guard(0, generation=2).wait() == 0
-
-
-@pytest.mark.parametrize("is_lost", [True, False], ids=["superior lost", "shutdown"])
-def test_private_directory_goes_with_its_agent(tmp_path: Path, *, is_lost: bool) -> None:
-    directory = tmp_path / "private"
-    directory.mkdir()
-    with agent_running(directory, "--private") as harness:
-        harness.launch([0], "leave_when_asked")
-        guard = harness.guard(0)
-        harness.wait_for_report(0, "joined")
-        harness.send("request", what="stop")
-        assert guard.wait() == 0
-
-        if is_lost:
-            harness.channel.close()
-        else:
-            harness.send("shutdown")
-
-        assert harness.process.wait() == 0
-    assert not directory.exists()
 
 
 def _end_of(harness: AgentHarness, worker: int) -> Message:

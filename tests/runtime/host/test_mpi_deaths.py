@@ -58,7 +58,7 @@ def test_survivors_shrink_whatever_kills_a_worker(mpi: AgentHarness, fatal: str)
 def test_death_before_the_job_is_up_is_told_so_that_it_can_be_ended(
     mpi: AgentHarness, site: str
 ) -> None:
-    """The others hang in ``MPI_Init``, which only the superior can end."""
+    """The others hang in ``MPI_Init``, which only the head can end."""
     mpi.launch(WORKERS, f"{VICTIM}:{site}")
     job = mpi.mpiexec(len(WORKERS))
 

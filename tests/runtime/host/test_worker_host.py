@@ -367,7 +367,7 @@ def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
         host.reactor.run_once(10.0)
 
     assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
-    assert host.events == [], "the superior does not hear of it"
+    assert host.events == [], "the head does not hear of it"
 
 
 def test_question_of_a_worker_is_answered_by_the_writer(host: Host) -> None:
