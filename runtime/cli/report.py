@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from holdfast.runtime.run import progress
 from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace_files import read_trace
-from holdfast.runtime.tools.comparison import SAME, compare
+from holdfast.runtime.tools.page import page_of, write_page
 from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
@@ -62,13 +61,6 @@ _IN_RUN_DIR = "\0"
     help="Write the report as a page that needs no network, to RUN_DIR/report.html without FILE.",
 )
 @click.option(
-    "--compare",
-    "other_dir",
-    type=PATH,
-    metavar="RUN_DIR2",
-    help="Put another run beside it: what differs in options, metrics, speed and deaths.",
-)
-@click.option(
     "--trace",
     "trace_file",
     type=PATH,
@@ -80,7 +72,6 @@ def report(
     *,
     as_json: bool,
     page: str | None,
-    other_dir: Path | None,
     trace_file: Path | None,
 ) -> None:
     """Summarize the run in RUN_DIR from its journal."""
@@ -88,59 +79,18 @@ def report(
     if trace_file is not None:
         _write_trace(run, trace_file)
         return
-    if other_dir is not None:
-        _compare(run, read_reported_run(other_dir), page, as_json=as_json)
-        return
     if as_json:
         click.echo(to_json(run.report))
     if page is not None:
-        from holdfast.runtime.page.run_page import page_of
-
-        _write(page_of(run, _now()), page, RunDirectory(run.path).page_path)
+        _write_page(run, page)
     elif not as_json:
         _print(run, output())
 
 
-def _compare(a: ReportedRun, b: ReportedRun, page: str | None, *, as_json: bool) -> None:
-    if as_json:
-        raise UsageError("--json tells of one run; leave --compare out, and ask for each run")
-    found = compare(a, b)
-    if page is not None:
-        from holdfast.runtime.page.run_page import compared_page_of
-
-        compared = compared_page_of(a, b, found, _now())
-        _write(compared, page, RunDirectory(a.path).compared_path)
-        return
-    console = output()
-    for title, rows in (
-        ("outcome", found.outcome),
-        ("options and numerics that differ", found.options),
-        ("wall time", found.times),
-    ):
-        table = Table(title)
-        for letter, run in (("A", a), ("B", b)):
-            table.add_column(escape(f"{letter}: {run.path}"), overflow="fold")
-        if any(SAME in row for row in rows):
-            table.caption = f"{SAME} is the same as in A"
-        for row in rows:
-            table.add_row(*(Text(fitted(cell, console)) for cell in row))
-        console.print(table if rows else f"{title}: none")
-    console.print(_table(found.heads, found.epochs, console.width))
-    for letter, run in (("A", a), ("B", b)):
-        if run.report.failures:
-            console.print(f"deaths of {letter}", _deaths(run.report), sep="\n")
-
-
-def _write(page: str, name: str, default: Path) -> None:
-    from holdfast.runtime.page.html import write_page
-
-    path = default if name == _IN_RUN_DIR else Path(name)
-    write_page(path, page)
+def _write_page(run: ReportedRun, name: str) -> None:
+    path = RunDirectory(run.path).page_path if name == _IN_RUN_DIR else Path(name)
+    write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
     click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
-
-
-def _now() -> str:
-    return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def _write_trace(run: ReportedRun, path: Path) -> None:

@@ -150,8 +150,10 @@ class JobConsole:
             self._journal.record("stalled", **fields)
         elif kind in ("host_lost", "host_refused", "host_back"):
             self._heard_of_host(message)
-        elif kind in ("pressure", "memory_used"):
-            self._heard_of_use(message)
+        elif kind == "pressure":
+            self._say(message["text"])
+            fields = {name: one for name, one in message.items() if name not in ("kind", "now")}
+            self._journal.record("pressure", **fields)
         elif kind == "paused":
             self.paused(Pause(message["began"], message["ended"]))
         elif kind == "pool_restarted":
@@ -297,15 +299,6 @@ class JobConsole:
         for suspicion in self._deaths.suspicions():
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)
-
-    def _heard_of_use(self, message: Message) -> None:
-        """Write down how much of a thing is in use, and say so when it is nearly all."""
-        fields = {name: value for name, value in message.items() if name not in ("kind", "now")}
-        if message["kind"] == "memory_used":
-            self._journal.record("memory_used", **fields)
-            return
-        self._say(message["text"])
-        self._journal.record("pressure", **fields)
 
     def _heard_of_host(self, message: Message) -> None:
         if message["kind"] == "host_back":

@@ -60,9 +60,6 @@ _VERSIONS = (
 _NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a limit near 2^63 where there is none."""
 
-_PEAK_GROWS = 0.01
-"""A peak is told when it has grown by this part of its limit: 100 times in a launch at most."""
-
 _OOM_KILLS = ("memory.events.local", "memory.events", "memory.oom_control")
 """Files with a count of victims: of this group alone, with its subgroups, and of version 1."""
 
@@ -350,7 +347,6 @@ class HostWatch:
         self._looks = 0
         self._fullness = Fullness()
         self._memory: list[Usage] = []
-        self._most_used: dict[str, int] = {}
         self._has_checked = False
         self._witness = OomWitness()
 
@@ -377,7 +373,6 @@ class HostWatch:
         self._looks += 1
         self._witness = self._witness.observe(self._victims(), now)
         self._memory = self._limits.memory()
-        self._tell_most_used()
         usages = [*self._memory, *self._limits.shared_memory()]
         if self._looks % _COUNTED_EACH == 1:
             usages += [*self._limits.processes(), *_files_of_agent(), *_files_of(living)]
@@ -386,16 +381,6 @@ class HostWatch:
             if usage.resource.is_bytes:
                 self._ask_for_save()
             self._say(usage, describe_fullness(usage))
-
-    def _tell_most_used(self) -> None:
-        """Tell a new peak of the closest limit, but not so often that it fills a journal."""
-        closest = min(self._memory, key=lambda usage: usage.free, default=None)
-        if closest is None:
-            return
-        place, used, limit = closest.place, closest.used, closest.limit
-        if used - self._most_used.get(place, -limit) >= _PEAK_GROWS * limit:
-            self._most_used[place] = used
-            self._tell({"kind": "memory_used", "place": place, "used": used, "limit": limit})
 
     def pass_on(self, event: Message) -> None:
         """Tell the head an event; a death by the OOM killer gets its cause and figures."""

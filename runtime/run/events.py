@@ -458,17 +458,6 @@ class Pressure(NamedTuple):
         return self.text
 
 
-@event("memory_used", is_told=False)
-class MemoryUsed(NamedTuple):
-    """More memory than ever before in the job is in use, of the limit of a host that is closest."""
-
-    used: Count
-    limit: Count
-    place: str | None
-    host: str | None = None
-    """The name of the host, if the job has several."""
-
-
 @event("preload_failed", is_told=False)
 class PreloadFailed(NamedTuple):
     """A module is not loaded before the workers are born."""

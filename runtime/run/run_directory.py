@@ -196,11 +196,6 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
-    def compared_path(self) -> Path:
-        """The page that compares the run with another one."""
-        return self.path / "compared.html"
-
-    @property
     def loaded_path(self) -> Path:
         """Copies of files that the script has loaded, and that the run has written since."""
         return self.path / "loaded"
@@ -393,7 +388,7 @@ class RunDirectory:
             UsageError: the file system refuses.
         """
         others = [self.loaded_path, self.script_record_path, self.trace_path]
-        others += [self.page_path, self.compared_path, self.logs_path]
+        others += [self.page_path, self.logs_path]
         mine = [*others, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]

@@ -18,7 +18,6 @@ from holdfast.runtime.run.events import JobStarted
 from holdfast.runtime.run.find_run import refuse_no_job
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.tools.course import Course, course_of
 from holdfast.runtime.tools.living_job import Life, life_of
 from holdfast.runtime.tools.report import Report, describe_outcome
 from holdfast.runtime.tools.summary import Entries, summarize
@@ -33,7 +32,6 @@ class ReportedRun:
     path: Path
     entries: Entries
     report: Report
-    course: Course
     record: RunRecord | None
     started: JobStarted | None
     life: Life
@@ -42,8 +40,7 @@ class ReportedRun:
     def of(path: Path, entries: Entries, record: RunRecord | None, life: Life) -> ReportedRun:
         """Return what the lines of a journal tell of a run."""
         report, started = summarize(entries), last_of(entries, JobStarted)
-        course = course_of(entries, report)
-        return ReportedRun(path, entries, report, course, record, started and started.event, life)
+        return ReportedRun(path, entries, report, record, started and started.event, life)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -261,7 +260,6 @@ def test_metrics_that_do_not_fit_into_the_terminal_are_counted(
 def test_page_lies_in_the_run_directory_or_where_it_is_wanted(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("plotly")
     other = tmp_path / "other.html"
 
     assert holdfast_code("report", run_dir, "--html") == ExitCode.DONE
@@ -271,38 +269,3 @@ def test_page_lies_in_the_run_directory_or_where_it_is_wanted(
     for line, path in zip(out, (run_dir / "report.html", other), strict=True):
         assert line.startswith(f"wrote {path} (")
         assert SHA256 in path.read_text()
-
-
-def test_page_without_its_library_says_what_to_install(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-
-    assert holdfast_code("report", run_dir, "--html") == ExitCode.USAGE
-
-    assert "pip install plotly" in capsys.readouterr().err
-    assert not (run_dir / "report.html").exists()
-
-
-def test_two_runs_are_compared_in_tables_and_as_a_page(
-    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, holdfast: Holdfast
-) -> None:
-    pytest.importorskip("plotly")
-    other = tmp_path_factory.mktemp("[other]")
-    journal = Journal(other / "journal.jsonl", run_id="r2", source="head")
-    journal.record("job_started", workers=3)
-    journal.record("job_ended", exit_code=0, reason="done")
-    journal.close()
-
-    code, out, _ = holdfast("report", run_dir, "--compare", other)
-    written = holdfast("report", run_dir, "--compare", other, "--html")[1]
-
-    assert code == ExitCode.DONE
-    cells = cells_of(out)
-    assert ["outcome", f"A: {run_dir}", f"B: {other}"] in cells
-    assert ["deaths", "1", "0"] in cells
-    assert ["workers", "2", "3"] in cells
-    assert ["state sha256", f"{SHA256[:16]}…", "-"] in cells
-    assert written.startswith(f"wrote {run_dir / 'compared.html'} (")
-    assert holdfast("report", run_dir, "--compare", other, "--json")[0] == ExitCode.USAGE
-    assert holdfast("report", run_dir, "--compare", other / "nothing")[0] == ExitCode.USAGE

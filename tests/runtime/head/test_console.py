@@ -165,16 +165,6 @@ def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(
     assert {name: record[name] for name in figures} == figures
 
 
-def test_peak_of_memory_is_recorded_and_told_to_nobody(told: Told) -> None:
-    figures = {"place": "the host", "used": 9, "limit": 100, "host": "b"}
-
-    told.voice.heard({"kind": "memory_used", "now": 3.0, **figures})
-
-    assert told.lines() == []
-    (record,) = told.records("memory_used")
-    assert {name: record[name] for name in figures} == figures
-
-
 def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
     told.error(2)
     assert told.lines() == []

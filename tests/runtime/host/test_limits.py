@@ -288,7 +288,6 @@ class Watched:
         self.use(500 * MIB)
         self.shared = (0, GIB)
         self.told: list[Message] = []
-        self.peaks: list[Message] = []
         self.saves = 0
         self.files = dict.fromkeys((1000, 1001, 1002, os.getpid()), (50, 1024))
         self.workers = [FakeWorker(worker, 1000 + worker) for worker in range(3)]
@@ -312,7 +311,7 @@ class Watched:
         self.host.write("sys/fs/cgroup/job/memory.events.local", oom=9, oom_kill=times)
 
     def _tell(self, event: Message) -> None:
-        (self.peaks if event["kind"] == "memory_used" else self.told).append(event)
+        self.told.append(event)
 
     def _save(self) -> None:
         self.saves += 1
@@ -351,16 +350,6 @@ def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     assert (event["used"], event["limit"]) == (950 * MIB, GIB)
     assert event["place"].endswith("/job" if resource == "memory" else "/dev/shm")
     assert watched.saves == 1
-
-
-def test_peak_of_memory_is_told_when_it_has_grown(watched: Watched) -> None:
-    for used in (500, 505, 530, 400, 535, 560, 700):
-        watched.use(used * MIB)
-        watched.poll(2)
-
-    assert [event["used"] // MIB for event in watched.peaks] == [500, 530, 560, 700]
-    assert {event["limit"] for event in watched.peaks} == {GIB}
-    assert all(event["place"].endswith("/job") for event in watched.peaks)
 
 
 def test_memory_that_fills_again_is_told_and_saved_again(watched: Watched) -> None:

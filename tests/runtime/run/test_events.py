@@ -139,7 +139,6 @@ TOLD: list[tuple[Event, str]] = [
         events.HostLost("b", "it is silent", (2, 3)),
         "host b was lost with workers 2 and 3: it is silent",
     ),
-    (events.MemoryUsed(used=5, limit=9, place="the host", host="b"), ""),
     (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
     (events.PreloadFailed("odd", "no such module"), ""),
     (events.PoolRestarted("signal SIGKILL"), ""),

@@ -1,1 +1,0 @@
-"""The report of a run as a page: one file of HTML that needs nothing else."""
