@@ -17,7 +17,6 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -186,15 +185,6 @@ class Pruner:
         self._known = KnownSteps(steps)
         self._bad = BadSteps(steps, marks)
         self._has_told_excess = False
-        self._removing = threading.Lock()
-
-    def protect(self, steps: Iterable[int]) -> None:
-        """Keep these steps, too, from now on, and those that were protected before no more.
-
-        Any thread may call it, also while a plan is carried out that was made before.
-        """
-        with self._removing:
-            self._retention = replace(self._retention, forever=frozenset(steps))
 
     def prune(self) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
@@ -242,11 +232,7 @@ class Pruner:
         self._remove(plan, reasons)
 
     def _remove(self, plan: PrunePlan, reasons: list[str]) -> None:
-        """Remove the steps of a plan, but for those that are protected by now."""
-        for step in plan.removed:
-            with self._removing:
-                if step not in self._retention.forever:
-                    hide_steps(self._store.disk, self._store.directory, (step,), reasons)
+        hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
         remove_hidden(self._store, reasons)
 
     def _limit(self) -> int | None:

@@ -66,14 +66,10 @@ class CheckpointStore:
         run_dir: Path,
         filesystem: FileSystem | None = None,
         key: SigningKey | None = None,
-        *,
-        first_stays: bool = True,
     ) -> None:
         self._run_dir = Path(run_dir)
         self.directory = self._run_dir / STORE_NAME
         self.key = key
-        self.first_stays = first_stays
-        """Whether a step stays that is saved again with another state, and the save is none."""
         self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
         self._making = threading.Lock()
@@ -243,9 +239,8 @@ class Staging:
 
         If the step is committed already and verifies, that checkpoint stays and this
         staging is removed; ``disk.downgrades`` tells if its state is another one.  A
-        damaged checkpoint is moved aside, and so is one that gives way, or one of another state
-        in a store in which the first save does not stay.  Raises ``CheckpointError`` if the new
-        checkpoint is not durable; then it was not saved.
+        damaged checkpoint is moved aside, and so is one that gives way.  Raises
+        ``CheckpointError`` if the new checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
@@ -330,9 +325,9 @@ class Staging:
         if found.gives_way and not manifest.gives_way:
             return False
         difference = tell_difference(self._store.scan(manifest.step), found, manifest)
-        if difference is not None and self._store.first_stays:
+        if difference is not None:
             self._disk.record_downgrade(difference)
-        return difference is None or self._store.first_stays
+        return True
 
     def _settle(self, target: Path, step: int) -> None:
         """Make the rename durable, or take it back: a failed save leaves no step behind.

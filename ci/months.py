@@ -86,15 +86,13 @@ def main() -> int:
     """Run the job; return 1 if anything has grown or went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--saves", type=int, default=5000)
-    parser.add_argument("--local", action="store_true", help="save to a local directory first")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-months-") as place:
-        return watch(Path(place), options.saves, has_local=options.local)
+        return watch(Path(place), options.saves)
 
 
-def watch(place: Path, saves: int, *, has_local: bool) -> int:
+def watch(place: Path, saves: int) -> int:
     """Train until so many saves are committed, and judge what was seen."""
-    local = ("--local-dir", str(place / "local"), "--drain-every", "7") if has_local else ()
     epochs = 40 * saves  # it is stopped before
     request = JobRequest(
         script=SCRIPT,
@@ -105,7 +103,7 @@ def watch(place: Path, saves: int, *, has_local: bool) -> int:
             *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
             *("--epochs", str(epochs), "--save-every", "1"),
         ],
-        options=["--threads", "1", *local],
+        options=["--threads", "1"],
     )
     found: dict[str, Series] = defaultdict(Series)
     began = time.monotonic()

@@ -182,7 +182,6 @@ class Bit(IntFlag):
     """I know of no failure of the checkpoint in flight."""
     FINITE = 32
     """My slice of the total holds no infinity and no NaN."""
-    NO_DRAIN_WANTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,6 @@ class Outcome:
     is_finite: bool
     is_save_wanted: bool
     is_stop_wanted: bool
-    is_drain_wanted: bool
     save: Bit
     """The two bits about the checkpoint in flight."""
 
@@ -202,7 +200,6 @@ SAVE_BITS = Bit.SETTLED | Bit.INTACT
 
 _STEP_OK, _FINITE, _SAVE_BITS = Bit.STEP_OK.value, Bit.FINITE.value, SAVE_BITS.value
 _NO_SAVE_WANTED, _NO_STOP_WANTED = Bit.NO_SAVE_WANTED.value, Bit.NO_STOP_WANTED.value
-_NO_DRAIN_WANTED = Bit.NO_DRAIN_WANTED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +208,6 @@ class Wishes:
 
     save: bool = False
     stop: bool = False
-    drain: bool = False
-    """A user waits for the save, so the run directory has to have it."""
 
 
 def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
@@ -225,8 +220,6 @@ def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
         flags |= _NO_SAVE_WANTED
     if not wishes.stop:
         flags |= _NO_STOP_WANTED
-    if not wishes.drain:
-        flags |= _NO_DRAIN_WANTED
     return flags
 
 
@@ -240,7 +233,6 @@ def outcome(flags: int) -> Outcome:
         is_finite=Bit.FINITE in bits,
         is_save_wanted=Bit.NO_SAVE_WANTED not in bits,
         is_stop_wanted=Bit.NO_STOP_WANTED not in bits,
-        is_drain_wanted=Bit.NO_DRAIN_WANTED not in bits,
         save=bits & SAVE_BITS,
     )
 

@@ -25,7 +25,6 @@ from holdfast.runtime.run import journal, run_directory
 from holdfast.runtime.run.lease import LeaseFile
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
 from holdfast.runtime.saving.held_save import Parts
-from holdfast.runtime.saving.local_level import LocalLevel
 from holdfast.runtime.training import consistency
 
 
@@ -141,7 +140,6 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-whole-record": Sabotage(
         _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
     ),
-    "no-drain": Sabotage(_with(LocalLevel, "drain", LocalLevel.drained), "calls", "local"),
     # whose it is
     "no-ownership": Sabotage(_without(Ownership, "prove"), "calls", "rivals"),
     "no-token": Sabotage(_with(RunDirectory, "lease_token", lambda _: ""), "calls", "rivals"),

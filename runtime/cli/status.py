@@ -276,8 +276,7 @@ def _saved(found: JobStatus) -> str:
     last = found.last_save
     if last is None:
         return "none yet"
-    place = "" if last.place is None else f", in the {last.place} only"
-    return f"step {last.step}, {progress.duration(last.age_s)} ago{place}"
+    return f"step {last.step}, {progress.duration(last.age_s)} ago"
 
 
 def _goodput(found: JobStatus) -> str:

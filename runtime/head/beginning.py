@@ -6,12 +6,10 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.progress import count
@@ -88,8 +86,6 @@ def _advice(setup: JobSetup) -> Iterator[str]:
             f"has {_in_words(options.argv)} now: what is trained already stays as it is; to "
             "train anew, give --fresh or another --run-dir"
         )
-    if _drains_nothing(options):
-        yield f"--drain-every {options.drain_every} does nothing without --local-dir"
     if "horovod" in ScriptSource.of(options.script).imported:
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
@@ -174,26 +170,12 @@ def _lost(step: int, setup: JobSetup) -> str:
     """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
     options, newest = setup.options, setup.saved_step
     places = str(RunDirectory(options.run_dir).checkpoints_path)
-    if options.local_dir is not None:
-        places += f" and in {options.local_dir} of this host"
     left = "none is left" if newest is None else f"step {newest} is the newest"
     begins = "begins at step 0" if newest is None else f"goes on from step {newest}"
     text = f"the journal knows of a checkpoint of step {step}, but {left} in {places}: training "
     if options.repair_from is not None:
         return f"{text}takes what {options.repair_from} has, or {begins}"
-    known = setup.lost_local_dir
-    if known is not None and known != str(options.local_dir):
-        return (
-            f"{text}{begins}; the job before had --local-dir {known}, which may have it: stop this "
-            "job, and give that option again"
-        )
     return f"{text}{begins}; if you have that checkpoint, stop the job and put it back"
-
-
-def _drains_nothing(options: JobOptions) -> bool:
-    """Return whether the user has said when to drain, and not from where."""
-    (default,) = (f.default for f in fields(options) if f.name == "drain_every")
-    return options.local_dir is None and options.drain_every != default
 
 
 def _is_resuming(setup: JobSetup) -> bool:

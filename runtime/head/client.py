@@ -41,7 +41,7 @@ from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
 from holdfast.runtime.run.files import BoundedCalls, answering
-from holdfast.runtime.run.find_run import moved_to, refuse_no_job
+from holdfast.runtime.run.find_run import moved_to, refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import count
@@ -236,7 +236,7 @@ def attach(run_dir: Path) -> int:
     """
     try:
         with answering(run_dir, say):
-            refuse_no_job(run_dir)
+            refuse_no_run(run_dir)
             is_copy = moved_to(RunDirectory(run_dir)) is not None
             found = None if is_copy else _found(RunDirectory(run_dir))
     except StoppedHeadEnded as ended:

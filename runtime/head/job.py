@@ -61,7 +61,7 @@ class Job:
         mpiexec, mpi_library: what starts the workers, and the name of the library it belongs to.
         preload: what its pools import.
         missing_modules: modules to preload that are not there; the user was told.
-        saved_step: the newest step of run directory and local directory, None without any.
+        saved_step: the newest step, None without any.
         struck: the faults of ``--inject`` that have struck in an earlier job of the run.
         limits: its time.
         lost_lines: the lines that the journal has not taken before the job had a head.
@@ -145,7 +145,6 @@ def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
         "threads": record.threads,
         "script": str(options.script),
         "argv": list(options.argv),
-        "local_dir": None if options.local_dir is None else str(options.local_dir),
         **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
         **({"options": list(options.told)} if options.told else {}),
     }

@@ -42,7 +42,7 @@ from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
-from holdfast.runtime.run.find_run import another_home, find_key, moved_to, other_home
+from holdfast.runtime.run.find_run import find_key, moved_to
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -87,13 +87,11 @@ class JobSetup:
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
     saved_step: int | None = None
-    """The newest step of run directory and local directory, None without any."""
+    """The newest step, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if none so new is left."""
-    lost_local_dir: str | None = None
     hosts_before: tuple[str, ...] = ()
     """The hosts that were named for the job before, with their slots."""
-    """The local directory of the job before, which may have that step."""
     is_without_locks: bool = False
     """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
@@ -218,7 +216,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         # --fresh has perhaps moved what another job has saved: that job must see so.
         lease.end(is_refused=not options.fresh)
         raise
-    return _with_local_steps(replace(setup, copied_from=copied_from))
+    return replace(setup, copied_from=copied_from)
 
 
 def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:
@@ -328,6 +326,9 @@ def _setup_in(
     threads = None if checked is None else checked.threads
     record, is_resumed = open_or_create_record(directory, options, key_file, threads)
     history = HistoryReader(directory.journal_path)
+    # Asked here: a list that fails just now ends the job here, and is no list without a step.
+    saved_step = directory.newest_step if directory.has_checkpoints else None
+    lost_step = _lost_step(history, saved_step) if is_resumed else None
     return JobSetup(
         options=options,
         record=record,
@@ -345,50 +346,13 @@ def _setup_in(
         key_file=key_file,
         history=history,
         cwd=Path.cwd(),
-        # Asked here: a list that fails just now ends the job here, and is no list without a step.
-        saved_step=directory.newest_step if directory.has_checkpoints else None,
+        saved_step=saved_step,
+        lost_step=lost_step,
+        hosts_before=history.history.hosts,
         is_without_locks=lease.is_renewed,
         set_aside=set_aside,
         checked_hosts=checked,
     )
-
-
-def _with_local_steps(setup: JobSetup) -> JobSetup:
-    """Return the setup with the steps of the local directory, which may hang by itself.
-
-    Raises ``UsageError`` if the local directory belongs to a copy of the run directory.
-    """
-    options, run_id, saved = setup.options, setup.record.run_id, setup.saved_step
-    local = options.local_run_dir(run_id)
-    try:
-        if local is not None:
-            with answering(local.parent, say, "local directory"):
-                there = _local_step(local, options.run_dir, run_id)
-            saved = max((step for step in (saved, there) if step is not None), default=None)
-        lost = _lost_step(setup.history, saved) if setup.is_resumed else None
-    except BaseException:
-        setup.journal.close()
-        setup.lease.end(is_refused=not options.fresh)
-        raise
-    before = setup.history.history
-    return replace(
-        setup,
-        saved_step=saved,
-        lost_step=lost,
-        lost_local_dir=before.local_dir,
-        hosts_before=before.hosts,
-    )
-
-
-def _local_step(local: Path, run_dir: Path, run_id: str) -> int | None:
-    """Return the newest step of the run in its local directory.
-
-    Raises ``UsageError`` if the local directory belongs to a copy of the run directory.
-    """
-    other = other_home(local, run_dir, run_id)
-    if other is not None:
-        raise UsageError(another_home(local.parent, other, run_dir))
-    return RunDirectory(local).newest_step
 
 
 def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:

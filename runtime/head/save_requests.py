@@ -26,8 +26,8 @@ class SaveWatch:
         self._is_training = False
         self._is_asked = False
         self._asked_at: float | None = None
-        self._steps_in_run: set[int] = set()
-        """Those that the run directory has taken, of this job."""
+        self._saved_steps: set[int] = set()
+        """Those of this job."""
         self._last_step: int | None = None
         """That of the training which has ended last; None once another one has begun."""
         self._step_of_worker: int | None = None
@@ -37,7 +37,7 @@ class SaveWatch:
     def asks(self) -> SaveWatch:
         """Return the state of another request, which knows what this one has seen."""
         watch = copy.copy(self)
-        watch._steps_in_run, watch._failures = set(self._steps_in_run), []
+        watch._saved_steps, watch._failures = set(self._saved_steps), []
         watch.saved, watch._asked_at, watch._is_asked = None, None, False
         return watch
 
@@ -70,8 +70,6 @@ class SaveWatch:
             case "checkpoint":
                 self._is_training = True
                 self._compare(record)
-            case "drained":
-                self._steps_in_run.add(record["step"])
             case "checkpoint_failed":
                 self._failed(str(record.get("reason")))
             case "completed" | "stopped":
@@ -80,9 +78,7 @@ class SaveWatch:
                 self._ended(record["now"])
 
     def _compare(self, record: Record) -> None:
-        if "place" in record:  # only the local directory has it, which goes with its host
-            return
-        self._steps_in_run.add(record["step"])
+        self._saved_steps.add(record["step"])
         if self._asked_at is not None and record["now"] - record["seconds"] >= self._asked_at:
             self._save(record["step"], record["now"])
 
@@ -107,7 +103,7 @@ class SaveWatch:
         """Take note of the job's end; the checkpoint of its last step can serve the request."""
         self.is_over, self._is_training = True, False
         step = self._last_step
-        if self._asked_at is not None and step is not None and step in self._steps_in_run:
+        if self._asked_at is not None and step is not None and step in self._saved_steps:
             self._save(step, now)
 
     def _save(self, step: int, now: float) -> None:

@@ -454,9 +454,8 @@ class LaunchPart:
                 hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
         step, text = answer["step"], None
         if is_durable:
-            text = self._failed_saves.succeeded(step, is_in_run="place" not in answer)
+            text = self._failed_saves.succeeded(step)
         elif not answer.get("is_expected"):
-            is_of_run = answer.get("is_of_run", False)
-            text = self._failed_saves.sentence(step, answer["reason"], is_of_run=is_of_run)
+            text = self._failed_saves.sentence(step, answer["reason"])
         if text is not None:
             self._notify(text)

@@ -19,7 +19,7 @@ from holdfast.checkpoint.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
-from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
+from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.host_list import read_hosts
@@ -39,7 +39,6 @@ from holdfast.runtime.options.option import (
     without_flag,
 )
 from holdfast.runtime.options.rate_scale import RULES
-from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.system.own_process import usable_cores
 
 _BOTH = (RUN, IMPORT)
@@ -70,14 +69,6 @@ def _check_schedule(text: str) -> None:
         parse_schedule(text)
     except RecoveryError as error:
         raise ValueError(str(error)) from error
-
-
-def _check_drain(text: str) -> None:
-    """Refuse a text that is neither a number of saves nor a time."""
-    with contextlib.suppress(RecoveryError):
-        if isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
-            return
-    raise ValueError(f"must be a number of saves (4), at least 1, or a time (10min), got {text!r}")
 
 
 def _check_memory(text: str) -> None:
@@ -264,18 +255,6 @@ class JobOptions:
         metavar="N",
         default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
-    local_dir: Path | None = _path(
-        "--local-dir",
-        "A disk of this host that takes every save first; the run directory gets some of them.",
-        metavar="DIR",
-    )
-    drain_every: str = option(
-        "--drain-every",
-        'Saves (4) or time ("10min") from one checkpoint of the run directory to the next.',
-        "10min",
-        metavar="WHEN",
-        check=_check_drain,
-    )
     repair_from: Path | None = _path(
         "--repair-from",
         "Another copy of the run directory, from which damaged checkpoints are mended.",
@@ -456,9 +435,6 @@ class JobOptions:
                 check_between_hosts(self.mca)
             except ValueError as error:
                 raise UsageError(f"--mca {error}") from error
-        if self.local_dir is not None and self.local_dir.is_relative_to(self.run_dir):
-            inside = f"--local-dir {self.local_dir} is in the run directory {self.run_dir}"
-            raise UsageError(f"{inside}; give one on another disk, such as /local")
         wanted, slots = self.workers + self.spares, total_slots(self.hosts)
         if self.hosts and wanted > slots:
             spares = f" with --spares {self.spares}" if self.spares else ""
@@ -467,15 +443,6 @@ class JobOptions:
                 f"{','.join(map(str, self.hosts))} have {slots}; ask for fewer workers, or name "
                 "more slots or hosts"
             )
-        if self.local_dir is not None and len(self.hosts) > 1:
-            raise UsageError(
-                f"--local-dir is the disk of one host, and --hosts names {len(self.hosts)}: leave "
-                "one of them out"
-            )
-
-    def local_run_dir(self, run_id: str) -> Path | None:
-        """Return the directory of a run below ``--local-dir``, None without one."""
-        return None if self.local_dir is None else self.local_dir / f"{LOCAL_PREFIX}{run_id}"
 
     @property
     def metrics(self) -> MetricsTerms | None:
@@ -525,7 +492,7 @@ class JobOptions:
 
 
 _TOLD_ELSEWHERE = frozenset(
-    {"run_dir", "workers", "spares", "microbatches", "seed", "threads", "local_dir", "hosts"}
+    {"run_dir", "workers", "spares", "microbatches", "seed", "threads", "hosts"}
     | {"again", "fresh"}
 )
 """Options with a place of their own in the record of a begin, and those that begin a job alone."""

@@ -21,7 +21,7 @@ from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
-from holdfast.runtime.run.find_run import refuse_local_directory, refuse_other_key
+from holdfast.runtime.run.find_run import refuse_other_key
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -63,9 +63,8 @@ def refuse_beforehand(
     there is a lease, its owner comes first: that job may be one to wait for, or to take over.
 
     Raises:
-        UsageError: what ``open_or_create_record`` raises, or it is the local directory of a run.
+        UsageError: what ``open_or_create_record`` raises.
     """
-    refuse_local_directory(directory.path)
     if not options.fresh and not os.path.lexists(directory.lease_path):
         _terms_in(directory, options, key_file)
 
@@ -256,7 +255,7 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
 
 
 _OF_COMPLETE_RUNS = (
-    *("argv", "initial", "key_file", "local_dir", "trains"),
+    *("argv", "initial", "key_file", "trains"),
     *("fit", "scale_batch", "scale_rate", "accept_batch_mixing"),
 )
 """Options by which the script of a complete run may do something else; others need a training."""

@@ -91,11 +91,6 @@ class WorkerConfig:
         return Ownership(self.run_dir, self.run_id, self.lease_token)
 
     @property
-    def local_directory(self) -> Path | None:
-        """Where saves of this host go first, None without ``--local-dir``."""
-        return self.options.local_run_dir(self.run_id)
-
-    @property
     def capacity(self) -> int:
         """Workers that hold microbatches; the others are spares."""
         return self.options.workers

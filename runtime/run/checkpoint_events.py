@@ -8,15 +8,14 @@ from holdfast.runtime.run import progress
 from holdfast.runtime.run.event_kinds import Count, ManySeconds, Seconds, event
 
 
-@event("checkpoint", is_told=False, listed="checkpoints", hidden=["place"])
+@event("checkpoint", is_told=False, listed="checkpoints")
 class Checkpoint(NamedTuple):
-    """A save is committed, so many seconds after it began; ``place`` is not the run directory."""
+    """A save is committed, so many seconds after it began."""
 
     step: Count
     seconds: Seconds
     bytes: Count
     generation: int | None
-    place: str | None = None
 
 
 @event("checkpoint_failed", listed="failed_checkpoints", hidden=["generation", "seconds"])
@@ -51,28 +50,6 @@ class SaveInterval(NamedTuple):
     generation: int | None = None
 
 
-@event("local_failed", is_told=False)
-class LocalFailed(NamedTuple):
-    """The local directory has not taken a save."""
-
-    step: Count
-    reason: str
-
-
-@event("drained", is_told=False)
-class Drained(NamedTuple):
-    """The run directory has a step of the local directory."""
-
-    step: Count
-
-
-@event("drain_failed", is_told=False)
-class DrainFailed(NamedTuple):
-    """No newer step has drained."""
-
-    reason: str
-
-
 @event("prune_failed", is_told=False)
 class PruneFailed(NamedTuple):
     """A name that may go is left, or an old step was not read again."""
@@ -98,13 +75,12 @@ class StoreRemoved(NamedTuple):
         return f"{self.directory} was removed, or its disk unmounted"
 
 
-@event("rejected", listed="rejected_checkpoints", hidden=["place"])
+@event("rejected", listed="rejected_checkpoints")
 class Rejected(NamedTuple):
-    """A restore has found a checkpoint invalid; ``place`` is not the run directory."""
+    """A restore has found a checkpoint invalid."""
 
     step: Count
     reason: str
-    place: str | None = None
 
     def words(self) -> str:
         return f"rejected the checkpoint of step {self.step}: {self.reason}"

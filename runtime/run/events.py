@@ -37,7 +37,6 @@ class JobStarted(NamedTuple):
     threads: int | None
     script: str | None
     argv: Texts | None
-    local_dir: str | None
     hosts: Texts | None = None
     """Those that were named, as they were; None if none was."""
     options: Texts | None = None

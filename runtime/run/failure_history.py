@@ -23,7 +23,7 @@ _HISTORY_WITHIN_S = 10.0
 
 _TELLING = (
     *("job_started", "job_ended", "journal_removed", "relaunch"),
-    *("rejected", "checkpoint", "drained", "mended"),
+    *("rejected", "checkpoint", "mended"),
 )
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
@@ -41,8 +41,6 @@ class RunHistory:
         self._began = self._last = began
         self.saved_step: int | None = None
         """The step of the newest checkpoint that a record has told of."""
-        self.local_dir: str | None = None
-        """The ``--local-dir`` of the last job, None if it had none."""
         self.hosts: tuple[str, ...] = ()
         """The hosts that were named for the last job, with their slots."""
 
@@ -69,8 +67,6 @@ class RunHistory:
             self.saved_step = record.get("step")
         self._failures += event == "relaunch" and record.get("is_renewal") is not True
         if event == "job_started":
-            local = record.get("local_dir")
-            self.local_dir = local if isinstance(local, str) else None
             hosts = record.get("hosts")
             self.hosts = tuple(map(str, hosts)) if isinstance(hosts, list) else ()
             self._failures += self._began is not None
@@ -85,10 +81,9 @@ class RunHistory:
 
     def _note_step(self, record: Record) -> None:
         event, step = record["event"], record.get("step")
-        is_local = "place" in record  # the run directory may have a sound one
-        if event == "rejected" and isinstance(step, int) and not is_local:
+        if event == "rejected" and isinstance(step, int):
             self._rejected.add(step)
-        elif event in ("checkpoint", "drained", "mended") and not is_local:
+        elif event in ("checkpoint", "mended"):
             self._rejected.discard(step)
 
     def _open_seconds(self, last: float | None) -> float:

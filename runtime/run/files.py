@@ -438,12 +438,8 @@ class BoundedCalls:
 
 
 @contextlib.contextmanager
-def answering(
-    path: Path, tell: Callable[[str], None], kind: str = "run directory"
-) -> Iterator[None]:
-    """Run the body, which asks the directory ``path``; end the process if it never answers.
-
-    ``kind`` says in messages which directory that is.
+def answering(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Run the body, which asks the run directory ``path``; end the process if it never answers.
 
     The body may hang in the kernel, so the end is ``os._exit``, with the exit code of a job
     that can be started again.
@@ -454,13 +450,13 @@ def answering(
         if Bound(TELLS_AFTER_S).wait(has_answered.wait):
             return
         tell(
-            f"the {kind} {path} has not answered for {TELLS_AFTER_S:.0f} s; waiting for its "
+            f"the run directory {path} has not answered for {TELLS_AFTER_S:.0f} s; waiting for its "
             f"disk, {GIVES_UP_AFTER_S:.0f} s at most"
         )
         if Bound(GIVES_UP_AFTER_S - TELLS_AFTER_S).wait(has_answered.wait):
             return
         tell(
-            f"the {kind} {path} has not answered for {GIVES_UP_AFTER_S:.0f} s: its disk "
+            f"the run directory {path} has not answered for {GIVES_UP_AFTER_S:.0f} s: its disk "
             "hangs; nothing was started, and nothing is known to be damaged; run again when it "
             "answers"
         )

@@ -1,8 +1,6 @@
 """Which run a path means: a run or none, one with another key, or a copy of a run.
 
 A path that is no run is refused in one sentence for all commands, with the runs that are near it.
-The directory that a run has below ``--local-dir`` holds checkpoints and no job's files.  So it
-is as good as a copy for commands that read checkpoints, and no place to ask for a job.
 
 A run keeps the key that it was begun with: its ``RUN.json`` holds the key's id.  So a
 job with another key, or without one, is refused before anything starts.  This check guards
@@ -11,18 +9,13 @@ against mistakes.  An attacker may change ``RUN.json``, but cannot sign a step b
 A copy of a run directory has its run's id.  A job makes its directory again when it is moved away.
 The lease names the directory that it was made in, so the moved one tells where the run is.
 
-A local directory has the name of its run's id.  Two copies must not share one: each job
-would restore the other's steps, and remove them.  So the first one that saves there writes down
-its path.  Another one may take it over if nothing of the run is at that path any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,26 +24,17 @@ from holdfast.checkpoint.signature import KeyFile, SigningKey
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import (
     BoundedCalls,
-    create_durably,
     is_there,
-    move,
-    read_at_most,
     refusal,
-    sync_names,
 )
 from holdfast.runtime.run.lease import directory_in
-from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory
 
-_HOME_NAME = "run-directory"
-_LARGEST_HOME_BYTES = 1 << 15
 _MOST_NAMED = 3
 _MOST_LISTED = 10
 
 _MOST_ENTRIES = 1000
 """Of a folder that is looked through: a sentence must not take long."""
-
-_LOCAL_NAME = re.compile(rf"{re.escape(LOCAL_PREFIX)}([0-9a-f]{{16}})")
-"""As ``RunRecord.new_id`` makes the id: other names with this prefix are the user's."""
 
 
 def no_run(path: Path) -> str | None:
@@ -78,25 +62,9 @@ def refuse_no_run(path: Path) -> None:
     Raises:
         UsageError: it is none; one sentence says why.
     """
-    _refuse(no_run(path))
-
-
-def no_job(path: Path) -> str | None:
-    """Return why no job can be found at ``path``; None if it is a run directory.
-
-    Raises:
-        RunUnreadable: that cannot be told just now.
-    """
-    return no_run(path) or _local_directory(path)
-
-
-def refuse_no_job(path: Path) -> None:
-    """Refuse a path at which no job can be found.
-
-    Raises:
-        UsageError: it is no run directory; one sentence says why.
-    """
-    _refuse(no_job(path))
+    sentence = no_run(path)
+    if sentence is not None:
+        raise UsageError(sentence)
 
 
 def the_run_here(command: str) -> Path:
@@ -131,34 +99,6 @@ def runs_below(folder: Path) -> Iterator[Path]:
             yield Path(place)
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-
-
-def refuse_local_directory(path: Path) -> None:
-    """Refuse the local directory of a run for another run: its steps are that run's.
-
-    Raises:
-        UsageError: it is one; the sentence names the run.
-    """
-    _refuse(_local_directory(path))
-
-
-def _refuse(sentence: str | None) -> None:
-    if sentence is not None:
-        raise UsageError(sentence)
-
-
-def _local_directory(path: Path) -> str | None:
-    """Return, in words, that ``path`` is the local directory of a run; None if it is not."""
-    found = _LOCAL_NAME.fullmatch(Path(os.path.abspath(path)).name)
-    directory = RunDirectory(path)
-    if found is None or _is_owned(directory) or not _has(path, directory.checkpoints_path):
-        return None
-    home = _home_of(path)
-    wanted = "the run directory of that run" if home is None else f"its run directory, {home}"
-    return (
-        f"{path} is the local directory of run {found[1]}: its checkpoints here are seen by "
-        f"`holdfast inspect` and `holdfast verify`, and for all else give {wanted}"
-    )
 
 
 def _is_owned(directory: RunDirectory) -> bool:
@@ -198,10 +138,8 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Return whether a job has begun a run here, or keeps local checkpoints of one."""
-    run = RunDirectory(folder)
-    is_local = folder.name.startswith(LOCAL_PREFIX) and os.path.lexists(run.checkpoints_path)
-    return is_local or os.path.lexists(run.record_path)
+    """Return whether a job has begun a run here."""
+    return os.path.lexists(RunDirectory(folder).record_path)
 
 
 def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
@@ -289,45 +227,6 @@ def moved_to(directory: RunDirectory) -> Path | None:
     calls.run(poll)
     calls.close(0.0)
     return found[0] if found else None
-
-
-def claim(local: Path, run_dir: Path) -> None:
-    """Write down that ``local`` belongs to ``run_dir``, unless it says so already.
-
-    Raises ``OSError`` if it cannot be written.
-    """
-    if _home_of(local) == run_dir:
-        return
-    path, draft = local / _HOME_NAME, local / f".{_HOME_NAME}"
-    draft.unlink(missing_ok=True)
-    create_durably(draft, json.dumps({"run_dir": str(run_dir)}).encode() + b"\n")
-    move(draft, path)
-    sync_names(local)
-
-
-def other_home(local: Path, run_dir: Path, run_id: str) -> Path | None:
-    """Return the other directory of the run that ``local`` belongs to, None if there is none."""
-    home = _home_of(local)
-    if home is None or home == run_dir:
-        return None
-    with contextlib.suppress(OSError, UsageError):
-        return home if _is_copy(home, run_dir, run_id) else None
-    return None
-
-
-def another_home(local_dir: Path, other: Path, run_dir: Path) -> str:
-    """Return in words why a run directory cannot have a local directory."""
-    return (
-        f"--local-dir {local_dir} holds the checkpoints of {other}, and {run_dir} is a copy of "
-        "that run; give another --local-dir"
-    )
-
-
-def _home_of(local: Path) -> Path | None:
-    """Return the path that ``local`` names, None without one that can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Path(json.loads(read_at_most(local / _HOME_NAME, _LARGEST_HOME_BYTES))["run_dir"])
-    return None
 
 
 def _is_copy(place: Path, run_dir: Path, run_id: str) -> bool:

@@ -61,7 +61,7 @@ TAIL_BYTES = 1 << 20
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)
-_OF_STEPS = frozenset({"step", "checkpoint", "drained", "completed", "stopped"})
+_OF_STEPS = frozenset({"step", "checkpoint", "completed", "stopped"})
 _LARGEST_MANIFEST_BYTES = 256 << 20
 
 

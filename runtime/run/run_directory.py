@@ -68,9 +68,6 @@ from holdfast.runtime.run.lease import (
 from holdfast.runtime.system.codec import WrongValue, from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import Stillness
 
-LOCAL_PREFIX = "holdfast-"
-"""Of the name of a run's own directory on a local disk; its id follows."""
-
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
@@ -432,17 +429,17 @@ class RunDirectory:
         )
 
 
-def make_durably(path: Path, mode: int = 0o777) -> None:
+def make_durably(path: Path) -> None:
     """Make a directory and all that it lies in, and sync the name of each new one.
 
     Raises ``OSError`` if it cannot be made.
     """
     missing = [level for level in (path, *path.parents) if not level.exists()]
     for level in reversed(missing):
-        level.mkdir(mode, exist_ok=True)
+        level.mkdir(exist_ok=True)
         with contextlib.suppress(OSError):  # a file system that cannot is told of by the first save
             sync(level.parent)
-    path.mkdir(mode, exist_ok=True)
+    path.mkdir(exist_ok=True)
 
 
 _PROOFS: list[Callable[[], None]] = []

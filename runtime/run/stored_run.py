@@ -19,7 +19,7 @@ from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import entries_of, last_of
 from holdfast.runtime.run.find_run import find_key, key_in, refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
-from holdfast.runtime.run.run_directory import LOCAL_PREFIX, Ownership, RunDirectory
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
 _MOST_STEPS = 10
 
@@ -76,10 +76,7 @@ class StoredRun:
             saved = last_of(entries_of(reader.read()), Checkpoint)
         if saved is None:
             return "its run has saved none yet"
-        where = f"only the job's --local-dir had, in {LOCAL_PREFIX}{self.run_id} there"
-        return f"its journal knows of step {saved.event.step}, which " + (
-            where if saved.event.place is not None else "was removed"
-        )
+        return f"its journal knows of step {saved.event.step}, which was removed"
 
     def step(self, wanted: int | None) -> int:
         """Return ``wanted`` if the run has that step; None means the newest step.

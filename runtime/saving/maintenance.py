@@ -2,55 +2,26 @@
 
 It belongs to the committer, and has a thread of its own, so no save waits for it.  What it
 reads, it reads at a bounded rate: saves and restores go first.
-
-A drain may be of the step that the last save of a job puts into the run directory as well: they
-take turns (`StepsInHand`).  Different steps wait for each other as little as possible, since either
-disk may hang.  Invariant: room is made while nobody begins a step, and spares what is staged of
-those in hand.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
-from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused
+from holdfast.checkpoint.filesystem import PacedFileSystem
 from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
-from holdfast.runtime.run.checkpoint_events import (
-    Drained,
-    DrainFailed,
-    PruneFailed,
-)
+from holdfast.runtime.run.checkpoint_events import PruneFailed
 from holdfast.runtime.run.entries import record
-from holdfast.runtime.saving.local_level import LocalLevel
-from holdfast.runtime.saving.mending import Report, tell_removal
+from holdfast.runtime.saving.mending import Report
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 _SPACE = "--keep-space"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a new step is: in the local directory, in the run directory, or in both."""
-
-    is_local: bool
-    is_run: bool
-
-    @property
-    def is_anywhere(self) -> bool:
-        """Whether any directory has it."""
-        return self.is_local or self.is_run
-
-
-NOWHERE = Places(is_local=False, is_run=False)
 
 
 class CheckpointMaintenance:
@@ -74,29 +45,15 @@ class CheckpointMaintenance:
         self._steps = OwnSteps(store, plan.run_id)
         self._pruner = Pruner(self._steps, plan.retention, self._marks)
         self._generation = plan.config.generation
-        self._nbytes = plan.layout.nbytes
-        self.local = self._local_level(plan)
-        self.in_hand = StepsInHand()
         self._thread = DaemonExecutor(1, "holdfast-care")
         self._asking = threading.Lock()
         self._asked = 0
         """How often the care still has to look at old steps."""
         self._ask()
 
-    def _local_level(self, plan: SavePlan) -> LocalLevel | None:
-        directory = plan.config.local_directory
-        if directory is None:
-            return None
-        run = plan.open_store(LocalFileSystem(plan.run_dir, self._prove))
-        run.disk.watch(self._report.disk_moved)
-        fence = self._prove_that_it_goes_on
-        level = LocalLevel(directory, plan.drain_every, run, plan.run_id, fence, plan.unsound)
-        level.store.disk.watch(self._report.disk_moved)
-        return level
-
-    def committed(self, step: int, places: Places) -> None:
+    def committed(self, step: int) -> None:
         """Prune; ``step`` is new."""
-        self._thread.submit(self._heard, self._note, step, places)
+        self._thread.submit(self._heard, self._forget, step)
         self._ask()
 
     def make_room(self, needed: int, save: StagingName) -> None:
@@ -128,7 +85,7 @@ class CheckpointMaintenance:
             self._asked -= 1
             is_last = self._asked == 0
         if is_last:
-            self._tidy()
+            self._tell_left(self._pruned())
 
     def _heard(self, work: Callable[..., None], *arguments: object) -> None:
         """Do a piece of work; an error that nobody expects is told, and the next one follows."""
@@ -139,79 +96,17 @@ class CheckpointMaintenance:
 
     def _prove(self) -> None:
         """Raise ``CommitRefused`` if this care may change nothing any more."""
-        self._prove_that_it_goes_on()
-        self._ownership.prove()
-
-    def _prove_that_it_goes_on(self) -> None:
         if self._is_given_up:
             raise CommitRefused("the care of old steps has ended; the next one begins anew")
-
-    def _note(self, step: int, places: Places) -> None:
-        now = time.monotonic()
-        if self.local is not None and places.is_local:
-            self.local.committed(step, now)
-        if places.is_run:
-            self._forget(step)
-            if self.local is not None:
-                self.local.drained(step, now)
-                self._tell_left(() if places.is_local else self.local.put_elsewhere(step))
+        self._ownership.prove()
 
     def _forget(self, step: int) -> None:
         self._marks.forget(step)
         self._steps.forget(step)
 
-    def _drain(self, local: LocalLevel, step: int) -> None:
-        """Drain a step; if the run directory is full, make room and try once more."""
-        try:
-            self._put(local, step)
-        except StorageFailed as failure:
-            if not failure.is_full:
-                raise
-            self._make_room(self._nbytes, StagingName(step, self._generation, 1))
-            self._put(local, step)
-        self._forget(step)
-        record(self._report, Drained(step=step))
-
-    def _put(self, local: LocalLevel, step: int) -> None:
-        with self.in_hand.putting(StagingName(step, self._generation, 1)):
-            local.drain(step, time.monotonic())
-
-    def _drain_if_due(self, local: LocalLevel, now: float) -> None:
-        """Drain the newest step; a failure is told, and saves go on."""
-        while self._wants_an_older_one(local, now):
-            pass
-        if local.take_removal():
-            tell_removal(self._report, self._store, local.drained_step)
-
-    def _wants_an_older_one(self, local: LocalLevel, now: float) -> bool:
-        """Drain the newest step if that is due; return whether it is damaged and passed over."""
-        step = None
-        try:
-            step = local.newest() if local.is_due(now) else None
-            if step is not None:
-                self._drain(local, step)
-        except (CheckpointError, MemoryError, RuntimeError) as error:
-            self._tell_undrained(error)
-            return step is not None and local.passes_over(step, error)
-        return False
-
-    def _tell_undrained(self, error: Exception) -> None:
-        if self._is_given_up:  # the next care drains
-            return
-        record(self._report, DrainFailed(reason=str(error)))
-        self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
-
-    def _tidy(self) -> None:
-        if self.local is not None:
-            now = time.monotonic()
-            self._drain_if_due(self.local, now)
-            self._tell_left(self.local.prune(now, self._generation))
-        self._tell_left(self._pruned())
-
     def _make_room(self, needed: int, save: StagingName) -> None:
         try:
-            with self.in_hand.making_room() as others:
-                reasons = self._pruner.make_room(needed, save.generation, (save, *others))
+            reasons = self._pruner.make_room(needed, save.generation, (save,))
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
         self._tell_left(reasons)
@@ -229,40 +124,3 @@ class CheckpointMaintenance:
             return left + self._store.clean_staging(self._generation)
         except CheckpointError as error:  # the directory is another job's now
             return (str(error),)
-
-
-class StepsInHand:
-    """Lets one thread at a time put a step, and none begin while room is made."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._saves: dict[int, StagingName] = {}
-        self._is_making_room = False
-
-    @contextlib.contextmanager
-    def putting(self, save: StagingName) -> Iterator[None]:
-        """Put a step in the block, once no other thread does so."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: save.step not in self._saves and not self._is_making_room
-            )
-            self._saves[save.step] = save
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._saves[save.step]
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def making_room(self) -> Iterator[tuple[StagingName, ...]]:
-        """Make room in the block; yields the saves in hand, whose staging has to stay."""
-        with self._changed:
-            self._is_making_room = True
-            saves = tuple(self._saves.values())
-        try:
-            yield saves
-        finally:
-            with self._changed:
-                self._is_making_room = False
-                self._changed.notify_all()

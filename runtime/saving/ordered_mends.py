@@ -57,9 +57,7 @@ class Mends(Protocol):
 def mends_of(context: WorkerContext, memory: AgentMemory) -> Mends:
     """Return the mends of a run: by the host's writer, or here if there is no agent."""
     config, report = context.config, ContextReport(context)
-    store, local = context.open_store(), config.local_directory
-    nearby = mirrors(store, local if local and local.is_dir() else None, config.run_id)
-    copies = (*nearby, *mirrors(store, config.options.repair_from, config.run_id))
+    copies = mirrors(context.open_store(), config.options.repair_from, config.run_id)
     if context.ask_agent is None:
         return Mender(report, copies)
     return OrderedMends(config, context.ask_agent, (memory, *copies), report)

@@ -27,13 +27,10 @@ from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
 from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout
-from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.find_run import key_in, other_home
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.codec import encode
-from holdfast.runtime.worker.context import WorkerContext
 
 _MODES = ("min", "max")
 
@@ -87,13 +84,6 @@ class SavePlan:
         space = None if asked is None else Space.parse(asked)
         return dataclasses.replace(self.terms.retention, space=space)
 
-    @property
-    def drain_every(self) -> EverySteps | EverySeconds:
-        """How many saves, or how much time, lie between two drains of a local directory."""
-        found = parse_schedule(self.config.options.drain_every)
-        assert isinstance(found, EverySteps | EverySeconds)  # the options have checked it
-        return found
-
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given.
 
@@ -139,8 +129,6 @@ class SaveTicket:
     attempt: int
     parts: int
     began: float
-    needs_run_directory: bool = False
-    """Whether the run directory has to have it: the job ends with it, or a user waits for it."""
     buffer: int = 0
     layout: str = ""
     """The name of the memory that it lies in, "" for a worker's own."""
@@ -223,14 +211,3 @@ def _best_of(keep_best: object) -> Best:
         f'keep_best must be a metric and "min" or "max", such as ("val_loss", "min"), '
         f"got {keep_best!r}; change the script"
     )
-
-
-def local_store(context: WorkerContext) -> CheckpointStore | None:
-    """Return the checkpoints in the local directory, None if this host has none for the run."""
-    config = context.config
-    directory = config.local_directory
-    if directory is None or not directory.is_dir():
-        return None
-    if other_home(directory, config.run_dir, config.run_id) is not None:
-        return None
-    return CheckpointStore(directory, key=key_in(config.key_file))

@@ -94,15 +94,11 @@ class Saver:
         """Generation, part and parts."""
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
-        self._is_asked = False
-        """Whether a user waits for a save, which then has to be in the run directory."""
         self._is_repeated = False
         """Whether the save in flight is of a state whose save a death has cut off."""
         self._lost_version: int | None = None
         """The state whose save a death has cut off, if no other one was begun since."""
         self._attempt = 0
-        self.local_step: int | None = None
-        """The saved step, if the run directory may not have it yet."""
         self.is_unfinished = False
         """Whether the saved state of ``saved_step`` lacks what follows the step: a validation,
         callbacks.  The state after them has to be saved as well."""
@@ -122,7 +118,7 @@ class Saver:
 
     def has(self, cursor: Cursor) -> bool:
         """Return whether the run directory holds the state of ``cursor``, with all that follows."""
-        return self.saved_step == cursor.step != self.local_step and not self.is_unfinished
+        return self.saved_step == cursor.step and not self.is_unfinished
 
     @property
     def is_busy(self) -> bool:
@@ -135,14 +131,11 @@ class Saver:
 
         One that is repeated may be there already, with a record from before the request.
         """
-        has_local = self._context.config.options.local_dir is not None
-        goes_far = self._flight is not None and (self._flight.needs_run_directory or not has_local)
-        return goes_far and not self._is_repeated
+        return self._flight is not None and not self._is_repeated
 
     def want(self, agreed: Outcome) -> None:
         """Remember that a checkpoint is wanted, by the clock or by a user."""
         self._is_wanted = self._is_wanted or agreed.is_save_wanted
-        self._is_asked = self._is_asked or agreed.is_drain_wanted
 
     def is_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips it."""
@@ -166,25 +159,20 @@ class Saver:
         cursor: Cursor,
         state: Callable[[], Tensors],
         fields: Mapping[str, object] = _NO_FIELDS,
-        *,
-        is_last: bool = False,
     ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
         Returns whether a save was begun; at most one is in flight.  The manifest's cursor
-        will hold ``fields``, a JSON object.  The job ends with the last one.
+        will hold ``fields``, a JSON object.
         """
         if self._flight is not None:
             return False
         self._attempt = next(self._context.saves)
-        needs_run_directory = is_last or self._is_asked
         self._is_repeated = self.has_lost(cursor)
-        self._is_wanted = self._is_asked = False
+        self._is_wanted = False
         self._lost_version = None
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
-            self._flight = self._launch(
-                cursor, state(), fields, needs_run_directory=needs_run_directory
-            )
+            self._flight = self._launch(cursor, state(), fields)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -234,7 +222,6 @@ class Saver:
         self._check.world_changed()
         if self._flight is not None:
             self._lost_version = self._flight.version
-            self._is_asked = self._is_asked or self._flight.needs_run_directory
             self._flight = None
             self._is_wanted = True
 
@@ -249,11 +236,9 @@ class Saver:
 
     def share_saved_step(self, source: int) -> None:
         """Tell all members the newest step that rank ``source`` knows to be on the disk."""
-        local = _NOTHING_SAVED if self.local_step is None else self.local_step
-        steps = np.array([self.saved_step, local], np.int64)
-        self._membership.communicator.broadcast(steps, source)
-        self.saved_step, local = map(int, steps)
-        self.local_step = None if local == _NOTHING_SAVED else local
+        step = np.array([self.saved_step], np.int64)
+        self._membership.communicator.broadcast(step, source)
+        self.saved_step = int(step[0])
 
     def prepare(self, state: Callable[[], Tensors]) -> None:
         """Take the memory for saves of this world ahead of the first one, if this worker saves."""
@@ -284,7 +269,7 @@ class Saver:
         """
         self._prepare(order.part, order.parts, lambda: state)
         self._attempt = order.attempt
-        ticket = self._ticket(step, order.parts, needs_run_directory=True)
+        ticket = self._ticket(step, order.parts)
         mine = self._copied(SaveRequest(ticket, order.part, fields), state)
         digest_then(state, mine.hand_over, is_alone=order.parts == 1)
         mine.compared()
@@ -314,36 +299,21 @@ class Saver:
         first = replace(config, worker=config.workers[0])
         return SavePlan(first, layout, self._terms, frozenset(self._context.unsound))
 
-    def _launch(
-        self,
-        cursor: Cursor,
-        state: Tensors,
-        fields: Mapping[str, object],
-        *,
-        needs_run_directory: bool,
-    ) -> SaveInFlight:
+    def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
         mine: PendingSave = NothingToSave()
         if self._part is not None:
             part, parts = self._part
-            ticket = self._ticket(cursor.step, parts, needs_run_directory=needs_run_directory)
-            mine = self._copied(SaveRequest(ticket, part, fields), state)
+            request = SaveRequest(self._ticket(cursor.step, parts), part, fields)
+            mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
-        began = witnessed_s()
-        return SaveInFlight(
-            cursor.step,
-            cursor.version,
-            nbytes,
-            mine,
-            began,
-            needs_run_directory=needs_run_directory,
-        )
+        return SaveInFlight(cursor.step, cursor.version, nbytes, mine, witnessed_s())
 
-    def _ticket(self, step: int, parts: int, *, needs_run_directory: bool) -> SaveTicket:
+    def _ticket(self, step: int, parts: int) -> SaveTicket:
         launch, world = self._context.config.generation, self._membership.world.generation
         began = time.monotonic()
-        return SaveTicket(launch, world, step, self._attempt, parts, began, needs_run_directory)
+        return SaveTicket(launch, world, step, self._attempt, parts, began)
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""
@@ -356,8 +326,6 @@ class Saver:
         self._flight = None
         self._failures.clear()
         self.saved_step, self.is_unfinished = flight.step, False
-        if self._context.config.options.local_dir is not None:
-            self.local_step = None if flight.needs_run_directory else flight.step
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
             self._context.tell_agent(
@@ -393,7 +361,6 @@ class SaveInFlight:
     began: float
     """When its copy was whole, in seconds that this process has witnessed."""
     phase: SavePhase = SavePhase.WRITING
-    needs_run_directory: bool = False
     is_compared: bool = False
     """Whether all workers were found to have the same state."""
 

@@ -225,11 +225,9 @@ class HostWriter:
             nbytes = self._commit_held(save)
         except (CheckpointError, OSError) as error:
             self._record_failure(ticket, str(error))
-            # A local directory that fails is no failure: the run directory takes the save.
-            is_of_run = ticket.needs_run_directory or isinstance(error, StorageFailed)
-            self._answer(ticket, "unsaved", reason=str(error), is_of_run=is_of_run)
+            self._answer(ticket, "unsaved", reason=str(error))
             return
-        self._answer(ticket, "saved", bytes=nbytes, **self._ready().place)
+        self._answer(ticket, "saved", bytes=nbytes)
 
     def _hold(self, parts: Parts) -> HeldSave:
         """Return the complete save, which replaces an older one in the same buffer."""

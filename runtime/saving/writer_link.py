@@ -338,8 +338,7 @@ def _key(message: Message) -> _Key:
 
 def _unsaved(save: Message, reason: str) -> Message:
     """Return the answer to a save that no writer has answered, with the fields of its parts."""
-    is_of_run = save.get("needs_run_directory", False)
-    return {**save, "kind": "unsaved", "reason": reason, "is_of_run": is_of_run}
+    return {**save, "kind": "unsaved", "reason": reason}
 
 
 def _no_answer(kind: str, reason: str) -> Message:
@@ -497,19 +496,13 @@ def _split(message: Message) -> tuple[Message, tuple[int, ...]]:
 
 
 class FailedSaves:
-    """The failures since the last save that succeeded; a reason is told in full once.
-
-    A failure of the run directory lasts until that takes a save: the local directory may take
-    all others meanwhile.
-    """
+    """The failures since the last save that succeeded; a reason is told in full once."""
 
     def __init__(self) -> None:
         self._reason = ""
-        self._is_of_run = False
 
-    def sentence(self, step: int, reason: str, *, is_of_run: bool) -> str:
-        """Return the line of a save that has failed; ``is_of_run``: in the run directory."""
-        self._is_of_run |= is_of_run
+    def sentence(self, step: int, reason: str) -> str:
+        """Return the line of a save that has failed."""
         # Paths in it name step and attempt.
         kind = _NUMBER.sub("0", reason)
         is_known, self._reason = kind == self._reason, kind
@@ -517,9 +510,7 @@ class FailedSaves:
             return f"the checkpoint of step {step} failed for the same reason"
         return f"the checkpoint of step {step} failed: {reason}"
 
-    def succeeded(self, step: int, *, is_in_run: bool) -> str | None:
+    def succeeded(self, step: int) -> str | None:
         """Take note of a save that succeeded; return the line if it ends failures."""
-        if self._is_of_run and not is_in_run:
-            return None
-        had_failed, self._reason, self._is_of_run = bool(self._reason), "", False
+        had_failed, self._reason = bool(self._reason), ""
         return f"checkpoints are saved again, from step {step} on" if had_failed else None

@@ -24,7 +24,7 @@ from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
-from holdfast.runtime.run.find_run import moved_to, no_job
+from holdfast.runtime.run.find_run import moved_to, no_run
 from holdfast.runtime.run.lease import directory_in, has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
@@ -354,7 +354,7 @@ class _Order:
 
         A job that is just starting is waited for, and one whose head was lost and replaced.
         """
-        reason = no_job(self._directory.path)
+        reason = no_run(self._directory.path)
         if reason is not None:
             raise NotSaved(reason)
         self._order = order

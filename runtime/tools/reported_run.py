@@ -15,7 +15,7 @@ from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.entries import Entry, last_of, read_on
 from holdfast.runtime.run.events import JobStarted
-from holdfast.runtime.run.find_run import refuse_no_job
+from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.tools.living_job import Life, life_of
@@ -74,7 +74,6 @@ class ReportedRun:
                 ("arguments", " ".join(started.argv or ())),
                 ("workers", started.workers),
                 ("spares", started.spares),
-                ("local directory", started.local_dir),
                 ("hosts", " ".join(started.hosts or ())),
                 *(option.partition(" ")[::2] for option in started.options or ()),
             ]
@@ -116,7 +115,7 @@ def read_reported_run(run_dir: Path) -> ReportedRun:
     Raises:
         UsageError: the directory holds no run, or its journal cannot be read.
     """
-    refuse_no_job(run_dir)
+    refuse_no_run(run_dir)
     directory = RunDirectory(run_dir)
     entries: list[Entry[Any]] = []
     read_on(directory, JournalReader(directory.journal_path).read, entries)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.run.checkpoint_events import Checkpoint, Drained
+from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, completed_step, last_of, of, read_on
 from holdfast.runtime.run.events import (
     Completed,
@@ -29,7 +29,7 @@ from holdfast.runtime.run.events import (
     Stopped,
     WorldBegan,
 )
-from holdfast.runtime.run.find_run import refuse_no_job
+from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace, next_save_of
 from holdfast.runtime.run.progress import (
@@ -87,7 +87,7 @@ class StatusSource:
         Raises:
             UsageError: the directory holds no run, or its files cannot be read.
         """
-        refuse_no_job(self._directory.path)
+        refuse_no_run(self._directory.path)
         self._directory.load_record()  # one that makes no sense is refused
         answer = self._socket.ask()
         life, words = find_life(self._directory, answer)
@@ -120,14 +120,10 @@ def ending_of(job: Entries, life: Life, words: str) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class LastSave:
-    """The newest checkpoint of the journal, and its age in seconds.
-
-    ``place`` is where it is, None for the run directory.
-    """
+    """The newest checkpoint of the journal, and its age in seconds."""
 
     step: int
     age_s: float
-    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +283,7 @@ def _last_save(entries: Entries, wall: float) -> LastSave | None:
     saved = last_of(entries, Checkpoint)
     if saved is None:
         return None
-    newest = next(e.event for e in reversed(entries) if isinstance(e.event, (Checkpoint, Drained)))
-    has_drained = isinstance(newest, Drained) and newest.step == saved.event.step
-    place = None if has_drained else saved.event.place
-    return LastSave(saved.event.step, max(0.0, wall - saved.time), place)
+    return LastSave(saved.event.step, max(0.0, wall - saved.time))
 
 
 def _next_save(

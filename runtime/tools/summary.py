@@ -72,7 +72,6 @@ def summarize(entries: Entries) -> Report:
     ended = last_of(jobs[-1], JobEnded) if jobs else None
     goodput = goodput_of(entries) if jobs else None
     computed = {
-        "checkpoints": _put_once(entries),
         "failures": tuple(_failures(entries)),
         "recoveries": tuple(recovery for job in jobs for recovery in _recoveries(job)),
         "relaunches": tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
@@ -110,15 +109,6 @@ def _listed(entries: Entries) -> dict[str, Any]:
         if kind is not None and kind.listed is not None:
             found[kind.listed].append(entry.event)
     return {name: tuple(events) for name, events in found.items()}
-
-
-def _put_once(entries: Entries) -> tuple[Checkpoint, ...]:
-    """Leave out the saves of a local directory that the run directory has taken as well."""
-    saves = [entry.event for entry in of(entries, Checkpoint)]
-    lasting = {(save.step, save.generation) for save in saves if save.place is None}
-    return tuple(
-        save for save in saves if save.place is None or (save.step, save.generation) not in lasting
-    )
 
 
 def _repeated(jobs: Sequence[Entries], steps: Sequence[Step]) -> tuple[str, ...]:

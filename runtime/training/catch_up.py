@@ -104,7 +104,6 @@ class NewestState:
             restored = restore.run(communicator, cursor)
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
-                self._saver.local_step = restore.local_step
                 cursor_saved = restored.manifest.cursor
                 self._state.restored(restored.manifest.step, cursor_saved)
                 due = Due.of(cursor_saved)

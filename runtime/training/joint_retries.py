@@ -59,12 +59,9 @@ class Target:
     is_in_memory: bool = False
     needs_advice: bool = False
     """Whether nothing but the user can mend the step."""
-    place: str = ""
-    """The local directory, if it is read there: the run directory may have a sound one."""
 
     def __str__(self) -> str:
-        what = "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
-        return f"{what} in {self.place}" if self.place else what
+        return "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +132,9 @@ class JointRetries:
             self.unread.pop(target.step, None)
             if trouble is not None and trouble.finding.is_unread:
                 self.unread[target.step] = trouble
-            if not target.place:
-                self.damaged.discard(target.step)
-                if trouble is not None and trouble.is_damage:
-                    self.damaged.add(target.step)
+            self.damaged.discard(target.step)
+            if trouble is not None and trouble.is_damage:
+                self.damaged.add(target.step)
         return trouble is None
 
     def insist(self, communicator: Communicator, attempt: Callable[[], None]) -> None:
@@ -230,8 +226,7 @@ class JointRetries:
         reason = trouble.reason
         step: Any = target.step  # the list of checkpoints has none: readers leave its line out
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
-            found = Rejected(step=step, reason=reason, place=target.place or None)
-            record(self._context.journal, found)
+            record(self._context.journal, Rejected(step=step, reason=reason))
             self._context.warn(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
             return
         unread = Unreadable(

@@ -384,7 +384,7 @@ class TrainingLoop:
                 return StepEvent.SETTLED
             if can_save:
                 self._saver.give_up_if_hopeless(cursor)
-                self._begin_save(is_last=True)
+                self._begin_save()
         self._saver.wait(_POLL_S)
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
         agreed = outcome(self._membership.communicator.agree(flags))
@@ -423,15 +423,13 @@ class TrainingLoop:
         else:
             self._saver.verify(cursor, lambda: self._state.tensors(cursor))
 
-    def _begin_save(self, *, is_last: bool = False) -> None:
+    def _begin_save(self) -> None:
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
         # A request that comes during the copy wants a newer state than this one.
         asked, now = self._context.page.asked(RequestFlag.SAVE), time.monotonic()
         self._context.page.enter(Activity.COPY)
-        if self._saver.begin(
-            cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
-        ):
+        if self._saver.begin(cursor, lambda: self._state.tensors(cursor), self._fields()):
             self._clock.began(now, self._saver.in_flight_bytes)
             if self._saver.serves_requests:
                 self._context.page.answer(RequestFlag.SAVE, asked)
@@ -481,7 +479,6 @@ class TrainingLoop:
         return Wishes(
             save=is_due or RequestFlag.SAVE in requests,
             stop=RequestFlag.STOP in requests,
-            drain=RequestFlag.SAVE in requests,
         )
 
     def _visit(self, site: Site, step: int | None = None) -> None:

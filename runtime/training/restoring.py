@@ -29,7 +29,6 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.checkpoint.digest import state_sha256
-from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.checkpoint.store import CheckpointStore
@@ -49,7 +48,6 @@ from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.ordered_mends import AgentMemory, mends_of
-from holdfast.runtime.saving.plan import local_store
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.consistency import (
     StepRecord,
@@ -74,9 +72,8 @@ _MOST_NAMED = 3
 
 
 class _Place(Enum):
-    """Where a step is read; the disk of the host is nearer than that of the run directory."""
+    """Where a step is read."""
 
-    LOCAL = "local directory"
     RUN = "run directory"
     MEMORY = "memory"
 
@@ -87,13 +84,10 @@ class _Candidate(NamedTuple):
     step: int
     is_here: bool
     is_in_memory: bool
-    is_local: bool
-    """Whether the local directory has it."""
 
     def has_after(self, place: _Place) -> bool:
         """Return whether another place may be read at once if this one fails."""
-        is_on_disk = place is _Place.LOCAL and self.is_here
-        return is_on_disk or (self.is_in_memory and place is not _Place.MEMORY)
+        return self.is_in_memory and place is not _Place.MEMORY
 
     @property
     def was_saved(self) -> bool:
@@ -112,7 +106,6 @@ class JobRestore:
         self._state = state
         self._store = context.open_store()
         self._memory = AgentMemory(context)
-        self._local = local_store(context)
         self._mends = mends_of(context, self._memory)
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mends.has_holders
@@ -123,8 +116,6 @@ class JobRestore:
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
         self.saved_step = 0
         """The step that was restored, if a disk has it."""
-        self.local_step: int | None = None
-        """The same, if only the local directory has it."""
 
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
@@ -198,35 +189,18 @@ class JobRestore:
 
     def _candidates(self) -> list[_Candidate]:
         # The agent answers once it has finished the mends that a dead worker asked for.
-        memory, local = set(self._memory.steps()), set(self._local_steps())
+        memory = set(self._memory.steps())
         here = set(self._store.steps())
         steps = sorted(here | self._mends.steps(), reverse=True)
         mine = self._job.stage.may_have
-        return [
-            _Candidate(step, step in here, step in memory, step in local)
-            for step in steps
-            if mine(step)
-        ]
-
-    def _local_steps(self) -> tuple[int, ...]:
-        """Return the steps of the local directory; the mends tell of one that cannot be read."""
-        try:
-            return () if self._local is None else self._local.steps()
-        except CheckpointError:
-            return ()
+        return [_Candidate(step, step in here, step in memory) for step in steps if mine(step)]
 
     def _restore(
         self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
     ) -> Restored | None:
         """Return the state of a step, after a mend if it needs one; None on all workers alike."""
         step, restored = candidate.step, None
-        if candidate.is_local:
-            restored = self._read(communicator, candidate, fresh, _Place.LOCAL)
-            if restored is not None:
-                self.saved_step = step
-                self.local_step = None if candidate.is_here else step
-                return restored
-        if candidate.is_here and step not in self._other_stages:
+        if candidate.is_here:
             restored = self._read(communicator, candidate, fresh)
         if step in self._other_stages:
             return None
@@ -305,16 +279,13 @@ class JobRestore:
         return Manifest.decode(_from_first(communicator, mine).encode(), key)
 
     def _target(self, candidate: _Candidate, place: _Place) -> Target:
-        if place is not _Place.LOCAL:
-            needs_advice = candidate.is_here and not self._has_second_holder
-            return Target(candidate.step, place is _Place.MEMORY, needs_advice)
-        assert self._local is not None
-        return Target(candidate.step, place=str(self._local.directory.parent))
+        needs_advice = candidate.is_here and not self._has_second_holder
+        return Target(candidate.step, place is _Place.MEMORY, needs_advice)
 
     def _store_at(self, place: _Place, step: int) -> CheckpointStore:
         if place is _Place.MEMORY:
             return self._memory.open(step)
-        return self._local if place is _Place.LOCAL and self._local is not None else self._store
+        return self._store
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
         """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.

@@ -21,7 +21,7 @@ from holdfast.checkpoint.errors import (
     StagingExists,
     StorageFailed,
 )
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import GIVES_WAY, Manifest
 from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header, ShardRecord
@@ -351,8 +351,8 @@ def test_step_whose_rename_could_not_be_taken_back_is_not_relied_on() -> None:
 
 def test_step_that_was_to_give_way_comes_back_if_the_save_fails() -> None:
     files = FailingFiles()
-    store = CheckpointStore(Path("/run/job"), files, first_stays=False)
-    save(store, state_of(1.0), header=HEADER)
+    store = CheckpointStore(Path("/run/job"), files)
+    save(store, state_of(1.0), header=HEADER, cursor={GIVES_WAY: True})
     files.coming = ("fsync_directory checkpoints",)
 
     with pytest.raises(StorageFailed):

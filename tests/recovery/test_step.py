@@ -81,7 +81,7 @@ LEGAL = sorted(TRANSITIONS, key=str)
 _SAVE = st.lists(st.sampled_from(list(SAVE_BITS)), unique=True).map(
     lambda bits: functools.reduce(operator.or_, bits, Bit(0))
 )
-_WISHES = st.builds(Wishes, save=st.booleans(), stop=st.booleans(), drain=st.booleans())
+_WISHES = st.builds(Wishes, save=st.booleans(), stop=st.booleans())
 _VOTES = st.tuples(st.booleans(), _WISHES, _SAVE)
 
 WELL = Bit.INTACT | Bit.SETTLED
@@ -171,7 +171,6 @@ def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, Wishes, Bit
     assert agreed.is_finite is all(finite for finite, _, _ in votes)
     assert agreed.is_save_wanted is any(wishes.save for _, wishes, _ in votes)
     assert agreed.is_stop_wanted is any(wishes.stop for _, wishes, _ in votes)
-    assert agreed.is_drain_wanted is any(wishes.drain for _, wishes, _ in votes)
     assert agreed.save == functools.reduce(operator.and_, (bits for _, _, bits in votes))
 
 
@@ -190,7 +189,7 @@ def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
 
 @pytest.mark.parametrize("bit", sorted(set(Bit) - set(SAVE_BITS)))
 def test_saving_cannot_set_bits_of_others(bit: Bit) -> None:
-    flags = ballot(is_finite=False, wishes=Wishes(True, True, True), save=bit)
+    flags = ballot(is_finite=False, wishes=Wishes(save=True, stop=True), save=bit)
 
     assert flags == int(Bit.STEP_OK)
 

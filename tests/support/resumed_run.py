@@ -96,9 +96,6 @@ class Run:
         self.store = CheckpointStore(directory, key=key_file.read() if key_file else None)
         self.numerics = Numerics.here(threads=1)
         self.second_holder: Path | None = None
-        self.local_dir: Path | None = None
-        self.places: list[tuple[int, int | None]] = []
-        """Of each worker of the last restore: the saved step, and the same if only here locally."""
         self.hosts: tuple[str, ...] = ()
         """The host of each rank, if there are several."""
         self.job = self._job()
@@ -145,7 +142,6 @@ class Run:
                 state = JobState(replica, Alone())
                 restore = JobRestore(context, self.job, state, clock.waits)
                 restored = restore.run(communicator, Cursor.start(1))
-                self.places.append((restore.saved_step, restore.local_step))
             except WorldBroken:
                 return None
             finally:
@@ -157,7 +153,6 @@ class Run:
             (value,) = np.unique(restored.state["weights"])
             return restored.manifest.step, float(value)
 
-        self.places.clear()
         return list(run_world(ranks, program))
 
     def count(self, plain: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +201,6 @@ class Run:
             generation=2,
             microbatches=2,
             repair_from=self.second_holder,
-            local_dir=self.local_dir,
             key_file=self.key_file,
         )
         return dataclasses.replace(config, hosts=self.hosts[:ranks])

@@ -6,11 +6,10 @@ from victim import Victim
 
 from victims.begin import BEGINS
 from victims.commit import COMMITS
-from victims.local import Local
 from victims.maintenance import Care
 from victims.mend import MENDS
 from victims.rivals import Rivals
 from victims.save import SAVES
 
-_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), Local(), *BEGINS, Rivals())
+_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), *BEGINS, Rivals())
 VICTIMS = {victim.name: victim for victim in _VICTIMS}

@@ -51,39 +51,6 @@ def test_bad_request_is_one_line_and_exit_2(
     assert complaint in output.err
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (["attach"], ExitCode.USAGE),
-        (["report"], ExitCode.USAGE),
-        (["status"], ExitCode.USAGE),
-        (["save"], ExitCode.STOPPED_EARLY),
-        (["run", "--run-dir"], ExitCode.USAGE),
-        (["run", "--fresh", "--run-dir"], ExitCode.USAGE),
-    ],
-)
-def test_local_directory_of_a_run_is_called_that_and_left_alone(
-    command: list[str],
-    code: ExitCode,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    step = tmp_path / f"holdfast-{'a' * 16}" / "checkpoints" / "step-000000000004"
-    step.mkdir(parents=True)
-    local = step.parents[1]
-    (tmp_path / "train.py").touch()
-    script = ["train.py"] if command[0] == "run" else []
-
-    assert holdfast_code(*command, local, *script) == code
-
-    words = capsys.readouterr().err.splitlines()[-1]
-    assert words.startswith("holdfast: error: ")
-    assert f"is the local directory of run {'a' * 16}: its" in words
-    assert sorted(local.rglob("*")) == [step.parent, step]
-
-
 def test_error_of_a_job_ends_with_its_own_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

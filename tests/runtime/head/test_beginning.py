@@ -279,17 +279,12 @@ def test_fresh_run_says_where_the_old_ones_are_and_how_to_remove_several(tmp_pat
             "checkpoint, stop the job and put it back",
         ),
         (
-            {"saved_step": 380, "options": {"local_dir": Path("/local")}},
-            "step 380 is the newest in /run/checkpoints and in /local of this host: training goes "
-            "on from step 380; if you have that checkpoint, stop the job and put it back",
-        ),
-        (
-            {"lost_local_dir": "/local"},
-            "none is left in /run/checkpoints: training begins at step 0; the job before had "
-            "--local-dir /local, which may have it: stop this job, and give that option again",
+            {"saved_step": 380},
+            "step 380 is the newest in /run/checkpoints: training goes on from step 380; if you "
+            "have that checkpoint, stop the job and put it back",
         ),
     ],
-    ids=["all lost", "of another host's local directory", "of the job before"],
+    ids=["all lost", "the newest lost"],
 )
 def test_lost_checkpoint_is_told_with_where_training_begins(
     fields: dict[str, Any], rest: str
@@ -297,12 +292,6 @@ def test_lost_checkpoint_is_told_with_where_training_begins(
     lines = told(is_resumed=True, lost_step=390, **fields)
 
     assert lines[1:] == [f"the journal knows of a checkpoint of step 390, but {rest}"]
-
-
-def test_drains_without_a_local_directory_are_told_to_do_nothing() -> None:
-    lines = told(is_resumed=False, options={"drain_every": "4"})
-
-    assert lines[1:] == ["--drain-every 4 does nothing without --local-dir"]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +335,6 @@ def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run)
             "threads": 1,
             "script": "/a/slow.py",
             "argv": [],
-            "local_dir": None,
             "options": ["--save-every 50", "--shrink no", "--mca btl self"],
         },
         {"event": "incarnation", "text": "Slurm job 7"},

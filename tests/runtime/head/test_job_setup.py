@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -44,7 +43,6 @@ from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
-from holdfast.runtime.run.find_run import claim
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.network import own_name
@@ -147,30 +145,20 @@ def test_starting_point_is_that_of_the_newest_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "saved", "lost"),
-    [
-        ((10, 20), (40, 30), 40, None),
-        ((10, 50), (40, 30), 50, None),
-        ((10,), (), 10, 40),
-        ((), (40,), 40, None),
-        ((), (), None, 40),
-    ],
+    ("steps", "saved", "lost"),
+    [((10, 40), 40, None), ((10, 50), 50, None), ((10,), 10, 40), ((), None, 40)],
 )
-def test_newest_step_is_that_of_run_directory_and_local_directory(
-    tmp_path: Path, here: tuple[int, ...], there: tuple[int, ...], saved: int, lost: int
+def test_newest_step_is_known_and_whether_the_journal_knows_of_a_newer_one(
+    tmp_path: Path, steps: tuple[int, ...], saved: int | None, lost: int | None
 ) -> None:
     first = setup_in(tmp_path)
     first.journal.record("checkpoint", step=40)
     first.journal.close()
     first.lease.release()
-    options = dataclasses.replace(first.options, local_dir=tmp_path / "local")
-    local = options.local_run_dir(first.record.run_id)
-    assert local is not None
-    for directory, steps in ((options.run_dir, here), (local, there)):
-        for step in steps:
-            (directory / "checkpoints" / f"step-{step:012d}").mkdir(parents=True)
+    for step in steps:
+        (first.options.run_dir / "checkpoints" / step_name(step)).mkdir(parents=True)
 
-    setup = job_setup.prepare_job(options, Stillness())
+    setup = job_setup.prepare_job(first.options, Stillness())
 
     assert (setup.saved_step, setup.lost_step) == (saved, lost)
     setup.journal.close()
@@ -190,27 +178,6 @@ def test_hosts_of_the_job_before_are_known(tmp_path: Path) -> None:
     setup.lease.release()
 
 
-def test_each_directory_that_is_asked_has_its_own_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that hangs is named, and not the other one."""
-    first = ended(tmp_path)
-    options = dataclasses.replace(first.options, local_dir=tmp_path / "local")
-    watched: list[tuple[Path, ...]] = []
-
-    @contextlib.contextmanager
-    def answering(path: Path, _tell: object, *_kind: str) -> Iterator[None]:
-        watched.append((path, *_kind))
-        yield
-
-    monkeypatch.setattr(job_setup, "answering", answering)
-    setup = job_setup.prepare_job(options, Stillness())
-
-    assert set(watched) == {(options.run_dir,), (tmp_path / "local", "local directory")}
-    setup.journal.close()
-    setup.lease.release()
-
-
 def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
     first = ended(tmp_path)
     shutil.copytree(first.options.run_dir, tmp_path / "copy")
@@ -226,25 +193,6 @@ def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
     for job in (setup, begins_again):
         job.journal.close()
         job.lease.release()
-
-
-def test_local_directory_of_a_copy_is_refused_with_both_names(tmp_path: Path) -> None:
-    first = ended(tmp_path)
-    run_dir, copy = first.options.run_dir, tmp_path / "copy"
-    shutil.copytree(run_dir, copy)
-    options = dataclasses.replace(first.options, run_dir=copy, local_dir=tmp_path / "local")
-    local = options.local_run_dir(first.record.run_id)
-    assert local is not None
-    local.mkdir(parents=True)
-    claim(local, run_dir)
-
-    with pytest.raises(UsageError) as caught:
-        job_setup.prepare_job(options, Stillness())
-
-    assert str(caught.value) == (
-        f"--local-dir {tmp_path / 'local'} holds the checkpoints of {run_dir}, and {copy} is a "
-        "copy of that run; give another --local-dir"
-    )
 
 
 def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
@@ -483,24 +431,6 @@ def test_refusal_that_is_known_beforehand_leaves_the_saves_of_a_living_job(
     owner.prove()
     assert [path.name for path in directory.path.iterdir()] == ["checkpoints"]
     lease.release()
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_local_directory_of_a_run_is_not_taken_for_another(
-    options: JobOptions,
-    directory: RunDirectory,
-    fresh: bool,  # noqa: FBT001
-) -> None:
-    local = RunDirectory(directory.path.with_name(f"holdfast-{'a' * 16}"))
-    step = local.checkpoints_path / step_name(40)
-    step.mkdir(parents=True)
-
-    with pytest.raises(UsageError, match=f"is the local directory of run {'a' * 16}"):
-        job_setup.prepare_job(
-            dataclasses.replace(options, run_dir=local.path, fresh=fresh), Stillness()
-        )
-
-    assert list(local.path.rglob("*")) == [local.checkpoints_path, step]
 
 
 def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(

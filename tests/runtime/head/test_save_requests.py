@@ -151,21 +151,6 @@ def test_job_that_stops_where_the_last_one_did_has_its_checkpoint() -> None:
     assert watch.saved == saved(7, 2.0)
 
 
-@pytest.mark.parametrize(("drained", "answer"), [(7, saved(7, 3.0)), (6, None)])
-def test_last_step_of_the_local_directory_is_an_answer_once_it_has_drained(
-    drained: int, answer: Message | None
-) -> None:
-    local = [{**checkpoint(step, 0.5, 1.0), "place": "local directory"} for step in (6, 7)]
-    watch = watch_after(record("world"), *local)
-    watch.asked(2.0)
-
-    watch.saw(record("drained", 3.0, step=drained))
-    watch.saw(record("stopped", 4.0, step=7))
-    watch.saw(record("job_ended", 5.0))
-
-    assert watch.saved == answer
-
-
 def test_end_without_any_checkpoint_is_no_answer() -> None:
     watch = watch_of(asked=2.0)
 
@@ -201,16 +186,6 @@ def test_workers_are_asked_once_they_train() -> None:
     assert watch.needs_asking
     watch.asked(2.0)
     assert not watch.needs_asking
-
-
-def test_checkpoint_of_the_local_directory_alone_is_no_answer() -> None:
-    """It goes with its host."""
-    local = {**checkpoint(6, began=3.5, now=4.0), "place": "local directory"}
-    watch = watch_of(local, asked=2.0)
-    assert watch.saved is None
-
-    watch.saw(checkpoint(7, began=4.5, now=5.0))
-    assert watch.saved == saved(7, 3.0)
 
 
 def test_new_launch_is_asked_again_and_the_first_order_counts() -> None:

@@ -314,20 +314,6 @@ def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> N
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
-def test_saves_go_on_again_once_the_run_directory_takes_one(host: Host) -> None:
-    """The local directory takes those meanwhile that nobody has asked for."""
-    host.answer("unsaved", 1, step=10, reason="it is full", is_of_run=True)
-    host.answer("saved", 2, step=20, place="local directory")
-    host.answer("unsaved", 3, step=30, reason="it is full", is_of_run=True)
-    host.answer("saved", 4, step=40)
-
-    assert host.notices == [
-        "the checkpoint of step 10 failed: it is full",
-        "the checkpoint of step 30 failed for the same reason",
-        "checkpoints are saved again, from step 40 on",
-    ]
-
-
 def test_sentence_of_the_writer_is_shown(host: Host) -> None:
     host.real.part.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 

@@ -111,7 +111,6 @@ TOLD: list[tuple[Event, str]] = [
         "host b stays out: numpy is 2.1.0 on b: install the same",
     ),
     (events.HostBack("b"), "host b is back"),
-    (saves.Checkpoint(4, 0.5, 900, generation=1, place="local directory"), ""),
     (saves.Checkpoint(4, 0.5, 900, generation=1), ""),
     (
         saves.CheckpointFailed(4, "disk full", generation=1),
@@ -119,9 +118,6 @@ TOLD: list[tuple[Event, str]] = [
     ),
     (saves.CheckpointSkipped(4, generation=1), ""),
     (saves.SaveInterval(31.0, (0.5, 0.25), 2, 5786.4, generation=1), ""),
-    (saves.LocalFailed(4, "disk full"), ""),
-    (saves.Drained(4), ""),
-    (saves.DrainFailed("disk full"), ""),
     (saves.PruneFailed("busy"), ""),
     (saves.StorageDowngrade("no fsync"), ""),
     (

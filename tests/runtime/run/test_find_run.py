@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import threading
 from pathlib import Path
@@ -13,15 +12,10 @@ from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import files, find_run
 from holdfast.runtime.run.find_run import (
-    _HOME_NAME,
-    claim,
     find_key,
     key_in,
     moved_to,
-    no_job,
     no_run,
-    other_home,
-    refuse_local_directory,
     refuse_no_run,
     refuse_other_key,
 )
@@ -90,57 +84,6 @@ def test_relative_path_names_runs_as_one_would_type_them(
 
     for path in (".", "train.py"):
         assert str(no_run(Path(path))).endswith("; runs near it: holdfast-train")
-
-
-def test_local_checkpoints_of_a_run_are_named(tmp_path: Path) -> None:
-    local = tmp_path / "local"
-    checkpoints = RunDirectory(local / "holdfast-0123").checkpoints_path
-    checkpoints.mkdir(parents=True)
-    (local / "mine" / checkpoints.name).mkdir(parents=True)
-
-    assert no_run(local) == (
-        f"{local} is no run: it has no RUN.json; runs near it: {checkpoints.parent}"
-    )
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return begin(tmp_path / f"holdfast-{ID}" / "checkpoints" / "step-000000000040").parents[1]
-
-
-def test_local_directory_of_a_run_has_checkpoints_and_no_job(
-    local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert no_run(local) is None
-    assert no_job(local) == (
-        f"{local} is the local directory of run {ID}: its checkpoints here are seen by `holdfast "
-        "inspect` and `holdfast verify`, and for all else give the run directory of that run"
-    )
-    monkeypatch.chdir(local)
-    assert str(no_job(Path())).startswith(f". is the local directory of run {ID}: ")
-    with pytest.raises(UsageError, match="is the local directory of run"):
-        refuse_local_directory(local)
-
-
-def test_local_directory_names_the_run_directory_that_it_belongs_to(local: Path) -> None:
-    claim(local, Path("/data/run"))
-
-    assert str(no_job(local)).endswith("and for all else give its run directory, /data/run")
-
-
-@pytest.mark.parametrize("name", ["RUN.json", "journal.jsonl", "lease"])
-def test_directory_of_a_job_is_no_local_directory(local: Path, name: str) -> None:
-    begin(local, name)
-
-    assert no_job(local) is None
-    refuse_local_directory(local)
-
-
-@pytest.mark.parametrize("name", ["holdfast-2", "holdfast-train", ID, f"holdfast-{ID}0"])
-def test_copy_of_checkpoints_under_another_name_is_no_local_directory(
-    local: Path, name: str
-) -> None:
-    assert no_job(local.rename(local.with_name(name))) is None
 
 
 @pytest.fixture
@@ -223,13 +166,6 @@ def run(tmp_path: Path) -> RunDirectory:
     return begun(tmp_path / "run")
 
 
-@pytest.fixture
-def local_directory(tmp_path: Path) -> Path:
-    path = tmp_path / "local" / "holdfast-r"
-    path.mkdir(parents=True)
-    return path
-
-
 def test_copy_names_the_directory_that_it_was_made_of(run: RunDirectory, tmp_path: Path) -> None:
     copy = copy_of(run, tmp_path / "copy")
 
@@ -279,53 +215,3 @@ def test_disk_that_hangs_at_that_place_names_none(
 
     assert moved_to(copy) is None
     answers.set()
-
-
-def test_local_directory_belongs_to_the_first_that_claims_it(
-    run: RunDirectory, local_directory: Path, tmp_path: Path
-) -> None:
-    copy = copy_of(run, tmp_path / "copy")
-    before = other_home(local_directory, copy.path, "r")
-
-    claim(local_directory, run.path)
-
-    assert before is None
-    assert other_home(local_directory, copy.path, "r") == run.path
-    assert other_home(local_directory, run.path, "r") is None
-
-
-def test_local_directory_goes_with_a_run_directory_that_is_moved(
-    run: RunDirectory, local_directory: Path, tmp_path: Path
-) -> None:
-    claim(local_directory, run.path)
-    moved = run.path.rename(tmp_path / "moved")
-    begin_anew = other_home(local_directory, moved, "r")
-
-    claim(local_directory, moved)
-    back = copy_of(RunDirectory(moved), tmp_path / "run")
-
-    assert begin_anew is None
-    assert other_home(local_directory, back.path, "r") == moved
-
-
-def test_place_of_another_run_keeps_no_local_directory(
-    run: RunDirectory, local_directory: Path, tmp_path: Path
-) -> None:
-    claim(local_directory, run.path)
-    moved = run.path.rename(tmp_path / "moved")
-    other = RunDirectory(tmp_path / "run")
-    other.prepare()
-    other.create_record(dataclasses.replace(RECORD, run_id="other"))
-
-    assert other_home(local_directory, moved, "r") is None
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "{}", "", '{"run_dir": 7}'])
-def test_claim_that_makes_no_sense_is_none(
-    run: RunDirectory, local_directory: Path, tmp_path: Path, content: str
-) -> None:
-    (local_directory / _HOME_NAME).write_text(content)
-
-    assert other_home(local_directory, run.path, "r") is None
-    claim(local_directory, run.path)
-    assert other_home(local_directory, copy_of(run, tmp_path / "copy").path, "r") == run.path

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from host_saves import Workers, plan_of
 from host_writer import Disk, RunningWriter
-from local_saves import Saves
 from process_agent import AgentOfProcess
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
@@ -74,13 +73,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(LocalFileSystem, "create_exclusive", create)
     return found
-
-
-@pytest.fixture
-def saves(tmp_path: Path) -> Iterator[Saves]:
-    found = Saves(tmp_path)
-    yield found
-    found.close()
 
 
 @pytest.fixture

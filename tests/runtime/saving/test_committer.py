@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import errno
 import functools
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from committing_report import StrikeResult
 from fake_filesystem import FakeFileSystem, Survival
-from host_saves import LAUNCH, RUN, STEP, Workers, local_of, plan_of, saved_steps, state_of, verify
+from host_saves import LAUNCH, RUN, STEP, Workers, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
 
 from holdfast.checkpoint import disk as disk_module
@@ -33,7 +32,7 @@ from holdfast.runtime.saving import committer as committer_module
 from holdfast.runtime.saving import writer as writer_module
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Places, StepsInHand
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import WriterReport
 from holdfast.runtime.system.channel import pair
@@ -58,13 +57,10 @@ def from_the_state(committer: Committer, workers: Workers, attempt: int) -> int:
 class _NoCare:
     """The care of old steps, where a test counts calls."""
 
-    local = None
-
     def __init__(self, *arguments: Any, is_idle: bool) -> None:
         self.steps: list[int] = []
-        self.in_hand = StepsInHand()
 
-    def committed(self, step: int, places: Places) -> None:
+    def committed(self, step: int) -> None:
         self.steps.append(step)
 
     def close(self, within_s: float) -> None: ...
@@ -424,184 +420,6 @@ def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
     assert store.steps()[:2] == (5, 4)
     assert all(verify_step(store, step).is_valid for step in (5, 4))
     assert [name for name in store.names() if name.startswith(".tmp")] == []
-
-
-def limit_room(run: Path, patch: pytest.MonkeyPatch) -> None:
-    allocate = LocalFileSystem.allocate
-
-    def limited(files: LocalFileSystem, handle: int, size: int) -> None:
-        used = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
-        is_there = os.readlink(f"/proc/self/fd/{handle}").startswith(str(run))
-        if is_there and used + size > ROOM_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        allocate(files, handle, size)
-
-    patch.setattr(LocalFileSystem, "allocate", limited)
-
-
-def test_steps_of_the_local_directory_find_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, local = tmp_path / "run", tmp_path / f"holdfast-{RUN}"
-    run.mkdir()
-    record = RunRecord(RUN, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
-    RunDirectory(run).create_record(record)
-    limit_room(run, monkeypatch)
-    plan = plan_of(run, **local_of(local, 1000))
-    workers, committer = Workers(plan), Committer(plan, StrikeResult())
-
-    for attempt in range(1, 7):
-        save = workers.held(10 * attempt, attempt)
-        save.ticket = dataclasses.replace(save.ticket, needs_run_directory=True)
-        committer.commit(save)
-
-    committer.close(60.0)
-    store = CheckpointStore(run)
-    assert store.steps()[0] == 60
-    for step in store.steps():
-        store.scan(step).verify()
-    assert len(CheckpointStore(local).steps()) <= 3
-    workers.close()
-
-
-@pytest.fixture
-def with_local(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
-    """Return workers of a job with a local directory."""
-    (tmp_path / "run").mkdir()
-    local = local_of(tmp_path / f"holdfast-{RUN}", 1000)
-    workers = Workers(plan_of(tmp_path / "run", **local))
-    writer.use(workers)
-    yield workers
-    workers.close()
-
-
-def refuse(directory: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let a directory take no new file."""
-    plain = LocalFileSystem.create_exclusive
-
-    def create_exclusive(files: LocalFileSystem, path: Path) -> int:
-        if path.is_relative_to(directory):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return plain(files, path)
-
-    patch.setattr(LocalFileSystem, "create_exclusive", create_exclusive)
-
-
-def test_answer_tells_which_directory_has_a_save_or_has_failed(
-    tmp_path: Path, with_local: Workers, writer: RunningWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, local = tmp_path / "run", tmp_path / f"holdfast-{RUN}"
-    with monkeypatch.context() as full:
-        refuse(run, full)
-        assert writer.save(with_local, 10, 1)["place"] == "local directory"
-        assert writer.save(with_local, 20, 2, needs_run_directory=True)["is_of_run"]
-        refuse(local, full)
-        assert writer.save(with_local, 30, 3)["is_of_run"], "it had to take what that refused"
-    with monkeypatch.context() as full:
-        refuse(local, full)
-        assert "place" not in writer.save(with_local, 40, 4)
-    assert "place" not in writer.save(with_local, 50, 5, needs_run_directory=True)
-
-    assert (saved_steps(run), saved_steps(local)) == ((50, 40), (10,))
-
-
-def test_save_that_is_damaged_in_memory_is_no_failure_of_the_run_directory(
-    with_local: Workers, writer: RunningWriter
-) -> None:
-    copied = with_local.copy_all(with_local.ticket(10, 1))
-    with_local.flip_a_bit(1)
-    writer.tell(*copied)
-
-    answer = writer.answer()
-
-    assert (answer["kind"], answer["is_of_run"]) == ("unsaved", False)
-
-
-def test_room_is_made_beside_a_step_in_hand_and_before_another_one_begins() -> None:
-    """What is staged would go for a leftover else."""
-    in_hand, seen = StepsInHand(), list[str]()
-    begun = threading.Event()
-
-    def put() -> None:
-        begun.set()
-        with in_hand.putting(StagingName(20, 7, 1)):
-            seen.append("put")
-
-    with in_hand.putting(StagingName(10, 7, 1)), in_hand.making_room() as others:
-        thread = threading.Thread(target=put)
-        thread.start()
-        assert begun.wait(BOUND_S)
-        seen.append("room")
-    thread.join(BOUND_S)
-
-    assert others == (StagingName(10, 7, 1),)
-    assert seen == ["room", "put"]
-
-
-def test_one_step_is_put_by_one_thread_at_a_time_and_another_one_waits_for_nobody() -> None:
-    in_hand, seen = StepsInHand(), list[int]()
-    begun = threading.Event()
-
-    def put_again() -> None:
-        begun.set()
-        with in_hand.putting(StagingName(10, 7, 2)):
-            seen.append(2)
-
-    with in_hand.putting(StagingName(10, 7, 1)):
-        thread = threading.Thread(target=put_again)
-        thread.start()
-        assert begun.wait(BOUND_S)
-        with in_hand.putting(StagingName(20, 7, 1)):
-            seen.append(1)
-    thread.join(BOUND_S)
-
-    assert seen == [1, 2]
-
-
-def test_room_for_a_drain_spares_what_a_save_has_staged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir()
-    plan = plan_of(tmp_path / "run", **local_of(tmp_path / f"holdfast-{RUN}", 1000))
-    committer = Committer(plan, StrikeResult())
-    maintenance, name = committer._maintenance, StagingName(30, LAUNCH, 3)
-    staging = committer.store.staging(*(name.step, name.generation, name.attempt))
-    leftover = committer.store.staging(20, LAUNCH, 1)
-
-    with maintenance.in_hand.putting(name):
-        assert staging.open()
-        assert leftover.open()
-        maintenance.make_room(1, StagingName(10, LAUNCH, 1))
-
-    assert staging.path.exists()
-    assert not leftover.path.exists()
-    committer.close(BOUND_S)
-
-
-def written(told: StrikeResult) -> int:
-    """Return the bytes of all files that were begun."""
-    steps = zip(told.being_written, told.being_written[1:], strict=False)
-    return sum(max(0, after - before) for before, after in steps)
-
-
-def test_last_save_tells_of_its_work_in_the_run_directory(tmp_path: Path) -> None:
-    """A run directory that is slow and takes the step is no disk that hangs."""
-    local = local_of(tmp_path / f"holdfast-{RUN}", 100)
-    workers, told = Workers(plan_of(tmp_path / "run", **local)), StrikeResult()
-    (tmp_path / "run").mkdir()
-    committer = Committer(workers.plan, told)
-    nbytes = committer.commit(workers.held(30, 1))
-    assert nbytes <= written(told) < 2 * nbytes
-
-    save = workers.held(40, 2)
-    committer.commit(
-        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, needs_run_directory=True))
-    )
-
-    committer.close(BOUND_S)
-    workers.close()
-    assert CheckpointStore(tmp_path / "run").steps() == (40,)
-    assert written(told) >= 2 * nbytes
 
 
 def test_many_reads_are_told_once_a_second_and_each_file_at_once(

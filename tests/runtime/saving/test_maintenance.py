@@ -21,10 +21,9 @@ from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.saving import maintenance
 from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Places
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 
 BOUND_S = 60.0
-IN_RUN = Places(is_local=False, is_run=True)
 
 
 class CaringCommitter:
@@ -40,7 +39,7 @@ class CaringCommitter:
 
     def commit(self, step: int) -> None:
         save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-        self.maintenance.committed(step, IN_RUN)
+        self.maintenance.committed(step)
         self.idle()
 
     def idle(self) -> None:
@@ -83,7 +82,7 @@ def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> N
     damage(caring.store, 20)
     save(caring.store, {"a": np.full(1000, 30)}, header=Header("run", 1, 30))
     damage(caring.store, 30)
-    caring.maintenance.committed(30, IN_RUN)
+    caring.maintenance.committed(30)
     caring.idle()
 
     assert caring.store.steps() == (30, 20, 10)
@@ -144,7 +143,7 @@ def test_steps_that_wait_for_the_care_are_pruned_at_once(
     monkeypatch.setattr(Pruner, "prune", prune)
     for step in (10, 20, 30, 40):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.maintenance.committed(step, IN_RUN)
+        caring.maintenance.committed(step)
     goes_on.set()
     caring.idle()
 
@@ -157,7 +156,7 @@ def test_care_that_hangs_is_waited_for_no_longer_than_told(
 ) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(Pruner, "prune", lambda pruner: goes_on.wait(BOUND_S) and ())
-    caring.maintenance.committed(10, IN_RUN)
+    caring.maintenance.committed(10)
 
     caring.maintenance.close(0.01)
 
@@ -172,7 +171,7 @@ def test_care_ends_what_was_asked_for_before_it_closes(
 ) -> None:
     for step in (10, 20, 30):
         save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.maintenance.committed(step, IN_RUN)
+        caring.maintenance.committed(step)
 
     caring.maintenance.close(BOUND_S)
 

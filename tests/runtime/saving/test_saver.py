@@ -325,20 +325,13 @@ def test_lack_of_threads_fails_the_save_and_not_the_worker(
 def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[SaveRequest] = []
-
-    def begin(way: InProcessSaver, request: SaveRequest, state: Tensors) -> FailingSave:
-        begun.append(request)
-        return FailingSave(looks=9)
-
-    monkeypatch.setattr(InProcessSaver, "begin", begin)
-    saver.want(replace(_agreed(Bit(0)), is_save_wanted=True, is_drain_wanted=True))
+    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=9))
+    saver.want(replace(_agreed(Bit(0)), is_save_wanted=True))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert saver.serves_requests
     saver.world_changed()
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
-    assert [request.ticket.needs_run_directory for request in begun] == [True, True]
     assert not saver.serves_requests, "it may be there already, from before the next request"
 
 
@@ -377,7 +370,6 @@ def _agreed(save: Bit) -> Outcome:
         is_finite=True,
         is_save_wanted=False,
         is_stop_wanted=False,
-        is_drain_wanted=False,
         save=save,
     )
 

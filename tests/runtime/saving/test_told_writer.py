@@ -466,18 +466,6 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
     assert [answer["kind"] for answer in agent.answers] == ["unsaved"]
 
 
-@pytest.mark.parametrize("needs_run_directory", [False, True])
-def test_answer_for_a_hanging_writer_tells_if_the_run_directory_had_to_take_the_save(
-    agent: AgentOfFakes, *, needs_run_directory: bool
-) -> None:
-    for part in range(2):
-        agent.copied(1, part, needs_run_directory=needs_run_directory)
-
-    wait(agent, ANSWERED_WITHIN_S + 1)
-
-    assert [answer["is_of_run"] for answer in agent.answers] == [needs_run_directory]
-
-
 def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) -> None:
     found: list[Message] = []
     agent.link.settle(found.append, is_urgent=True)
@@ -493,7 +481,7 @@ def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) 
 def test_reason_that_comes_again_is_told_in_full_once() -> None:
     failed = FailedSaves()
 
-    told = [failed.sentence(10 * n, FULL.format(10 * n, n), is_of_run=True) for n in (1, 2, 3)]
+    told = [failed.sentence(10 * n, FULL.format(10 * n, n)) for n in (1, 2, 3)]
 
     assert told == [
         f"the checkpoint of step 10 failed: {FULL.format(10, 1)}",
@@ -504,44 +492,22 @@ def test_reason_that_comes_again_is_told_in_full_once() -> None:
 
 def test_another_reason_is_told_in_full() -> None:
     failed = FailedSaves()
-    failed.sentence(10, FULL.format(10, 1), is_of_run=True)
+    failed.sentence(10, FULL.format(10, 1))
 
     assert (
-        failed.sentence(20, "it is read-only", is_of_run=True)
+        failed.sentence(20, "it is read-only")
         == "the checkpoint of step 20 failed: it is read-only"
     )
-    told = failed.sentence(30, FULL.format(30, 3), is_of_run=True)
+    told = failed.sentence(30, FULL.format(30, 3))
     assert told.endswith("(ENOSPC)")
 
 
 def test_reason_is_told_in_full_again_after_a_save_that_succeeded() -> None:
     failed = FailedSaves()
-    failed.sentence(10, "it is full", is_of_run=True)
+    failed.sentence(10, "it is full")
 
-    told = failed.succeeded(15, is_in_run=True)
+    told = failed.succeeded(15)
     assert told == "checkpoints are saved again, from step 15 on"
-    assert failed.succeeded(16, is_in_run=True) is None
-    told = failed.sentence(20, "it is full", is_of_run=True)
+    assert failed.succeeded(16) is None
+    told = failed.sentence(20, "it is full")
     assert told == "the checkpoint of step 20 failed: it is full"
-
-
-def test_failure_of_the_run_directory_lasts_until_that_takes_a_save() -> None:
-    failed = FailedSaves()
-    failed.sentence(10, "it is full", is_of_run=True)
-    assert failed.succeeded(20, is_in_run=False) is None
-    failed.sentence(30, "the writer has died", is_of_run=False)
-    assert failed.succeeded(40, is_in_run=False) is None
-
-    told = failed.succeeded(50, is_in_run=True)
-
-    assert told == "checkpoints are saved again, from step 50 on"
-    assert failed.succeeded(60, is_in_run=True) is None
-
-
-def test_failure_that_is_not_of_the_run_directory_lasts_until_the_next_save() -> None:
-    failed = FailedSaves()
-    failed.sentence(10, "the writer has died", is_of_run=False)
-
-    told = failed.succeeded(20, is_in_run=False)
-
-    assert told == "checkpoints are saved again, from step 20 on"

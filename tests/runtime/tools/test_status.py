@@ -88,36 +88,6 @@ def status_of(
     return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
 
 
-@pytest.mark.parametrize(
-    ("drained", "place"), [(None, "local directory"), (3, "local directory"), (5, None)]
-)
-def test_newest_save_tells_that_only_the_local_directory_has_it(
-    drained: int | None, place: str | None
-) -> None:
-    story = Story().begin(0, 1).steps(*range(1, 9))
-    story.tell("checkpoint", step=5, seconds=0.1, bytes=10, place="local directory")
-    if drained is not None:
-        story.tell("drained", step=drained)
-
-    status = status_of(story, answer=ANSWER)
-
-    assert status.last_save is not None
-    assert status.last_save.place == place
-
-
-def test_step_that_drained_before_it_was_saved_again_is_in_the_local_directory_only() -> None:
-    story = Story().begin(0, 1)
-    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, place="local directory")
-    story.tell("drained", step=20)
-    story.tell("rejected", step=20, reason="damaged")
-    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, place="local directory")
-
-    status = status_of(story, answer=ANSWER)
-
-    assert status.last_save is not None
-    assert status.last_save.place == "local directory"
-
-
 def test_next_save_has_not_come_by_a_save_of_the_job_before() -> None:
     """The clock began anew with this host."""
     story = Story().begin(0, 1)

@@ -337,19 +337,6 @@ def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
     assert content["final_sha256"] == "00"
 
 
-def test_step_that_local_disk_and_run_directory_took_one_after_the_other_counts_once(
-    story: Story,
-) -> None:
-    for step, fields in (
-        (2, {"place": "local directory"}),
-        (4, {"place": "local directory"}),
-        (4, {}),
-    ):
-        story.tell("checkpoint", step=step, seconds=0.1, bytes=9, generation=1, **fields)
-
-    assert [checkpoint.step for checkpoint in summarize(story.entries).checkpoints] == [2, 4]
-
-
 def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
     story.tell("checkpoint_skipped", step=2).tell("checkpoint_skipped", step=3)
     story.tell("checkpoint", step=4, seconds=0.1, bytes=9, generation=1)

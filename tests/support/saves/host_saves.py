@@ -19,7 +19,6 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
-from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.saving.held_save import HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms, SaveTicket
 from holdfast.runtime.system.channel import Message
@@ -54,12 +53,6 @@ def request_of(step: int, attempt: int, part: int = 0, parts: int = 1) -> SaveRe
     """Return a worker's part in a save of the first world."""
     ticket = SaveTicket(LAUNCH, LAUNCH, step, attempt, parts, 0.0)
     return SaveRequest(ticket, part, {"epoch": step})
-
-
-def local_of(directory: Path, every_saves: int) -> dict[str, Any]:
-    """Return the changes of a plan that takes saves to ``directory`` first."""
-    assert directory.name == f"{LOCAL_PREFIX}{RUN}"
-    return {"local_dir": directory.parent, "drain_every": str(every_saves)}
 
 
 @dataclass(frozen=True)

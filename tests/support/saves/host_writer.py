@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,9 @@ class RunningWriter:
         for part in copied:
             self._send(part.message, part.content)
 
-    def save(
-        self,
-        workers: Workers,
-        step: int,
-        attempt: int,
-        generation: int = 0,
-        *,
-        needs_run_directory: bool = False,
-    ) -> Message:
+    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> Message:
         """Save the state of a step; return the answer."""
-        ticket = workers.ticket(step, attempt, generation=generation)
-        self.tell(*workers.copy_all(replace(ticket, needs_run_directory=needs_run_directory)))
+        self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
 
     def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:
