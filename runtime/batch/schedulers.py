@@ -7,12 +7,7 @@ A reader for each batch system makes an `Allocation` of the environment alone:
   and not in a batch script.  Nodes have one task each if nobody asks for tasks, as with srun;
 * *PBS* Professional, OpenPBS and Torque: qsub(1B) of each.  Only Torque tells the time limit.  No
   exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job.
-  A task that ``pbs_tmrsh`` starts has no stdin, so the other hosts are reached by ssh;
-* *LSF*: *Environment variables* of IBM Spectrum LSF.  At its run limit LSF sends SIGUSR2.
-  ``bsub -Q 75`` has a job requeued that ends with our code for "stopped early";
-* Sun's and Univa's *Grid Engine*: qsub(1), sge_pe(5) and, for the other hosts, qrsh(1) with
-  ``-inherit``.  A job that ends with 99 is requeued.
-  With ``-notify`` a job gets SIGUSR2 before it is killed.
+  A task that ``pbs_tmrsh`` starts has no stdin, so the other hosts are reached by ssh.
 
 Theory of the `Deadline`.  A batch system ends a job at a known moment E, and all that is not on
 the disk then is lost.  From the wish to stop to the end of the job pass: the step in flight, the
@@ -35,7 +30,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -71,10 +66,6 @@ _INTERACTIVE_STEP = "4294967290"
 _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
-_LSF_REQUEUE_CODE = 75
-_SGE_REQUEUE_CODE = 99
-_NO_ARRAY = "undefined"
-
 CHAIN = "HOLDFAST_CHAIN"
 """Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
 
@@ -108,21 +99,17 @@ class Scheduler(Enum):
 
     SLURM = "Slurm"
     PBS = "PBS"
-    LSF = "LSF"
-    SGE = "SGE"
 
 
-_SHELLS = {
-    # One step on one node, beside all others, with all that the job has there.  It outlives the
-    # loss of other nodes, and neither binds its processes nor prepares them for MPI.
-    Scheduler.SLURM: (
-        "srun --overlap -N1 -n1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none "
-        "--cpu-bind=none --unbuffered --quit-on-interrupt --quiet -w"
-    ),
-    Scheduler.LSF: "blaunch",
-    Scheduler.SGE: "qrsh -inherit",
-}
-"""The remote shell of a batch system.  Its processes belong to the job, and no key is needed."""
+_SLURM_SHELL = (
+    "srun --overlap -N1 -n1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none "
+    "--cpu-bind=none --unbuffered --quit-on-interrupt --quiet -w"
+)
+"""Slurm's remote shell.  Its processes belong to the job, and no key is needed.
+
+It is one step on one node, beside all others, with all that the job has there.  It outlives the
+loss of other nodes, and neither binds its processes nor prepares them for MPI.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +135,6 @@ class Allocation:
         ends_at: when the batch system ends the job, in seconds since 1970, if it has said.
         restarts: how often the job was started before, as far as the batch system tells.
         is_batch: whether a batch script runs, which can be requeued.
-        requeue_code: the exit code that has the job requeued, None if no code does.
         copies: the tasks of a parallel step that all run this same command.
         task: which of these copies this is.
     """
@@ -161,7 +147,6 @@ class Allocation:
     ends_at: float | None = None
     restarts: int = 0
     is_batch: bool = True
-    requeue_code: int | None = None
     copies: int = 1
     task: int = 0
 
@@ -174,7 +159,7 @@ class Allocation:
 def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
     """Return the allocation that this process runs in, None outside batch systems."""
     # Slurm first: other batch systems can be started inside one of its jobs, not around it.
-    for read in (_read_slurm, _read_pbs, _read_lsf, _read_sge):
+    for read in (_read_slurm, _read_pbs):
         found = read(environ, lines or _lines_of)
         if found is not None:
             has_workers = found.workers is not None and found.workers.count > 0
@@ -218,8 +203,8 @@ def _lines_of(path: str) -> tuple[str, ...]:
 def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
     """Return the options of a job that its allocation settles, each with its origin.
 
-    Several hosts are those of the job, and the batch system's own shell reaches them.  A job on
-    one host has workers alone.
+    Several hosts are those of the job, and Slurm's own shell reaches them.  A job on one host has
+    workers alone.
     """
     if allocation is None:
         return {}
@@ -227,8 +212,8 @@ def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
     if len(allocation.hosts) > 1:
         source = _NODES if workers is None else workers.source
         found: dict[str, tuple[str, Any]] = {"hosts": (f"{source} of {label}", allocation.hosts)}
-        shell = _SHELLS.get(allocation.scheduler)
-        return found if shell is None else found | {"rsh": (label, shell)}
+        is_slurm = allocation.scheduler is Scheduler.SLURM
+        return found | ({"rsh": (label, _SLURM_SHELL)} if is_slurm else {})
     return {} if workers is None else {"workers": (f"{workers.source} of {label}", workers.count)}
 
 
@@ -379,7 +364,8 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     if not job:
         return None
     # The file has a line for each slot, and begins with the host of the batch script.
-    hosts = _counted(lines(environ.get("PBS_NODEFILE", "")))
+    slots = Counter(lines(environ.get("PBS_NODEFILE", "")))
+    hosts = tuple(HostSlots(name, count) for name, count in slots.items())
     workers = Workers(total_slots(hosts), "PBS_NODEFILE") if hosts else None
     return Allocation(
         scheduler=Scheduler.PBS,
@@ -389,72 +375,6 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         workers=workers,
         is_batch=environ.get("PBS_ENVIRONMENT") == "PBS_BATCH",
     )
-
-
-def _counted(slots: Sequence[str]) -> tuple[HostSlots, ...]:
-    """Return the hosts of a list that names a host once for each of its slots."""
-    return tuple(HostSlots(name, count) for name, count in Counter(slots).items())
-
-
-def _read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
-    """Return the allocation of an LSF job, None outside LSF."""
-    job = environ.get("LSB_JOBID")
-    if not job:
-        return None
-    index = environ.get("LSB_JOBINDEX", "0")
-    hosts, source = _lsf_hosts(environ, lines)
-    return Allocation(
-        scheduler=Scheduler.LSF,
-        job_id=job if index == "0" else f"{job}[{index}]",
-        chain=f"lsf {job}",
-        hosts=hosts,
-        workers=Workers(total_slots(hosts), source) if hosts else None,
-        restarts=int(environ.get("LSB_RESTART") == "Y"),
-        is_batch=environ.get("LSB_INTERACTIVE") != "Y",
-        requeue_code=_LSF_REQUEUE_CODE,
-    )
-
-
-def _lsf_hosts(environ: Mapping[str, str], lines: Lines) -> tuple[tuple[HostSlots, ...], str]:
-    """Return the slots of each host, the first host first, and the variable that tells them."""
-    words = environ.get("LSB_MCPU_HOSTS", "").split()
-    if words:
-        counts = map(whole_number, words[1::2])
-        slots = dict(zip(words[::2], counts, strict=False))
-        return tuple(HostSlots(host, count) for host, count in slots.items()), "LSB_MCPU_HOSTS"
-    # LSF leaves it out if it were longer than 4096 characters; the file has a line for each slot.
-    named = environ.get("LSB_HOSTS", "").split()
-    if named:
-        return _counted(named), "LSB_HOSTS"
-    return _counted(lines(environ.get("LSB_DJOB_HOSTFILE", ""))), "LSB_DJOB_HOSTFILE"
-
-
-def _read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
-    """Return the allocation of a Grid Engine job, None outside it."""
-    job = environ.get("JOB_ID")
-    if not job or "SGE_TASK_ID" not in environ:
-        return None
-    index = environ["SGE_TASK_ID"]
-    rows = [row.split() for row in lines(environ.get("PE_HOSTFILE", ""))]
-    slots = {row[0]: whole_number(row[1]) for row in rows if len(row) > 1}
-    hosts = tuple(HostSlots(name, count) for name, count in slots.items())
-    return Allocation(
-        scheduler=Scheduler.SGE,
-        job_id=job if index == _NO_ARRAY else f"{job}.{index}",
-        chain=f"sge {job}",
-        hosts=hosts,
-        workers=_sge_workers(environ, hosts),
-        restarts=whole_number(environ.get("RESTARTED")),
-        is_batch=environ.get("ENVIRONMENT", "BATCH") == "BATCH",
-        requeue_code=_SGE_REQUEUE_CODE,
-    )
-
-
-def _sge_workers(environ: Mapping[str, str], hosts: tuple[HostSlots, ...]) -> Workers | None:
-    if hosts:
-        return Workers(total_slots(hosts), "PE_HOSTFILE")
-    count = whole_number(environ.get("NSLOTS"))
-    return Workers(count, "NSLOTS") if count else None
 
 
 class Due(IntEnum):

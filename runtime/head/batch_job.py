@@ -99,8 +99,8 @@ class BatchJob:
         is_batch = self.allocation is not None and self.allocation.is_batch
         return self._is_requeued and is_batch and self.limits.hit_limit
 
-    def end(self, code: int, say: Say) -> int:
-        """Have an unfinished job requeued; return the exit code for the batch system.
+    def end(self, code: int, say: Say) -> None:
+        """Have a job requeued that ends with ``code`` and is unfinished.
 
         ``limits`` are by now those that the head has sent at the end.
         """
@@ -109,9 +109,9 @@ class BatchJob:
             self.limits.repeats(number, is_stopping=True, now=time.time())
         allocation = self.allocation
         if code != ExitCode.STOPPED_EARLY or not self.wants_requeue or allocation is None:
-            return code
+            return
         if allocation.scheduler is not Scheduler.SLURM:
-            return code if allocation.requeue_code is None else allocation.requeue_code
+            return
         # Said before: Slurm ends this process as soon as it has requeued the job.
         say(
             f"asking Slurm to requeue {allocation.label}: "
@@ -124,7 +124,6 @@ class BatchJob:
                 f"{allocation.label} is not requeued ({error}); submit it again: "
                 "it goes on from its newest checkpoint"
             )
-        return code
 
 
 def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> Deadline | None:

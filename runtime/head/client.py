@@ -225,7 +225,8 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
         return error.exit_code
     if code == ExitCode.DONE:
         link.completed()
-    return batch.end(code, say)
+    batch.end(code, say)
+    return code
 
 
 def attach(run_dir: Path) -> int:
@@ -247,7 +248,8 @@ def attach(run_dir: Path) -> int:
         )
     client = _attached(*found)
     code = client.run()
-    return client.batch.end(code, say)
+    client.batch.end(code, say)
+    return code
 
 
 def _next(run_dir: Path) -> str:

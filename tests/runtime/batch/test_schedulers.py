@@ -97,40 +97,7 @@ PBS_PRO = {
 }
 TORQUE = PBS_PRO | {"PBS_WALLTIME": "7200", "PBS_NP": "6"}
 PBS_NODES = ("r1i0", "r1i0", "r1i0", "r1i0", "r1i1", "r1i1")
-LSF = {
-    "LSB_JOBID": "9001",
-    "LSB_JOBINDEX": "0",
-    "LSB_MCPU_HOSTS": "hostA 4 hostB 2",
-    "LSB_HOSTS": "hostA hostA hostA hostA hostB hostB",
-    "LSB_DJOB_NUMPROC": "6",
-}
-LSF_MANY_SLOTS = {
-    "LSB_JOBID": "9001",
-    "LSB_JOBINDEX": "0",
-    "LSB_DJOB_HOSTFILE": "/home/me/.lsbatch/9001.hostfile",
-    "LSB_DJOB_NUMPROC": "6",
-}
-LSF_ARRAY = {
-    "LSB_JOBID": "9001",
-    "LSB_JOBINDEX": "3",
-    "LSB_HOSTS": "hostA hostA",
-    "LSB_RESTART": "Y",
-}
-SGE = {
-    "ENVIRONMENT": "BATCH",
-    "JOB_ID": "55",
-    "SGE_TASK_ID": "undefined",
-    "NSLOTS": "6",
-    "PE_HOSTFILE": "/opt/sge/spool/55.1/pe_hostfile",
-    "RESTARTED": "1",
-}
-SGE_SERIAL = {"ENVIRONMENT": "BATCH", "JOB_ID": "56", "SGE_TASK_ID": "4", "NSLOTS": "1"}
-SGE_HOSTS = ("c01 4 all.q@c01 UNDEFINED", "c02 2 all.q@c02 UNDEFINED")
-FILES = {
-    PBS_PRO["PBS_NODEFILE"]: PBS_NODES,
-    SGE["PE_HOSTFILE"]: SGE_HOSTS,
-    LSF_MANY_SLOTS["LSB_DJOB_HOSTFILE"]: tuple(LSF["LSB_HOSTS"].split()),
-}
+FILES = {PBS_PRO["PBS_NODEFILE"]: PBS_NODES}
 
 ON_ONE_HOST = Allocation(
     Scheduler.SLURM,
@@ -153,23 +120,6 @@ ON_PBS = Allocation(
     "pbs 4711.head",
     (HostSlots("r1i0", 4), HostSlots("r1i1", 2)),
     Workers(6, "PBS_NODEFILE"),
-)
-ON_LSF = Allocation(
-    Scheduler.LSF,
-    "9001",
-    "lsf 9001",
-    (HostSlots("hostA", 4), HostSlots("hostB", 2)),
-    Workers(6, "LSB_MCPU_HOSTS"),
-    requeue_code=75,
-)
-ON_SGE = Allocation(
-    Scheduler.SGE,
-    "55",
-    "sge 55",
-    (HostSlots("c01", 4), HostSlots("c02", 2)),
-    Workers(6, "PE_HOSTFILE"),
-    restarts=1,
-    requeue_code=99,
 )
 CASES = {
     "Slurm, a batch script": (SLURM_BATCH, ON_ONE_HOST),
@@ -228,26 +178,6 @@ CASES = {
         PBS_PRO | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"},
         replace(ON_PBS, is_batch=False),
     ),
-    "LSF": (LSF, ON_LSF),
-    "LSF, a job too large for its variables": (
-        LSF_MANY_SLOTS,
-        replace(ON_LSF, workers=Workers(6, "LSB_DJOB_HOSTFILE")),
-    ),
-    "LSF, a requeued element of an array": (
-        LSF_ARRAY,
-        replace(
-            ON_LSF,
-            job_id="9001[3]",
-            hosts=(HostSlots("hostA", 2),),
-            workers=Workers(2, "LSB_HOSTS"),
-            restarts=1,
-        ),
-    ),
-    "SGE": (SGE, ON_SGE),
-    "SGE, one slot of an array": (
-        SGE_SERIAL,
-        Allocation(Scheduler.SGE, "56.4", "sge 56", workers=Workers(1, "NSLOTS"), requeue_code=99),
-    ),
 }
 
 _NAMES = sorted(
@@ -256,8 +186,6 @@ _NAMES = sorted(
 
 OF_SLURM = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH"}
 OF_PBS = {"PBS_JOBID": "8.head", "PBS_ENVIRONMENT": "PBS_BATCH"}
-OF_LSF = {"LSB_JOBID": "9", "LSB_HOSTS": "a a b"}
-OF_SGE = {"JOB_ID": "5", "SGE_TASK_ID": "undefined", "NSLOTS": "2"}
 
 HOUR = Deadline(begun_at=0.0, ends_at=3600.0, source="squeue")
 
@@ -281,8 +209,8 @@ def test_environment_is_read(environ: Mapping[str, str], expected: Allocation) -
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"JOB_ID": "7"}, {"SLURM_CONF": "/etc/slurm.conf"}, {"PBS_JOBID": ""}],
-    ids=["nothing", "a variable that anybody may set", "a login node", "an empty one"],
+    [{}, {"LSB_JOBID": "7"}, {"SLURM_CONF": "/etc/slurm.conf"}, {"PBS_JOBID": ""}],
+    ids=["nothing", "one that is not known", "a login node", "an empty one"],
 )
 def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> None:
     assert find_allocation(environ, lines) is None
@@ -294,9 +222,9 @@ def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> N
         (TORQUE, 7200.0),
         (TORQUE | {"PBS_WALLTIME": "0"}, None),
         (PBS_PRO, None),
-        *((environ | {"PBS_WALLTIME": "60"}, None) for environ in (SLURM_BATCH, LSF, SGE)),
+        (SLURM_BATCH | {"PBS_WALLTIME": "60"}, None),
     ],
-    ids=["Torque", "Torque without", "PBS Pro", "Slurm", "LSF", "SGE"],
+    ids=["Torque", "Torque without", "PBS Pro", "Slurm"],
 )
 def test_only_torque_tells_its_limit_in_the_environment(
     environ: Mapping[str, str], limit: float | None
@@ -318,8 +246,6 @@ def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
         (SLURM_EACH_NODE, "SLURM_JOB_NODELIST of Slurm job 812",
          "gpu07:1,gpu08:1,gpu09:1,gpu12:1", "srun"),
         (PBS_PRO, "PBS_NODEFILE of PBS job 4711.head", "r1i0:4,r1i1:2", "ssh"),
-        (LSF, "LSB_MCPU_HOSTS of LSF job 9001", "hostA:4,hostB:2", "blaunch"),
-        (SGE, "PE_HOSTFILE of SGE job 55", "c01:4,c02:2", "qrsh"),
     ],
 )  # fmt: skip
 def test_job_has_all_hosts_of_its_allocation_and_reaches_them_by_its_shell(
@@ -385,12 +311,7 @@ def test_no_environment_is_an_error(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("environ", "label"),
-    [
-        (OF_SLURM | OF_PBS | OF_LSF | OF_SGE, "Slurm job 7"),
-        (OF_PBS | OF_LSF | OF_SGE, "PBS job 8.head"),
-        (OF_LSF | OF_SGE, "LSF job 9"),
-        (OF_SGE, "SGE job 5"),
-    ],
+    [(OF_SLURM | OF_PBS, "Slurm job 7"), (OF_PBS, "PBS job 8.head")],
 )
 def test_innermost_batch_system_counts(environ: Mapping[str, str], label: str) -> None:
     assert found(environ).label == label
@@ -437,19 +358,6 @@ def test_tasks_of_a_host_that_slurm_does_not_list_are_those_that_were_asked_for(
 def test_chain_without_a_name_of_its_own_has_that_of_its_job() -> None:
     assert found(OF_SLURM | {CHAIN: ""}).chain == "slurm 7"
     assert found(OF_SLURM | {CHAIN: "mine"}).chain == "mine"
-
-
-@pytest.mark.parametrize(
-    ("environ", "is_batch"),
-    [
-        (OF_LSF | {"LSB_INTERACTIVE": "Y"}, False),
-        (OF_SGE | {"ENVIRONMENT": "INTERACTIVE"}, False),
-        (OF_LSF, True),
-        (OF_SGE, True),
-    ],
-)
-def test_only_a_batch_script_can_be_requeued(environ: Mapping[str, str], *, is_batch: bool) -> None:
-    assert found(environ).is_batch == is_batch
 
 
 @pytest.mark.parametrize(

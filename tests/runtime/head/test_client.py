@@ -716,7 +716,7 @@ def test_job_is_attached_to_with_its_own_batch_job(started: Started, *, is_insid
     head.close()
 
 
-def test_attach_ends_with_the_exit_code_for_the_batch_system_of_the_job(
+def test_attach_has_the_batch_job_come_back_and_ends_with_the_exit_code_of_the_job(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = started.setup.options.run_dir
@@ -724,13 +724,9 @@ def test_attach_ends_with_the_exit_code_for_the_batch_system_of_the_job(
     monkeypatch.setattr(module, "find_head", lambda directory, asked: found(started, head))
     asked: list[int] = []
 
-    def end(self: BatchJob, code: int, say: object) -> int:
-        asked.append(code)
-        return 99
+    monkeypatch.setattr(BatchJob, "end", lambda self, code, say: asked.append(code))
 
-    monkeypatch.setattr(BatchJob, "end", end)
-
-    assert module.attach(run_dir) == 99
+    assert module.attach(run_dir) == 75
     assert asked == [75]
     head.close()
 
@@ -913,14 +909,3 @@ def test_link_leaves_a_run_alone_that_another_link_still_has(
     else:
         with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
             module.run_batch_job(options, IN_BATCH)
-
-
-@pytest.mark.parametrize(("hits_limit", "code"), [(True, 99), (False, ExitCode.STOPPED_EARLY)])
-def test_job_that_its_limit_stops_gets_the_exit_code_of_its_batch_system(
-    monkeypatch: pytest.MonkeyPatch, options: JobOptions, code: int, *, hits_limit: bool
-) -> None:
-    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
-    runs.hits_limit = hits_limit
-    job = Allocation(Scheduler.SGE, "5", chain="sge 5", requeue_code=99)
-
-    assert module.run_batch_job(options, job) == code

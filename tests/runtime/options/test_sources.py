@@ -215,9 +215,11 @@ def test_number_of_the_batch_system_comes_after_all_wishes_and_before_the_defaul
 
 
 def test_number_of_the_batch_system_that_makes_no_sense_is_refused_with_its_place() -> None:
-    tasks = {"workers": ("NSLOTS of SGE job 7", 0)}
+    tasks = {"workers": ("SLURM_NTASKS of Slurm job 7", 0)}
 
-    with pytest.raises(UsageError, match=r"^NSLOTS of SGE job 7 must be at least 1, got 0$"):
+    with pytest.raises(
+        UsageError, match=r"^SLURM_NTASKS of Slurm job 7 must be at least 1, got 0$"
+    ):
         build_options(Path("t.py"), (), Sources({}, {}, {}, Path("/"), allocation=tasks))
 
 
