@@ -9,7 +9,6 @@
     ├── StagingExists           this save (step, generation, attempt) has already begun
     ├── CommitRefused           the staged files are not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
-    ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
     ├── MendImpossible          both holders of a step together lack some of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
         └── CheckpointUnreadable    it could not be read now; the next read may succeed
@@ -95,10 +94,6 @@ class CommitRefused(CheckpointError):
 
 class ManifestInvalid(CheckpointError):
     """The bytes are not a manifest that this version can trust."""
-
-
-class KeyUnusable(CheckpointError):
-    """A key file cannot be read, is not secret, or does not hold the key that is needed."""
 
 
 class MendImpossible(CheckpointError):

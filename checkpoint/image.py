@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.checkpoint.digest import Digest, DigestKind, digest_of
+from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.image_map import ImageMap, Share
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.shard import build_skeleton
@@ -37,11 +37,9 @@ class ShardImage:
         layout: ShardLayout,
         writer: int,
         run_id: str,
-        kind: DigestKind = DigestKind.XXH3_128,
     ) -> None:
         self.layout = layout
         self._writer = writer
-        self._kind = kind
         self._skeleton = build_skeleton(layout, writer, run_id)
         self.size = self._skeleton.size
 
@@ -79,11 +77,11 @@ class ShardImage:
 
     def piece_digest(self, state: Tensors, piece: int) -> str:
         """Return the digest of a piece of ``state``."""
-        return digest_of(self._contents(state, piece), self._kind)
+        return digest_of(self._contents(state, piece))
 
     def frame_digest(self, header: Header) -> str:
         """Return the digest of all that is outside the pieces."""
-        outside = Digest(self._kind)
+        outside = Digest()
         for gap in self._skeleton.marked(header):
             outside.update(gap)
         return outside.hexdigest()
@@ -107,7 +105,7 @@ class ShardImage:
     def describe(self, contents: Sequence[memoryview], header: Header) -> ShardRecord:
         """Return the record of the shard that is made of the same contents."""
         skeleton = self._skeleton
-        digests = [digest_of(data, self._kind) for data in contents]
+        digests = [digest_of(data) for data in contents]
         records = tuple(
             PieceRecord(piece.spec.name, piece.start, piece.stop, offset, piece.nbytes, digest)
             for piece, offset, digest in (
@@ -115,7 +113,7 @@ class ShardImage:
             )
         )
         outside = self.frame_digest(header)
-        return ShardRecord(self._writer, skeleton.size, outside, records, self._kind)
+        return ShardRecord(self._writer, skeleton.size, outside, records)
 
     def _contents(self, state: Tensors, index: int) -> memoryview:
         piece = self._skeleton.pieces[index]
@@ -133,8 +131,7 @@ class ShareImage:
         self._map = image_map
         self._share = share
         self._images = {
-            shard: ShardImage(image_map.layout, shard, run_id, image_map.kind)
-            for shard in share.shards
+            shard: ShardImage(image_map.layout, shard, run_id) for shard in share.shards
         }
 
     @property

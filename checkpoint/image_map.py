@@ -32,17 +32,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.filesystem import DirectoryName
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name, step_name
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
-from holdfast.checkpoint.signature import SigningKey
 from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
 
-_RECORD = struct.Struct("<Q32sQQ")
-"""A size or an offset, a digest of at most 32 bytes, and the generation and step of the save."""
+_RECORD = struct.Struct("<Q16sQQ")
+"""A size or an offset, a digest, and the generation and step of the save."""
 _PAGE_BYTES = 4096
 _MOST_FOR_FILE_BYTES = 2**20
 _MOST_FOR_PIECE_BYTES = 16 * 1024
@@ -56,7 +54,6 @@ class ImageMap:
     """The places of shards and records in one memory; ``size`` is its bytes."""
 
     layout: ShardLayout
-    kind: DigestKind
     pieces: tuple[tuple[Piece, ...], ...]
     """The pieces of each shard."""
     bases: tuple[int, ...]
@@ -66,7 +63,7 @@ class ImageMap:
     size: int
 
     @staticmethod
-    def of(layout: ShardLayout, kind: DigestKind) -> ImageMap:
+    def of(layout: ShardLayout) -> ImageMap:
         """Return the map of a layout; equal layouts have equal maps."""
         pieces = tuple(layout.pieces(shard) for shard in range(layout.writers))
         bases, position = [], 0
@@ -77,7 +74,7 @@ class ImageMap:
         for found in pieces:
             records.append(position)
             position += _RECORD.size * (1 + len(found))
-        return ImageMap(layout, kind, pieces, tuple(bases), tuple(records), position)
+        return ImageMap(layout, pieces, tuple(bases), tuple(records), position)
 
     def image(self, memory: memoryview, shard: int, size: int) -> memoryview:
         """Return the part of the memory that holds a shard's file of ``size`` bytes.
@@ -129,14 +126,11 @@ class ImageMap:
                 _refuse_other_save(shard, piece_save, header)
                 records.append(self._piece_record(piece, offset, piece_digest))
         records.sort(key=lambda record: record.offset)
-        return ShardRecord(shard, size, self._hex(digest), tuple(records), self.kind)
+        return ShardRecord(shard, size, digest.hex(), tuple(records))
 
     def _piece_record(self, piece: Piece, offset: int, digest: bytes) -> PieceRecord:
         name = piece.spec.name
-        return PieceRecord(name, piece.start, piece.stop, offset, piece.nbytes, self._hex(digest))
-
-    def _hex(self, digest: bytes) -> str:
-        return digest.hex()[: self.kind.length]
+        return PieceRecord(name, piece.start, piece.stop, offset, piece.nbytes, digest.hex())
 
 
 def _refuse_other_save(shard: int, save: Sequence[int], header: Header) -> None:
@@ -224,11 +218,10 @@ class ImageFileSystem:
         directory: Path,
         manifest: Manifest,
         images: Mapping[int, memoryview],
-        key: SigningKey | None = None,
     ) -> None:
         self._top = directory
         self._step = directory / step_name(manifest.step)
-        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode(key))}
+        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode())}
         for index, image in images.items():
             self._files[self._step / shard_name(index, manifest.writers)] = image
         self._paths = tuple(self._files)

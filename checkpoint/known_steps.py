@@ -83,7 +83,7 @@ class OwnSteps:
             return True
         if bad not in self._bad:
             directory = self.store.directory / bad.bad_name
-            scan = Scan(self.store.disk, directory, bad.step, self.store.key)
+            scan = Scan(self.store.disk, directory, bad.step)
             try:
                 self._bad[bad] = scan.manifest_alone().run_id == self._run_id
             except CheckpointUnreadable:  # the next read may succeed
@@ -110,10 +110,8 @@ class OwnSteps:
             found = self.store.scan(step).manifest_alone().run_id
         except CheckpointUnreadable:
             return Owner.UNKNOWN
-        except CheckpointInvalid as error:
-            if self.store.key is None:
-                return Owner.UNKNOWN
-            return self._other(step, error.reason)
+        except CheckpointInvalid:
+            return Owner.UNKNOWN
         if found == self._run_id:
             return Owner.RUN
         return self._other(step, f"it belongs to run {found}, not to {self._run_id}")

@@ -1,9 +1,7 @@
 """The record that makes a checkpoint whole: its tensors, their places, and all digests.
 
-A manifest is a line of JSON.  Below it stand its sha256 and, with a key, its signature
-(`signature`).  It is written last; a checkpoint without a manifest does not exist.  A step
-without a signature follows version 1 of the format, to the byte.  A step with a signature
-is of version 2, so that a reader of version 1 refuses it and can say why.
+A manifest is a line of JSON.  Below it stands its sha256.  It is written last; a checkpoint
+without a manifest does not exist.
 
 Invariant of a decoded manifest: the pieces of every tensor tile it exactly.  No two
 pieces of a shard overlap, and every piece lies inside its shard.  So a reader that
@@ -16,15 +14,15 @@ ended.  The metrics describe a checkpoint only if it is of that very step.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeAlias, cast
 
-from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.digest import DIGEST_DIGITS, DIGEST_NAME
 from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     CommitRefused,
@@ -32,10 +30,10 @@ from holdfast.checkpoint.errors import (
     StateUnsupported,
 )
 from holdfast.checkpoint.record import Header, ShardRecord
-from holdfast.checkpoint.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec, refuse_unsupported
 
 FORMAT = "holdfast-checkpoint"
+VERSION = 1
 LARGEST_INTEGER = 2**63 - 1
 _HEXADECIMAL = frozenset(string.digits + "abcdef")
 
@@ -53,60 +51,6 @@ GIVES_WAY = "gives way"
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 """Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
-
-
-class Version(IntEnum):
-    """The version of one manifest and of the shards that belong to it."""
-
-    PLAIN = 1
-    SIGNED = 2
-
-    @property
-    def digest(self) -> DigestKind:
-        """The kind of all digests: sha256 under a signature, because xxh3_128 can be forged."""
-        return DigestKind.SHA256 if self is Version.SIGNED else DigestKind.XXH3_128
-
-    @staticmethod
-    def with_key(key: SigningKey | None) -> Version:
-        """Return the version that a writer with ``key``, or without a key, writes."""
-        return Version.PLAIN if key is None else Version.SIGNED
-
-    @staticmethod
-    def of_digests(kinds: Iterable[DigestKind]) -> Version:
-        """Return the version whose shards have digests of this kind.
-
-        Raises ``CommitRefused`` if there is more than one kind.
-        """
-        (kind, *others) = sorted(set(kinds))
-        if others:
-            raise CommitRefused(
-                f"some shards have digests {kind.value}, others {others[0].value}; "
-                "give all workers the same key file"
-            )
-        return next(version for version in Version if version.digest is kind)
-
-    @staticmethod
-    def decode(fields: Fields, *, is_signed: bool) -> Version:
-        """Return the version that a manifest states; ``ValueError`` if its fields contradict."""
-        name, number, digest = (
-            fields.text("format"),
-            fields.integer("version"),
-            fields.text("digest"),
-        )
-        if name != FORMAT:
-            raise ValueError(f"its format is {name!r}, this version reads {FORMAT!r}")
-        if number not in set(Version):
-            raise ValueError(f"its version is {number}, this version reads 1 and 2")
-        version = Version(number)
-        if digest != version.digest:
-            raise ValueError(
-                f"its digest is {digest!r}, version {number} has {version.digest.value!r}"
-            )
-        if is_signed != (version is Version.SIGNED):
-            raise ValueError(
-                f"its version is {number}, but it is {'' if is_signed else 'not '}signed"
-            )
-        return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +76,7 @@ class PieceEntry:
         }
 
     @staticmethod
-    def of(value: object, kind: DigestKind) -> PieceEntry:
+    def of(value: object) -> PieceEntry:
         """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
         fields = Fields(value, "a piece")
         return PieceEntry(
@@ -141,7 +85,7 @@ class PieceEntry:
             bytes=fields.integer("bytes"),
             start=fields.integer("start"),
             stop=fields.integer("stop"),
-            digest=fields.hexadecimal("digest", digits=kind.length),
+            digest=fields.hexadecimal("digest", digits=DIGEST_DIGITS),
         )
 
 
@@ -162,7 +106,7 @@ class TensorEntry:
         }
 
     @staticmethod
-    def of(value: object, kind: DigestKind) -> TensorEntry:
+    def of(value: object) -> TensorEntry:
         """Return the entry that ``as_json`` made.
 
         Raises ``ValueError`` for anything else, ``StateUnsupported`` for a dtype or a
@@ -172,9 +116,7 @@ class TensorEntry:
         shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
         spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
         refuse_unsupported(spec)
-        return TensorEntry(
-            spec, tuple(PieceEntry.of(piece, kind) for piece in fields.array("pieces"))
-        )
+        return TensorEntry(spec, tuple(PieceEntry.of(piece) for piece in fields.array("pieces")))
 
     def check_tiling(self, writers: int) -> None:
         """Raise ``ManifestInvalid`` unless the pieces tile the tensor and lie in shards."""
@@ -205,10 +147,10 @@ class ShardEntry:
         return {"index": self.index, "size": self.size, "digest": self.digest}
 
     @staticmethod
-    def of(value: object, kind: DigestKind) -> ShardEntry:
+    def of(value: object) -> ShardEntry:
         """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
         fields = Fields(value, "a shard")
-        digest = fields.hexadecimal("digest", digits=kind.length)
+        digest = fields.hexadecimal("digest", digits=DIGEST_DIGITS)
         return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
 
     def check_apart(self, pieces: Sequence[Placed]) -> None:
@@ -280,7 +222,6 @@ class Manifest:
 
     ``cursor`` is the caller's JSON object of the position in the sample order.  ``numerics``
     is the caller's JSON object of the settings that decide the bits of a step.
-    ``signature`` and ``signed_by``, the key's id, are set in a manifest that was read.
     """
 
     run_id: str
@@ -290,9 +231,6 @@ class Manifest:
     numerics: Mapping[str, object]
     shards: tuple[ShardEntry, ...]
     tensors: tuple[TensorEntry, ...]
-    version: Version = Version.PLAIN
-    signature: Signature = Signature.NONE
-    signed_by: str | None = None
 
     @property
     def writers(self) -> int:
@@ -314,23 +252,16 @@ class Manifest:
         """Whether another save of its step takes its place."""
         return self.cursor.get(GIVES_WAY) is True
 
-    def encode(self, key: SigningKey | None = None) -> bytes:
-        """Return the manifest as the bytes of its file, signed if there is a key.
+    def encode(self) -> bytes:
+        """Return the manifest as the bytes of its file.
 
         Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, or if the bytes
-        exceed ``LARGEST_MANIFEST_BYTES``.  Raises it as well if the digests do not suit the
-        key, or if the signature was not checked: a key signs only verified manifests.
+        exceed ``LARGEST_MANIFEST_BYTES``.
         """
-        if self.signature is Signature.NOT_CHECKED or self.version is not Version.with_key(key):
-            raise CommitRefused(
-                f"step {self.step}, digests {self.version.digest.value}, signature "
-                f"{self.signature.value}, is not written {'without' if key is None else 'with'} "
-                "a key; give the key file of the run, if it has one"
-            )
         document = {
             "format": FORMAT,
-            "version": self.version,
-            "digest": self.version.digest,
+            "version": VERSION,
+            "digest": DIGEST_NAME,
             "run_id": self.run_id,
             "generation": self.generation,
             "step": self.step,
@@ -347,7 +278,8 @@ class Manifest:
                 f"the manifest of step {self.step} is not JSON: {error}; "
                 "put only JSON values into cursor and numerics"
             ) from error
-        data = seal(text.encode() + b"\n", key)
+        body = text.encode() + b"\n"
+        data = body + _checksum(body)
         if len(data) > LARGEST_MANIFEST_BYTES:
             raise CommitRefused(
                 f"the manifest of step {self.step} has {len(data)} bytes, at most "
@@ -362,13 +294,13 @@ class Manifest:
             raise CheckpointInvalid(self.step, reason, is_other_runs=True)
 
     @staticmethod
-    def decode(data: bytes, key: SigningKey | None = None) -> Manifest:
-        """Return the manifest that ``encode`` wrote, signed with ``key`` if there is one.
+    def decode(data: bytes) -> Manifest:
+        """Return the manifest that ``encode`` wrote.
 
         Raises ``ManifestInvalid`` with a reason.
         """
         try:
-            return _decode(unseal(data, key))
+            return _decode(data)
         except (ValueError, RecursionError, StateUnsupported) as error:
             raise ManifestInvalid(f"the manifest is not valid: {error}") from error
 
@@ -399,7 +331,6 @@ class Manifest:
             numerics=numerics,
             shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
             tensors=_tensors_of(layout, ordered),
-            version=Version.of_digests(record.kind for record in ordered),
         )
         try:
             _check(manifest)
@@ -441,20 +372,33 @@ def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[Te
     return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
 
 
-def _decode(unsealed: Unsealed) -> Manifest:
-    fields = Fields(json.loads(unsealed.body), "the manifest")
-    version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def _decode(data: bytes) -> Manifest:
+    end = data.find(b"\n") + 1
+    body, checksum = data[:end], _checksum(data[:end])
+    if not data[end:].startswith(checksum):
+        raise ValueError("its sha256 does not match: it is damaged or cut short")
+    fields = Fields(json.loads(body), "the manifest")
+    found = fields.text("format"), fields.integer("version"), fields.text("digest")
+    if found != (FORMAT, VERSION, DIGEST_NAME):
+        described = "format {!r}, version {} and digest {!r}".format
+        raise ValueError(
+            f"it has {described(*found)}; this version of holdfast reads "
+            f"{described(FORMAT, VERSION, DIGEST_NAME)}"
+        )
+    if data[end:] != checksum:
+        raise ValueError("it has bytes after its sha256: it is damaged")
     manifest = Manifest(
         run_id=fields.text("run_id"),
         generation=fields.integer("generation"),
         step=fields.integer("step"),
         cursor=fields.mapping("cursor"),
         numerics=fields.mapping("numerics"),
-        shards=tuple(ShardEntry.of(shard, version.digest) for shard in fields.array("shards")),
-        tensors=tuple(TensorEntry.of(value, version.digest) for value in fields.array("tensors")),
-        version=version,
-        signature=unsealed.signature,
-        signed_by=unsealed.signed_by,
+        shards=tuple(ShardEntry.of(shard) for shard in fields.array("shards")),
+        tensors=tuple(TensorEntry.of(value) for value in fields.array("tensors")),
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")

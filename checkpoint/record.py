@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import Digest, DigestKind, digest_of
+from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.errors import SnapshotDamaged
 
 
@@ -40,17 +40,15 @@ class ShardRecord:
     size: int
     digest: str
     pieces: tuple[PieceRecord, ...]
-    kind: DigestKind = DigestKind.XXH3_128
-    """The kind of all digests of the shard."""
 
     def check(self, image: memoryview) -> None:
         """Raise ``SnapshotDamaged`` unless ``image``, a shard in memory, is what was recorded."""
-        outside = Digest(self.kind)
+        outside = Digest()
         position = 0
         for piece in sorted(self.pieces, key=lambda piece: piece.offset):
             stop = piece.offset + piece.bytes
             outside.update(image[position : piece.offset])
-            if digest_of(image[piece.offset : stop], self.kind) != piece.digest:
+            if digest_of(image[piece.offset : stop]) != piece.digest:
                 raise SnapshotDamaged(
                     f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have "
                     "changed in the memory of the snapshot; look at the machine's memory"

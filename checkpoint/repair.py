@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint.digest import Digest, DigestKind
+from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.disk import Disk, ReadFile
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -45,7 +45,6 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.names import StagingName, shard_name, step_name
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.scan import Scan, digest_span, read_span
-from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
 
 CountBytes: TypeAlias = Callable[[int], None]
@@ -68,7 +67,6 @@ class StepCheck:
     step: int
     nbytes: int
     reason: str | None = None
-    signature: Signature = Signature.NONE
     is_unread: bool = False
     """Whether the reason is that it could not be read just now: it may be whole."""
 
@@ -99,7 +97,7 @@ def verify_step(
         return StepCheck(step, nbytes, error.reason)
     except CheckpointError as error:
         return StepCheck(step, nbytes, str(error))
-    return StepCheck(step, nbytes, signature=manifest.signature)
+    return StepCheck(step, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,6 @@ class Part:
     name: str
     spans: tuple[tuple[int, int], ...]
     digest: str
-    kind: DigestKind
 
     def __str__(self) -> str:
         return f"{self.name} in shard {self.shard}"
@@ -129,16 +126,15 @@ class Part:
 def parts_of(manifest: Manifest) -> tuple[tuple[Part, ...], ...]:
     """Return the parts of each shard; the bytes outside its pieces come first."""
     pairs = zip(manifest.shards, pieces_by_shard(manifest), strict=True)
-    kind = manifest.version.digest
     return tuple(
-        (_outside(shard, pieces, kind), *(_inside(placed, kind) for placed in pieces))
+        (_outside(shard, pieces), *(_inside(placed) for placed in pieces))
         for shard, pieces in pairs
     )
 
 
 def read_part(file: ReadFile, part: Part, image: memoryview | None = None) -> bool:
     """Read a part, into its place in ``image`` if given; return whether it verifies."""
-    digest = Digest(part.kind)
+    digest = Digest()
     for start, stop in part.spans:
         if image is None:
             digest_span(file, start, stop, digest)
@@ -147,17 +143,17 @@ def read_part(file: ReadFile, part: Part, image: memoryview | None = None) -> bo
     return digest.hexdigest() == part.digest
 
 
-def _inside(placed: Placed, kind: DigestKind) -> Part:
+def _inside(placed: Placed) -> Part:
     tensor, piece = placed
     name = f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r}"
-    return Part(piece.shard, name, (_span(piece),), piece.digest, kind)
+    return Part(piece.shard, name, (_span(piece),), piece.digest)
 
 
-def _outside(shard: ShardEntry, pieces: Sequence[Placed], kind: DigestKind) -> Part:
+def _outside(shard: ShardEntry, pieces: Sequence[Placed]) -> Part:
     edges = [(0, 0), *(_span(piece) for _, piece in pieces), (shard.size, shard.size)]
     gaps = [(left[1], right[0]) for left, right in itertools.pairwise(edges)]
     spans = tuple((start, stop) for start, stop in gaps if start < stop)
-    return Part(shard.index, "everything outside the tensors", spans, shard.digest, kind)
+    return Part(shard.index, "everything outside the tensors", spans, shard.digest)
 
 
 def _span(piece: PieceEntry) -> tuple[int, int]:
@@ -368,7 +364,7 @@ def _our_manifest(
     for directory in found if run_id is not None else found[:1]:
         is_aside = directory.name != step_name(step)
         try:
-            manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
+            manifest = Scan(here.disk, directory, step).manifest_alone()
             if is_aside:  # a step of another run may have been moved aside as well
                 manifest.refuse_other_run(run_id)
         except CheckpointInvalid as error:
@@ -508,7 +504,5 @@ def _records(manifest: Manifest) -> list[ShardRecord]:
             PieceRecord(tensor.spec.name, p.start, p.stop, p.offset, p.bytes, p.digest)
             for tensor, p in pieces
         )
-        records.append(
-            ShardRecord(shard.index, shard.size, shard.digest, found, manifest.version.digest)
-        )
+        records.append(ShardRecord(shard.index, shard.size, shard.digest, found))
     return records

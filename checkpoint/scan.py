@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint.digest import Digest, DigestKind
+from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.disk import Disk, ReadFile
 from holdfast.checkpoint.errors import (
     CheckpointInvalid,
@@ -40,7 +40,6 @@ from holdfast.checkpoint.manifest import (
     pieces_by_shard,
 )
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
-from holdfast.checkpoint.signature import SigningKey
 
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 
@@ -53,18 +52,12 @@ _MOST_NAMED = 3
 
 
 class Scan:
-    """Reads one committed step; raises ``CheckpointInvalid`` for anything that does not verify.
+    """Reads one committed step; raises ``CheckpointInvalid`` for anything that does not verify."""
 
-    With a key, a step that this key has not signed does not verify.
-    """
-
-    def __init__(
-        self, disk: Disk, directory: Path, step: int, key: SigningKey | None = None
-    ) -> None:
+    def __init__(self, disk: Disk, directory: Path, step: int) -> None:
         self._disk = disk
         self._directory = directory
         self._step = step
-        self._key = key
 
     def manifest(self, *, is_from_disk: bool = False) -> Manifest:
         """Return the manifest, once its sha256 and the sizes of all shards are verified."""
@@ -80,7 +73,7 @@ class Scan:
         """Return the manifest, once its sha256 is verified; the shards may be damaged or gone."""
         try:
             content = self._manifest_bytes(is_from_disk=is_from_disk)
-            manifest = Manifest.decode(content, self._key)
+            manifest = Manifest.decode(content)
         except ManifestInvalid as error:
             raise self._invalid(str(error)) from error
         except StorageFailed as error:
@@ -118,28 +111,28 @@ class Scan:
         is_from_disk: bool = False,
     ) -> None:
         """Do what ``read`` does for some of the shards."""
-        placed, kind = pieces_by_shard(manifest), manifest.version.digest
+        placed = pieces_by_shard(manifest)
         for index in shards:
             with self._reading(manifest, index) as file:
                 if is_from_disk:
                     file.uncache()
                 shard = manifest.shards[index]
-                self._read_shard(file, shard, placed[index], target=target, kind=kind)
+                self._read_shard(file, shard, placed[index], target=target)
 
     def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
         """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
         for piece in tensor.pieces:
             begin = piece.start * tensor.spec.itemsize
-            own = Digest(manifest.version.digest)
+            own = Digest()
             with self._reading(manifest, piece.shard) as file:
                 read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
             self._compare(tensor, piece, own)
 
     def digest_of_elements(
-        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int], kind: DigestKind
+        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int]
     ) -> str:
         """Return the digest of the elements of a tensor from the first of ``span`` to the last."""
-        itemsize, digest = tensor.spec.itemsize, Digest(kind)
+        itemsize, digest = tensor.spec.itemsize, Digest()
         for piece in tensor.pieces:
             start, stop = max(span[0], piece.start), min(span[1], piece.stop)
             begin = piece.offset + (start - piece.start) * itemsize
@@ -155,13 +148,12 @@ class Scan:
         pieces: Sequence[Placed],
         *,
         target: Target,
-        kind: DigestKind,
     ) -> None:
-        outside = Digest(kind)
+        outside = Digest()
         position = 0
         for tensor, piece in pieces:
             digest_span(file, position, piece.offset, outside)
-            own, buffer = Digest(kind), target(tensor, piece)
+            own, buffer = Digest(), target(tensor, piece)
             position = piece.offset + piece.bytes
             if buffer is None:
                 digest_span(file, piece.offset, position, own)
@@ -237,9 +229,8 @@ def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
     """
     here = {tensor.spec.name: tensor for tensor in first.tensors}
     new = {tensor.spec.name: tensor for tensor in later.tensors}
-    kind = later.version.digest
     both, only_in_one = here.keys() & new.keys(), here.keys() ^ new.keys()
-    changed = {n for n in both if not _is_same(scan, first, here[n], new[n], kind)}
+    changed = {n for n in both if not _is_same(scan, first, here[n], new[n])}
     names = sorted(changed | only_in_one)
     if not names:
         return None
@@ -252,20 +243,18 @@ def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
     )
 
 
-def _is_same(
-    scan: Scan, first: Manifest, here: TensorEntry, new: TensorEntry, kind: DigestKind
-) -> bool:
-    """Return whether a later save, with digests of ``kind``, has the same bytes of a tensor.
+def _is_same(scan: Scan, first: Manifest, here: TensorEntry, new: TensorEntry) -> bool:
+    """Return whether a later save has the same bytes of a tensor.
 
     The digests tell it if both are cut alike.  Another number of writers cuts otherwise:
     then the bytes are digested once more, as the later save is cut.
     """
     if here.spec != new.spec:
         return False
-    if kind is first.version.digest and _cuts(here) == _cuts(new):
+    if _cuts(here) == _cuts(new):
         return [p.digest for p in here.pieces] == [p.digest for p in new.pieces]
     return all(
-        scan.digest_of_elements(first, here, (piece.start, piece.stop), kind) == piece.digest
+        scan.digest_of_elements(first, here, (piece.start, piece.stop)) == piece.digest
         for piece in new.pieces
     )
 

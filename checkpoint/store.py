@@ -24,7 +24,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -35,7 +34,7 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest, Version
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import (
     MANIFEST_NAME,
     STORE_NAME,
@@ -48,14 +47,13 @@ from holdfast.checkpoint.names import (
 )
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.scan import Scan, tell_difference
-from holdfast.checkpoint.signature import SigningKey
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory; with a key, only checkpoints signed with it.
+    """The checkpoints of one run directory.
 
     Any number of processes may hold a store of the same directory.  Only the coordinator
     of the job's current generation stages, commits and prunes.
@@ -65,11 +63,9 @@ class CheckpointStore:
         self,
         run_dir: Path,
         filesystem: FileSystem | None = None,
-        key: SigningKey | None = None,
     ) -> None:
         self._run_dir = Path(run_dir)
         self.directory = self._run_dir / STORE_NAME
-        self.key = key
         self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
         self._making = threading.Lock()
@@ -77,11 +73,6 @@ class CheckpointStore:
         self._was_removed = False
         self.doubtful: set[int] = set()
         """Steps that are visible, though no save may rely on them: their renames may be lost."""
-
-    @property
-    def digest_kind(self) -> DigestKind:
-        """The kind of the shards' digests: with a key, one that cannot be forged."""
-        return Version.with_key(self.key).digest
 
     def stage(self, step: int, generation: int, attempt: int) -> Staging:
         """Make the staging directory of a new save.
@@ -129,7 +120,7 @@ class CheckpointStore:
 
     def scan(self, step: int) -> Scan:
         """Return the way to read a committed step."""
-        return Scan(self.disk, self.directory / step_name(step), step, self.key)
+        return Scan(self.disk, self.directory / step_name(step), step)
 
     def clean_staging(self, below_generation: int) -> tuple[str, ...]:
         """Remove the staging of dead generations; returns a reason for each one that is left.
@@ -213,7 +204,7 @@ class Staging:
         # A process that only lists or restores checkpoints must not load HDF5.
         from holdfast.checkpoint.image import ShardImage
 
-        image = ShardImage(layout, writer, header.run_id, self._store.digest_kind)
+        image = ShardImage(layout, writer, header.run_id)
         contents = image.contents(state)
         described: list[ShardRecord] = []
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
@@ -244,7 +235,7 @@ class Staging:
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
-        data = manifest.encode(self._store.key)
+        data = manifest.encode()
         self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(data)])
         self._disk.fsync_directory(self.path)
         target = self._store.directory / step_name(manifest.step)

@@ -32,10 +32,9 @@ from holdfast.checkpoint.repair import (
     mend_step,
     verify_step,
 )
-from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.runtime.cli.help import Documented
-from holdfast.runtime.cli.option_flags import PATH, key_option, run_dir_argument
+from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import ByteProgress, grid, output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run import progress
@@ -59,15 +58,14 @@ _MOST_ITEMS = 4
 @run_dir_argument
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
-@key_option
-def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps: bool) -> None:
+def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
     """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify.
 
     Exit 75 if none is known to be damaged, and some could not be read just now.
     """
     if all_steps and step is not None:
         raise UsageError("--all and --step exclude each other; give one of them")
-    run = StoredRun.open(run_dir, key_file)
+    run = StoredRun.open(run_dir)
     steps = run.steps() if step is None else (run.step(step),)
     with ByteProgress("verifying", _total(run, steps)) as bar:
         verdicts = [_tell(run, known, bar) for known in steps]
@@ -97,8 +95,7 @@ def _verdict_in_words(verdict: StepCheck) -> str:
         return f"could not be read, and is not known to be damaged: {verdict.reason}"
     if not verdict.is_valid:
         return f"not valid: {verdict.reason}"
-    signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"
-    return f"valid, {progress.memory(verdict.nbytes)}{signed}"
+    return f"valid, {progress.memory(verdict.nbytes)}"
 
 
 def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
@@ -122,10 +119,9 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
     help="Another copy of the run directory: a mirror or a backup.",
 )
 @click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
-@key_option
-def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | None) -> None:
+def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
     """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if one cannot be."""
-    run, other = StoredRun.open(run_dir, key_file), StoredRun.open(other_dir, key_file)
+    run, other = StoredRun.open(run_dir), StoredRun.open(other_dir)
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
     if None not in (run.run_id, other.run_id) and run.run_id != other.run_id:
@@ -180,23 +176,21 @@ def _result_in_words(result: MendResult, other_dir: Path) -> str:
 )
 @click.option("--full", is_flag=True, help="Show also cursor and numerics, as they are stored.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-@key_option
 def inspect(
     run_dir: Path,
     step: int | None,
     diff: tuple[str, str] | None,
-    key_file: Path | None,
     **shown: bool,
 ) -> None:
     """Show the checkpoints in RUN_DIR, and of one its contents and soundness; or compare two."""
     console = output()
     if diff is None:
-        run = StoredRun.open(run_dir, key_file)
+        run = StoredRun.open(run_dir)
         _show(run, step, None if shown["as_json"] else console, is_full=shown["full"])
         return
     if step is not None:
         raise UsageError("--diff and --step exclude each other; give one of them")
-    found = compare_steps(*(_open(run_dir, text, key_file) for text in diff))
+    found = compare_steps(*(_open(run_dir, text) for text in diff))
     if shown["as_json"]:
         click.echo(comparison_json(found))
     else:
@@ -218,10 +212,10 @@ def _show(run: StoredRun, step: int | None, console: Console | None, *, is_full:
         raise CheckpointInvalid(wanted, it.damage)
 
 
-def _open(run_dir: Path, text: str, key_file: Path | None) -> Opened:
+def _open(run_dir: Path, text: str) -> Opened:
     """Return a step of the run, or the newest one of another run directory."""
     is_step = text.isascii() and text.isdigit()
-    run = StoredRun.open(run_dir if is_step else Path(text), key_file)
+    run = StoredRun.open(run_dir if is_step else Path(text))
     scan = run.store.scan(run.step(int(text) if is_step else None))
     return Opened(scan, scan.manifest())
 
@@ -255,7 +249,6 @@ def _cells(summary: StepSummary, now: float) -> tuple[Text, ...]:
 
 def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
     table = grid()
-    key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
     stored = {"cursor": manifest.cursor, "numerics": manifest.numerics} if is_full else {}
     for name, text in (
         ("step", str(manifest.step)),
@@ -263,7 +256,6 @@ def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
         ("contents", contents_of(manifest)),
         ("sound", _soundness(found, manifest)),
         ("files", progress.count(manifest.writers, "shard")),
-        ("signature", f"{manifest.signature.value}{key}"),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
         *((name, _pairs(fields)) for name, fields in stored.items()),
     ):

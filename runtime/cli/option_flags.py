@@ -35,13 +35,6 @@ _EPILOG = (
     "holdfast.toml under [run].  A flag comes first, then the variable, then the file."
 )
 
-key_option = click.option(
-    "--key-file",
-    type=PATH,
-    envvar="HOLDFAST_KEY_FILE",
-    help="The key of the run: checkpoints not signed with it are rejected.",
-)
-
 
 def _run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
     """Return the run that is named, or the only one that is here, and say which that is."""

@@ -15,14 +15,12 @@ from typing import Any
 import click
 
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.signature import Signature
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
     PATH,
     OfScript,
     flags_of,
     given_flags,
-    key_option,
     run_dir_argument,
     stray_words,
 )
@@ -80,7 +78,7 @@ def _tell(options: JobOptions, weights: Path) -> None:
     """Say what the run begins with, as it was read back, and how to go on."""
     from holdfast.runtime.tools.importing import imported_state
 
-    state = imported_state(options.run_dir, options.key_file)
+    state = imported_state(options.run_dir)
     click.echo(f"step 0 of {options.run_dir} has the weights of {weights}, verified")
     click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {memory(state.nbytes)}")
     click.echo(f"sha256 {state.sha256}")
@@ -92,10 +90,9 @@ def _next_command(options: JobOptions) -> str:
     workers = ("-n", str(options.workers)) if options.workers > 1 else ()
     is_default = options.run_dir == default_run_dir(options.script, Path.cwd())
     run_dir = () if is_default else ("--run-dir", _short(options.run_dir))
-    key = () if options.key_file is None else ("--key-file", _short(options.key_file))
     mark = ("--",) if stray_words(options.script, options.argv)[0] else ()
     script = (_short(options.script), *options.argv)
-    return shlex.join(("holdfast", "run", *workers, *run_dir, *key, *mark, *script))
+    return shlex.join(("holdfast", "run", *workers, *run_dir, *mark, *script))
 
 
 def _short(path: Path) -> str:
@@ -125,12 +122,10 @@ def _short(path: Path) -> str:
     "--input-shape", metavar="SIZES", help="Shape of one sample, as in 28,28,1, if needed."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@key_option
 def export(
     run_dir: Path,
     target: Path,
     step: int | None,
-    key_file: Path | None,
     *,
     force: bool,
     **model: str | None,
@@ -139,12 +134,10 @@ def export(
     kind = format_of(target, model["wanted"])
     request = ExportRequest(target, kind, _source(model["model"], model["input_shape"]), force)
     refuse_existing(target, is_forced=force)
-    run = StoredRun.open(run_dir, key_file)
+    run = StoredRun.open(run_dir)
     restored = restore(run.store, run.step(step), run_id=run.run_id)
     export_state(restored, request, RunDirectory(run_dir).load_record())
-    signature = restored.manifest.signature
-    signed = "" if signature is Signature.NONE else f", signature {signature.value}"
-    click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
+    click.echo(f"step {restored.manifest.step}, verified, is now {target}")
 
 
 def _source(text: str | None, sizes: str | None) -> ModelSource | None:

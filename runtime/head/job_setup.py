@@ -11,7 +11,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.fault import Fault, parse_faults
 from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
@@ -42,7 +41,7 @@ from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
-from holdfast.runtime.run.find_run import find_key, moved_to
+from holdfast.runtime.run.find_run import moved_to
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -82,7 +81,6 @@ class JobSetup:
     environment: dict[str, str]
     is_resumed: bool
     warning: str | None
-    key_file: KeyFile | None
     history: HistoryReader
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
@@ -144,7 +142,6 @@ class JobSetup:
             generation=self.first_generation,
             workers=tuple(map(WorkerId, range(options.workers + options.spares))),
             record=self.record,
-            key_file=self.key_file,
             history=self.history.read(),
             lease_token=self.lease.token,
         )
@@ -188,8 +185,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
-        key_file = find_key(options.key_file, options.run_dir)
-        refuse_beforehand(RunDirectory(options.run_dir), options, key_file)
+        refuse_beforehand(RunDirectory(options.run_dir), options)
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
@@ -211,7 +207,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         if options.hosts:
             verdict = _assessed(options, library, checked)
         with answering(options.run_dir, say):
-            setup = _setup_in(options, library, verdict, key_file, lease, checked)
+            setup = _setup_in(options, library, verdict, lease, checked)
     except BaseException:
         # --fresh has perhaps moved what another job has saved: that job must see so.
         lease.end(is_refused=not options.fresh)
@@ -316,7 +312,6 @@ def _setup_in(
     options: JobOptions,
     library: MpiLibrary,
     verdict: Verdict,
-    key_file: KeyFile | None,
     lease: Lease,
     checked: CheckedHosts | None,
 ) -> JobSetup:
@@ -324,7 +319,7 @@ def _setup_in(
     directory = RunDirectory(options.run_dir)
     set_aside = directory.set_aside() if options.fresh else None
     threads = None if checked is None else checked.threads
-    record, is_resumed = open_or_create_record(directory, options, key_file, threads)
+    record, is_resumed = open_or_create_record(directory, options, threads)
     history = HistoryReader(directory.journal_path)
     # Asked here: a list that fails just now ends the job here, and is no list without a step.
     saved_step = directory.newest_step if directory.has_checkpoints else None
@@ -343,7 +338,6 @@ def _setup_in(
         | ScriptSource.of(options.script).variables,
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
-        key_file=key_file,
         history=history,
         cwd=Path.cwd(),
         saved_step=saved_step,

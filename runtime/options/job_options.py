@@ -260,11 +260,6 @@ class JobOptions:
         "Another copy of the run directory, from which damaged checkpoints are mended.",
         metavar="DIR",
     )
-    key_file: Path | None = _path(
-        "--key-file",
-        "A secret that checkpoints are signed with; nothing else is resumed from.",
-        commands=_BOTH,
-    )
     heartbeat_timeout_s: float = option(
         "--heartbeat-timeout",
         "Kill a worker that stands still for longer than this.",

@@ -15,13 +15,11 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.batch.schedulers import CHAIN, find_array_task
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
-from holdfast.runtime.run.find_run import refuse_other_key
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -31,7 +29,6 @@ from holdfast.runtime.system.codec import to_plain
 def open_or_create_record(
     directory: RunDirectory,
     options: JobOptions,
-    key_file: KeyFile | None,
     threads: int | None = None,
 ) -> tuple[RunRecord, bool]:
     """Return the record of the run in ``directory``, and whether there was one before.
@@ -41,22 +38,20 @@ def open_or_create_record(
     the script and the options as they are: a first start that failed has fixed nothing.
 
     Raises:
-        UsageError: the options or the key are not those that the run was begun with, or
-            there are checkpoints without the record of their run.
+        UsageError: the options are not those that the run was begun with, or there
+            are checkpoints without the record of their run.
     """
-    resumed = _terms_in(directory, options, key_file, threads)
+    resumed = _terms_in(directory, options, threads)
     if resumed is not None:
         if resumed != directory.load_record() and not _has_begun(directory, options):
             directory.replace_record(resumed)
         return resumed, True
-    record = _new_record(options, key_file, threads)
+    record = _new_record(options, threads)
     directory.create_record(record)
     return record, False
 
 
-def refuse_beforehand(
-    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
-) -> None:
+def refuse_beforehand(directory: RunDirectory, options: JobOptions) -> None:
     """Refuse a job while it has changed nothing, if the directory shows that it must be refused.
 
     A lease that it took would end the saves of a job that has made its directory again.  Where
@@ -66,24 +61,22 @@ def refuse_beforehand(
         UsageError: what ``open_or_create_record`` raises.
     """
     if not options.fresh and not os.path.lexists(directory.lease_path):
-        _terms_in(directory, options, key_file)
+        _terms_in(directory, options)
 
 
 def _terms_in(
     directory: RunDirectory,
     options: JobOptions,
-    key_file: KeyFile | None,
     threads: int | None = None,
 ) -> RunRecord | None:
     """Return the terms of the run in ``directory`` under the wishes of this job, None without."""
     before = directory.load_record()
     if before is not None:
-        refuse_other_key(key_file, before.key_id, directory.path)
         refuse_other_program(options)
         if _has_begun(directory, options):
             return _resumed(options, before)
         return dataclasses.replace(
-            _new_record(options, key_file, threads),
+            _new_record(options, threads),
             run_id=before.run_id,
             created=before.created,
             draw_seed=before.draw_seed,
@@ -196,7 +189,7 @@ def _fits(options: JobOptions, record: RunRecord) -> bool:
     return all(wanted in (None, there) for wanted, there in pairs)
 
 
-def _new_record(options: JobOptions, key_file: KeyFile | None, threads: int | None) -> RunRecord:
+def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
     if threads is None or options.threads is not None:
         threads = options.new_threads
     (script, from_here), task = _places_of(options), find_array_task(os.environ)
@@ -208,7 +201,6 @@ def _new_record(options: JobOptions, key_file: KeyFile | None, threads: int | No
         seed=options.new_seed,
         threads=threads,
         numerics=to_plain(Numerics.here(threads=threads)),
-        key_id=key_file.key_id if key_file else None,
         script_sha256=script_sha256(options.script),
         argv=list(options.argv),
         draw_seed=RunRecord.new_draw_seed(),
@@ -255,7 +247,7 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
 
 
 _OF_COMPLETE_RUNS = (
-    *("argv", "initial", "key_file", "trains"),
+    *("argv", "initial", "trains"),
     *("fit", "scale_batch", "scale_rate", "accept_batch_mixing"),
 )
 """Options by which the script of a complete run may do something else; others need a training."""

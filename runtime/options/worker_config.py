@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
@@ -32,7 +31,6 @@ class WorkerConfig:
     generation: int
     workers: tuple[WorkerId, ...]
     record: RunRecord
-    key_file: KeyFile | None = None
     history: FailureHistory = _NO_HISTORY
     lease_token: str = ""
     """The token of the lease under which the launch may change the run directory."""

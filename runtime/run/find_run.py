@@ -1,14 +1,9 @@
-"""Which run a path means: a run or none, one with another key, or a copy of a run.
+"""Which run a path means: a run or none, or a copy of a run.
 
 A path that is no run is refused in one sentence for all commands, with the runs that are near it.
 
-A run keeps the key that it was begun with: its ``RUN.json`` holds the key's id.  So a
-job with another key, or without one, is refused before anything starts.  This check guards
-against mistakes.  An attacker may change ``RUN.json``, but cannot sign a step by that.
-
 A copy of a run directory has its run's id.  A job makes its directory again when it is moved away.
 The lease names the directory that it was made in, so the moved one tells where the run is.
-
 """
 
 from __future__ import annotations
@@ -19,8 +14,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.checkpoint.errors import KeyUnusable
-from holdfast.checkpoint.signature import KeyFile, SigningKey
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import (
     BoundedCalls,
@@ -140,72 +133,6 @@ def _folders_in(folder: Path) -> list[Path]:
 def _is_begun(folder: Path) -> bool:
     """Return whether a job has begun a run here."""
     return os.path.lexists(RunDirectory(folder).record_path)
-
-
-def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
-    """Return the description of the key in the user's file, None if no file is named.
-
-    Raises:
-        UsageError: the key cannot be used, or lies in the run directory, where an attacker
-            could replace it.
-    """
-    if path is None:
-        return None
-    if path.resolve().is_relative_to(run_dir.resolve()):
-        raise UsageError(
-            f"key file {path} lies in the run directory {run_dir}, where any user who can "
-            "change checkpoints could replace it; move it elsewhere"
-        )
-    try:
-        return KeyFile.of(path)
-    except KeyUnusable as error:
-        raise _refusal(error) from error
-
-
-def key_in(key_file: KeyFile | None) -> SigningKey | None:
-    """Return the key that ``find_key`` has found.
-
-    Raises:
-        UsageError: the key is no longer there.
-    """
-    try:
-        return None if key_file is None else key_file.read()
-    except KeyUnusable as error:
-        raise _refusal(error) from error
-
-
-def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path) -> None:
-    """Refuse to resume a run with another key than it was begun with, or without it.
-
-    Raises:
-        UsageError: ``wanted``, the id in ``RUN.json``, is not that of the key.
-    """
-    found = None if key_file is None else key_file.key_id
-    if found == wanted:
-        return
-    if key_file is None:
-        raise UsageError(
-            f"the run in {run_dir} was begun with key {wanted}; give it with --key-file or "
-            "HOLDFAST_KEY_FILE, or begin a new run with --fresh"
-        )
-    if wanted is not None:
-        raise UsageError(
-            f"the run in {run_dir} was begun with key {wanted}, {key_file.path} holds key {found}; "
-            "give the key file that it was begun with, or begin a new run with --fresh"
-        )
-    raise UsageError(
-        f"RUN.json in {run_dir} names no key, so the run was begun without --key-file, or the file "
-        f"was changed; run `holdfast verify --key-file {key_file.path}`, and leave --key-file out "
-        "only if no other user can write there"
-    )
-
-
-def _refusal(error: KeyUnusable) -> UsageError:
-    """Return the error of a key that cannot be used, or cannot be read just now."""
-    cause = error.__cause__
-    if isinstance(cause, OSError):
-        return refusal(Path(cause.filename or "the key file"), cause, str(error))
-    return UsageError(str(error))
 
 
 def moved_to(directory: RunDirectory) -> Path | None:

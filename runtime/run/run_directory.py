@@ -84,8 +84,7 @@ class RunRecord:
     """The terms that are fixed for the whole life of a run, as ``RUN.json`` holds them.
 
     ``created`` is in seconds since 1970; ``threads`` are those of one worker;
-    ``numerics`` are the settings of the launching host that the bits depend on;
-    ``key_id`` is that of the key that signs the checkpoints, None without a key.
+    ``numerics`` are the settings of the launching host that the bits depend on.
     """
 
     run_id: str
@@ -95,7 +94,6 @@ class RunRecord:
     seed: int
     threads: int
     numerics: dict[str, object] = dataclasses.field(default_factory=dict)
-    key_id: str | None = None
     script_sha256: str | None = None
     """Of the script that has begun the run, None in a record of an older holdfast."""
     argv: list[str] | None = None

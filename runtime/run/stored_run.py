@@ -12,12 +12,11 @@ from pathlib import Path
 
 from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
-from holdfast.checkpoint.signature import SigningKey
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import entries_of, last_of
-from holdfast.runtime.run.find_run import find_key, key_in, refuse_no_run
+from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
@@ -33,24 +32,15 @@ class StoredRun:
     run_id: str | None
 
     @staticmethod
-    def open(path: Path, key_file: Path | None = None) -> StoredRun:
-        """Return the run in a directory; with a key, only steps signed with it are valid.
+    def open(path: Path) -> StoredRun:
+        """Return the run in a directory.
 
         Raises:
-            UsageError: it is no run, its record or the key cannot be read, or it is another key
-                than the run was begun with.
+            UsageError: it is no run, or its record cannot be read.
         """
         refuse_no_run(path)
         record = RunDirectory(path).load_record()
-        key = find_key(key_file, path)
-        begun_with = None if record is None else record.key_id
-        if key is not None and begun_with not in (None, key.key_id):
-            raise UsageError(
-                f"the run in {path} was begun with key {begun_with}, and {key.path} holds key "
-                f"{key.key_id}; give the key file that it was begun with"
-            )
-        store = CheckpointStore(path, key=key_in(key))
-        return StoredRun(path, store, record.run_id if record else None)
+        return StoredRun(path, CheckpointStore(path), record.run_id if record else None)
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first.
@@ -94,12 +84,10 @@ class StoredRun:
         return wanted
 
 
-def owned_store(
-    ownership: Ownership, key: SigningKey | None, files: FileSystem | None = None
-) -> CheckpointStore:
+def owned_store(ownership: Ownership, files: FileSystem | None = None) -> CheckpointStore:
     """Return the checkpoints of a job's directory, changed only after a proof that it is its own.
 
     They are on other ``files`` than those of the disk if any are given.
     """
     fenced = LocalFileSystem(ownership.run_dir, ownership.prove)
-    return CheckpointStore(ownership.run_dir, fenced if files is None else files, key)
+    return CheckpointStore(ownership.run_dir, fenced if files is None else files)

@@ -42,10 +42,7 @@ class Committer:
     """Commits the saves of one plan."""
 
     def __init__(self, plan: SavePlan, report: Report, *, has_maintenance: bool = True) -> None:
-        """Open the store, and begin to care for its old steps, if ``has_maintenance``.
-
-        Raises ``KeyUnusable`` if the run's key is no longer in its file.
-        """
+        """Open the store, and begin to care for its old steps, if ``has_maintenance``."""
         self.plan = plan
         self.image_map = plan.image_map()
         self._report = report

@@ -109,8 +109,8 @@ class HeldSave:
     def as_store(self, key_of: CheckpointStore) -> CheckpointStore:
         """Return the images as a second holder of the step; ``key_of`` has the run's key."""
         images = {record.index: self.image(record) for record in self.records}
-        files = ImageFileSystem(key_of.directory, self.manifest(), images, key_of.key)
-        return CheckpointStore(self.plan.run_dir, files, key_of.key)
+        files = ImageFileSystem(key_of.directory, self.manifest(), images)
+        return CheckpointStore(self.plan.run_dir, files)
 
 
 class KeptImages:

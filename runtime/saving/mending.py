@@ -183,10 +183,7 @@ class Mirror:
         self._run_id = run_id
         self._call_within_s = call_within_s
         self._files = _WatchedFiles(path)
-        # If the run has a key, the mirror's checkpoints must be signed with it as well.
-        self._holders = Holders(
-            here, CheckpointStore(path, self._files, here.key), self._refuse_if_given_up
-        )
+        self._holders = Holders(here, CheckpointStore(path, self._files), self._refuse_if_given_up)
         self._holders.there.disk.watch(watch)
 
     @property

@@ -114,10 +114,10 @@ class AgentMemory:
         if answer.get("step") != step:
             raise CheckpointInvalid(step, "there are no snapshots of it in memory")
         here = self._store
-        manifest = Manifest.decode(answer["manifest"].encode(), here.key)
+        manifest = Manifest.decode(answer["manifest"].encode())
         images = _images(manifest, answer)
-        files = ImageFileSystem(here.directory, manifest, images, here.key)
-        return CheckpointStore(self._run_dir, files, here.key)
+        files = ImageFileSystem(here.directory, manifest, images)
+        return CheckpointStore(self._run_dir, files)
 
     def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         return {} if self._ask_agent is None else self._ask_agent(question)

@@ -2,7 +2,7 @@
 
 All that the saves of a stage have in common is a `SavePlan`.  It travels once, not once a worker
 and save.  A plan with the images of a save is enough to commit, so a save that is complete in
-memory needs no worker any more.  It has the launch's configuration as it is: options, key and lease
+memory needs no worker any more.  It has the launch's configuration as it is: options and lease
 of the job count for the writer as they do for a worker.  A `SaveTicket` has the few numbers that
 name one save, in every message about it.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Manifest, Version, plain_name
+from holdfast.checkpoint.manifest import Manifest, plain_name
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
 from holdfast.checkpoint.space import Space
@@ -74,8 +74,7 @@ class SavePlan:
     @property
     def layout_id(self) -> str:
         """The name of the memory that fits these saves, the same in every process."""
-        key = self.config.key_file and self.config.key_file.key_id
-        return digest_of(encode([self.run_id, key, self.layout]))
+        return digest_of(encode([self.run_id, self.layout]))
 
     @property
     def retention(self) -> Retention:
@@ -85,16 +84,12 @@ class SavePlan:
         return dataclasses.replace(self.terms.retention, space=space)
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
-        """Return the run's checkpoints, fenced, or on another file system if one is given.
-
-        Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
-        """
-        return _store_of(self.config, files)
+        """Return the run's checkpoints, fenced, or on another file system if one is given."""
+        return owned_store(self.config.ownership, files)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""
-        version = Version.PLAIN if self.config.key_file is None else Version.SIGNED
-        return ImageMap.of(self.layout, version.digest)
+        return ImageMap.of(self.layout)
 
     def manifest(
         self, header: Header, records: Sequence[ShardRecord], cursor: Mapping[str, object]
@@ -108,11 +103,6 @@ class SavePlan:
         return Manifest.assemble(
             self.layout, list(records), header=header, cursor=whole, numerics=terms.numerics
         )
-
-
-def _store_of(config: WorkerConfig, files: FileSystem | None = None) -> CheckpointStore:
-    key = None if config.key_file is None else config.key_file.read()
-    return owned_store(config.ownership, key, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +159,8 @@ class MendOrder:
     copies: tuple[Path, ...] = ()
 
     def open_store(self) -> CheckpointStore:
-        """Return the checkpoints of the run.
-
-        Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
-        """
-        return _store_of(self.config)
+        """Return the checkpoints of the run."""
+        return owned_store(self.config.ownership)
 
 
 def wanted_of(keep_every: object, keep_best: object, *, after: int = -1) -> Wanted:

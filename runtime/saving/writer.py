@@ -95,7 +95,7 @@ class HostWriter:
         self._has_maintenance = True
         """Whether this writer looks after old steps, as the host of rank 0 does alone."""
         self._committer: Committer | None = None
-        """That of the plan; None until the run's key and directory can be used."""
+        """That of the plan; None until the run's directory can be used."""
         self._parts: Parts | None = None
         self._again: dict[tuple[int, int], Parts] = {}
         """Saves that another writer has answered; the agent tells them before a settle."""
@@ -320,7 +320,7 @@ class HostWriter:
     def _place_of(self, save: HeldSave) -> Message:
         ticket = save.ticket
         fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
-        manifest = save.manifest().encode(self._ready().store.key).decode()
+        manifest = save.manifest().encode().decode()
         place: Message = {"step": save.step, "manifest": manifest, "bases": save.image_map.bases}
         return {**place, "pid": os.getpid(), "fd": fd}
 

@@ -58,13 +58,13 @@ def run_import(options: JobOptions) -> ExitCode:
     return code
 
 
-def imported_state(run_dir: Path, key_file: Path | None = None) -> ImportedState:
+def imported_state(run_dir: Path) -> ImportedState:
     """Read the first step of a run back, and return its contents.
 
     Raises:
         CheckpointError: the step does not verify.
     """
-    run = StoredRun.open(run_dir, key_file)
+    run = StoredRun.open(run_dir)
     restored = restore(run.store, _FIRST_STEP, run_id=run.run_id)
     state = restored.state
     weights = sum(map(is_weight, state))

@@ -180,8 +180,6 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
         "generation": manifest.generation,
         "bytes": manifest.nbytes,
         "shards": manifest.writers,
-        "signature": manifest.signature.value,
-        "signed_by": manifest.signed_by,
         "cursor": manifest.cursor,
         "position": None if position is None else dataclasses.asdict(position),
         "numerics": manifest.numerics,

@@ -85,7 +85,6 @@ class ReportedRun:
                 ("threads of a worker", record.threads),
                 *(item for item in record.numerics.items() if item[0] != "threads"),
                 ("script sha256", record.script_sha256),
-                ("signed with key", record.key_id),
             ]
         return [(name, str(value)) for name, value in rows if value not in (None, "")]
 

@@ -274,9 +274,8 @@ class JobRestore:
         self, communicator: Communicator, found: Sequence[StateReader]
     ) -> Manifest:
         """Return the manifest that rank 0 has read, for workers that only receive the state."""
-        key = self._store.key
-        mine = found[0].manifest.encode(key).decode() if communicator.rank == 0 else ""
-        return Manifest.decode(_from_first(communicator, mine).encode(), key)
+        mine = found[0].manifest.encode().decode() if communicator.rank == 0 else ""
+        return Manifest.decode(_from_first(communicator, mine).encode())
 
     def _target(self, candidate: _Candidate, place: _Place) -> Target:
         needs_advice = candidate.is_here and not self._has_second_holder

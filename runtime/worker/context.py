@@ -17,7 +17,6 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.find_run import key_in
 from holdfast.runtime.run.journal import Journal, ProcessJournal, Recorder
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.stored_run import owned_store
@@ -82,14 +81,10 @@ class WorkerContext:
         self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
 
     def open_store(self) -> CheckpointStore:
-        """Return the run's checkpoints, signed if the run has a key.
-
-        Raises:
-            UsageError: the key is no longer in its file.
-        """
+        """Return the run's checkpoints."""
         config = self.config
         ownership = Ownership(self.run_dir, config.run_id, config.lease_token)
-        return owned_store(ownership, key_in(config.key_file))
+        return owned_store(ownership)
 
 
 _current: WorkerContext | None = None

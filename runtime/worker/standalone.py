@@ -53,7 +53,6 @@ from holdfast.runtime.options.sources import (
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.find_run import find_key
 from holdfast.runtime.run.journal import next_generation
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
@@ -167,22 +166,20 @@ def _agreed_config(communicator: Communicator) -> WorkerConfig:
 def _first_config(size: int) -> WorkerConfig:
     """Return what rank 0 runs on: the run's record, created if need be, and a new generation."""
     options = _options(size)
-    key_file = find_key(options.key_file, options.run_dir)
     directory = RunDirectory(options.run_dir)
-    refuse_beforehand(directory, options, key_file)
+    refuse_beforehand(directory, options)
     directory.prepare()
     lease = _acquire(directory, options.wait_lease_s)
     _hold(lease)
     if options.fresh:
         directory.set_aside()
-    record, _ = open_or_create_record(directory, options, key_file)
+    record, _ = open_or_create_record(directory, options)
     config = WorkerConfig(
         options=options,
         worker=WorkerId(0),
         generation=next_generation(directory),
         workers=tuple(WorkerId(rank) for rank in range(size)),
         record=record,
-        key_file=key_file,
         history=HistoryReader(directory.journal_path).read(),
         lease_token=lease.token,
     )

@@ -297,7 +297,7 @@ def crafted_shard(path: Path, secret: Path) -> None:
 
 
 def adopt(folder: Path, path: Path, offset: int) -> None:
-    """Make a step of this one shard, signed, with right digests."""
+    """Make a step of this one shard, with right digests."""
     data = path.read_bytes()
     stop = offset + KERNEL.nbytes
     piece = {"shard": 0, "offset": offset, "bytes": KERNEL.nbytes, "start": 0, "stop": KERNEL.size}

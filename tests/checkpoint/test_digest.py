@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.digest import Digest, DigestKind, digest_of, state_sha256
+from holdfast.checkpoint.digest import Digest, digest_of, state_sha256
 from holdfast.checkpoint.tensor import Tensor
 
 STATE: dict[str, Tensor] = {
@@ -26,18 +26,6 @@ def test_digest_in_parts_is_that_of_the_whole() -> None:
         digest.update(part)
 
     assert digest.hexdigest() == digest_of(memoryview(b"abcde"))
-
-
-def test_digest_of_a_signed_checkpoint_is_sha256() -> None:
-    """FIPS 180-2, appendix B.1."""
-    assert digest_of(b"abc", DigestKind.SHA256) == (
-        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    )
-
-
-@pytest.mark.parametrize("kind", DigestKind)
-def test_digest_has_the_length_of_its_kind(kind: DigestKind) -> None:
-    assert len(digest_of(b"", kind)) == kind.length
 
 
 def test_state_digest_ignores_order_strides_and_byte_order() -> None:

@@ -14,7 +14,6 @@ from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import MendImpossible, SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.image import ShardImage, ShareImage
 from holdfast.checkpoint.image_map import ImageFileSystem, ImageMap, share_of
@@ -29,7 +28,6 @@ from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
 HEADER = Header("run", 7, 30)
 
 SHARED = Header("run", 3, 40)
-XXH3 = DigestKind.XXH3_128
 
 SHAPES = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 NAMES = st.text("ab/é", min_size=1, max_size=24)
@@ -171,13 +169,13 @@ def state_of(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, np.nda
     }
 
 
-@given(STATES, st.integers(1, 5), st.integers(1, 7), st.sampled_from(DigestKind))
+@given(STATES, st.integers(1, 5), st.integers(1, 7))
 def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
-    shapes: dict[str, tuple[tuple[int, ...], str]], shards: int, parts: int, kind: DigestKind
+    shapes: dict[str, tuple[tuple[int, ...], str]], shards: int, parts: int
 ) -> None:
     state = state_of(shapes)
     layout = ShardLayout(specs_of(state), shards)
-    image_map = ImageMap.of(layout, kind)
+    image_map = ImageMap.of(layout)
     memory = memoryview(bytearray(image_map.size))
 
     for part in reversed(range(parts)):
@@ -186,7 +184,7 @@ def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
         share.describe(memory, state, SHARED)
 
     for index in range(shards):
-        image = ShardImage(layout, index, "run", kind)
+        image = ShardImage(layout, index, "run")
         expected = bytearray(image.size)
         record = image.fill(memoryview(expected), state, SHARED)
         assert image_map.record(memory, index, SHARED) == record
@@ -198,7 +196,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
     sizes: list[int], shards: int, parts: int
 ) -> None:
     specs = tuple(TensorSpec(f"t{i}", "uint8", (size,)) for i, size in enumerate(sizes))
-    image_map = ImageMap.of(ShardLayout(specs, shards), XXH3)
+    image_map = ImageMap.of(ShardLayout(specs, shards))
     shares = [share_of(image_map, part, parts) for part in range(parts)]
 
     covered = sorted(s for share in shares for s in share.stretches)
@@ -234,7 +232,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
 def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
     specs = tuple(TensorSpec(name, "float32", (1,) * 32) for name in sorted(names))
     layout = ShardLayout(specs, 1)
-    image_map = ImageMap.of(layout, XXH3)
+    image_map = ImageMap.of(layout)
 
     size = ShardImage(layout, 0, "r" * 1000).size
 
@@ -243,7 +241,7 @@ def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
 
 
 def test_file_that_is_larger_than_its_room_is_refused() -> None:
-    image_map = ImageMap.of(ShardLayout((TensorSpec("a", "float32", (3,)),), 1), XXH3)
+    image_map = ImageMap.of(ShardLayout((TensorSpec("a", "float32", (3,)),), 1))
 
     with pytest.raises(StateUnsupported, match="the file of shard 0 needs 9000000 bytes"):
         image_map.image(memoryview(b""), 0, 9_000_000)

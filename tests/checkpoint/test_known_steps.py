@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem
 from holders import damage, fill, flip
-from keys import KEY
 from recording import Recording
 
 from holdfast.checkpoint import known_steps
@@ -174,16 +173,6 @@ def test_step_of_an_unreadable_manifest_is_looked_at_again(store: CheckpointStor
     assert own.newest_first() == (10,)
     manifest.write_bytes(content)
     assert own.owner_of(10) is Owner.RUN
-
-
-def test_with_a_key_a_step_that_it_has_not_signed_is_another_run_s(tmp_path: Path) -> None:
-    fill(CheckpointStore(tmp_path), 40, 50, 60, run_id=MINE)
-    store = CheckpointStore(tmp_path, key=KEY)
-    fill(store, 10, 20, 30, run_id=MINE)
-
-    prune(OwnSteps(store, MINE), Retention(2))
-
-    assert store.steps() == (60, 50, 40, 30, 20)
 
 
 def test_without_a_run_every_step_is_an_own_one(store: CheckpointStore) -> None:

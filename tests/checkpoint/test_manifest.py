@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from keys import KEY, resealed
+from manifests import resealed
 
-from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.digest import DIGEST_DIGITS
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
     EpochMetrics,
@@ -22,7 +22,6 @@ from holdfast.checkpoint.manifest import (
     PieceEntry,
     ShardEntry,
     TensorEntry,
-    Version,
 )
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
@@ -37,10 +36,9 @@ LAYOUT = ShardLayout(
     2,
 )
 
-KIND = DigestKind.XXH3_128
-DIGEST = "0" * KIND.length
+DIGEST = "0" * DIGEST_DIGITS
 COUNTS = st.integers(0, 2**63 - 1)
-DIGESTS = st.text("0123456789abcdef", min_size=KIND.length, max_size=KIND.length)
+DIGESTS = st.text("0123456789abcdef", min_size=DIGEST_DIGITS, max_size=DIGEST_DIGITS)
 PIECES = st.builds(PieceEntry, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, DIGESTS)
 SPEC = TensorSpec("kernel", "float32", (4, 3))
 
@@ -77,7 +75,7 @@ def test_manifest_survives_encoding() -> None:
     assert Manifest.decode(manifest().encode()) == manifest()
 
 
-def test_without_a_key_it_is_what_version_1_says_to_the_byte() -> None:
+def test_it_is_what_version_1_says_to_the_byte() -> None:
     """A constant, so that a change of the format cannot go unnoticed."""
     assert hashlib.sha256(manifest().encode()).hexdigest() == (
         "f18de4187b2adda30a6547a5037925b07502a7e17897fdd93a2dcddc3168c551"
@@ -136,12 +134,14 @@ def set_at(*path: str | int, value: object) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (set_at("format", value="tar"), "its format is 'tar'"),
-        (set_at("version", value=0), "its version is 0, this version reads 1 and 2"),
-        (set_at("version", value=3), "its version is 3, this version reads 1 and 2"),
-        (set_at("version", value=2), "its digest is 'xxh3_128', version 2 has 'sha256'"),
+        (set_at("format", value="tar"), "it has format 'tar'"),
+        (set_at("version", value=0), "version 0 and .* reads .* version 1 and"),
+        (set_at("version", value=2), "version 2 and .* reads .* version 1 and"),
         (set_at("version", value="1"), "version of the manifest is not an integer"),
-        (set_at("digest", value="md5"), "its digest is 'md5'"),
+        (
+            set_at("digest", value="md5"),
+            "digest 'md5'; .* reads .* digest 'xxh3_128'",
+        ),
         (set_at("step", value=-1), "step of the manifest is out of range"),
         (set_at("step", value=30.0), "step of the manifest is not an integer"),
         (set_at("cursor", value=[]), "cursor of the manifest is not an object"),
@@ -167,8 +167,8 @@ def set_at(*path: str | int, value: object) -> Callable[[Any], None]:
         (set_at("tensors", value=[7]), "a tensor is not an object"),
     ],
 )
-def test_signed_nonsense_is_refused(change: Callable[[Any], None], reason: str) -> None:
-    """A bug or an attacker can sign anything; the invariants hold all the same."""
+def test_sealed_nonsense_is_refused(change: Callable[[Any], None], reason: str) -> None:
+    """A bug or an attacker can seal anything; the invariants hold all the same."""
     found = document()
     change(found)
 
@@ -177,7 +177,7 @@ def test_signed_nonsense_is_refused(change: Callable[[Any], None], reason: str) 
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000 + "]" * 100_000, "7", "nonsense", '{"a":1}', ""])
-def test_signed_rubbish_is_refused(body: str) -> None:
+def test_sealed_rubbish_is_refused(body: str) -> None:
     data = body.encode() + b"\n"
 
     with pytest.raises(ManifestInvalid):
@@ -210,24 +210,6 @@ def test_cursor_that_is_not_json_is_refused(value: object) -> None:
         found.encode()
 
 
-def test_key_decides_the_version_and_the_version_the_digest() -> None:
-    assert Version.with_key(None) is Version.PLAIN
-    assert Version.with_key(KEY) is Version.SIGNED
-    assert Version.PLAIN.digest is DigestKind.XXH3_128
-    assert Version.SIGNED.digest is DigestKind.SHA256
-
-
-@pytest.mark.parametrize("version", list(Version))
-@pytest.mark.parametrize("shards", [1, 4])
-def test_shards_of_one_digest_are_of_its_version(version: Version, shards: int) -> None:
-    assert Version.of_digests([version.digest] * shards) is version
-
-
-def test_shards_of_different_digests_make_no_checkpoint() -> None:
-    with pytest.raises(CommitRefused, match="give all workers the same key file"):
-        Version.of_digests([DigestKind.SHA256, DigestKind.XXH3_128, DigestKind.SHA256])
-
-
 def tensor(*cuts: int, shards: int = 1) -> TensorEntry:
     """Return the entry of a tensor of 12 elements that is cut at these places."""
     bounds = [0, *cuts, 12]
@@ -242,7 +224,7 @@ def tensor(*cuts: int, shards: int = 1) -> TensorEntry:
 def test_tensor_is_read_back_from_its_json(pieces: list[PieceEntry], shape: list[int]) -> None:
     entry = TensorEntry(TensorSpec("a/b", "float64", tuple(shape)), tuple(pieces))
 
-    assert TensorEntry.of(json.loads(json.dumps(entry.as_json())), KIND) == entry
+    assert TensorEntry.of(json.loads(json.dumps(entry.as_json()))) == entry
 
 
 @pytest.mark.parametrize("name", ["shard", "offset", "bytes", "start", "stop"])
@@ -251,7 +233,7 @@ def test_number_of_a_piece_that_is_none_is_refused_by_name(name: str, value: obj
     document = PieceEntry(0, 0, 4, 0, 1, DIGEST).as_json() | {name: value}
 
     with pytest.raises(ValueError, match=f"{name} of a piece"):
-        PieceEntry.of(document, KIND)
+        PieceEntry.of(document)
 
 
 @given(st.sets(st.integers(1, 11), min_size=1), st.data())

@@ -15,7 +15,7 @@ from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from keys import resealed
+from manifests import resealed
 
 from holdfast.checkpoint import reader as reader_module
 from holdfast.checkpoint.digest import state_sha256
@@ -268,7 +268,7 @@ def test_wrong_size_is_found_before_anything_is_read(
 def test_bomb_is_refused_before_anything_is_allocated(
     store: CheckpointStore, step_path: Path
 ) -> None:
-    """4 TiB in a manifest that is signed and consistent in itself."""
+    """4 TiB in a manifest that is sealed and consistent in itself."""
     size = 2**42
 
     def inflate(document: Any) -> None:

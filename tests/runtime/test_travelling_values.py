@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.retention import Best, Retention, Wanted
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
@@ -86,7 +85,6 @@ _CONFIGS = st.builds(
     generation=st.integers(0, (1 << 63) - 1),
     workers=st.sets(st.integers(0, 1 << 30).map(WorkerId)).map(tuple),
     record=_RECORDS,
-    key_file=_or_none(st.builds(KeyFile, _PATHS)),
     history=st.builds(FailureHistory, _SECONDS),
     lease_token=st.text(),
 )
@@ -151,9 +149,7 @@ def test_value_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
 
 
 NUMERICS = Numerics(2, True, False, "AVX2", "3.11.7", "2.4", "2.21.0", "3.12", "0.2")
-RECORD = RunRecord(
-    "0123456789abcdef", FORMAT, 5, 4, 0, 2, to_plain(NUMERICS), None, "ab", ["-n", "é"]
-)
+RECORD = RunRecord("0123456789abcdef", FORMAT, 5, 4, 0, 2, to_plain(NUMERICS), "ab", ["-n", "é"])
 RUN_JSON = """{
   "run_id": "0123456789abcdef",
   "format": 1,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
@@ -24,7 +23,6 @@ def worker_config(
     generation: int = 1,
     microbatches: int = 1,
     seed: int = 0,
-    key_file: KeyFile | None = None,
     capacity: int | None = None,
     hosts: Sequence[str] = (),
     **options: Any,
@@ -41,7 +39,6 @@ def worker_config(
         generation=generation,
         workers=tuple(map(WorkerId, workers)),
         record=RunRecord(run_id, FORMAT, 0.0, microbatches, seed, threads=1),
-        key_file=key_file,
         hosts=tuple(hosts),
     )
 

@@ -17,7 +17,6 @@ from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
@@ -90,10 +89,9 @@ class Clock:
 class Run:
     """A run directory with checkpoints, and workers that want to go on from it."""
 
-    def __init__(self, directory: Path, key_file: KeyFile | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.key_file = key_file
-        self.store = CheckpointStore(directory, key=key_file.read() if key_file else None)
+        self.store = CheckpointStore(directory)
         self.numerics = Numerics.here(threads=1)
         self.second_holder: Path | None = None
         self.hosts: tuple[str, ...] = ()
@@ -201,7 +199,6 @@ class Run:
             generation=2,
             microbatches=2,
             repair_from=self.second_holder,
-            key_file=self.key_file,
         )
         return dataclasses.replace(config, hosts=self.hosts[:ranks])
 

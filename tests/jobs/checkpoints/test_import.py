@@ -12,8 +12,6 @@ from extended import shortened
 from imports import ImportRequest, export
 from workload import EVEN, SCRIPT, Workload, assert_refused, request_of
 
-from holdfast.checkpoint.repair import verify_step
-from holdfast.checkpoint.signature import Signature, read_key
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
@@ -62,21 +60,6 @@ def test_run_made_of_an_archive_ends_with_the_same_bytes(
         with start_job(request_of(EVEN, run_dir, workers=workers)) as running:
             done = running.wait()
         assert (done.exit_code, done.sha256) == (0, begun.sha256), done.stderr
-
-
-def test_run_that_is_made_with_a_key_is_signed_from_its_first_step(
-    archive: Path, tmp_path: Path
-) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
-
-    job = import_archive(archive, tmp_path / "run", "--key-file", str(key))
-
-    assert job.exit_code == 0, job.stderr
-    assert f"--key-file {key} " in job.stdout
-    verdict = verify_step(CheckpointStore(tmp_path / "run", key=read_key(key)), 0)
-    assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
 
 
 def test_import_into_the_directory_of_a_running_job(archive: Path, tmp_path: Path) -> None:

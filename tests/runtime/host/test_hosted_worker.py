@@ -6,13 +6,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import worker_config
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, KillWorker
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
@@ -28,7 +26,6 @@ CONFIG = worker_config(
     microbatches=4,
     seed=1,
     argv=("--fast",),
-    key_file=KeyFile(Path("/keys/of the run"), "00112233aabbccdd"),
 )
 
 

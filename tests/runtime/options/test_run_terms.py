@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import (
@@ -50,12 +49,12 @@ def test_checkpoints_without_the_record_of_their_run_are_not_given_to_a_new_one(
     step.mkdir(parents=True)
 
     with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json.*--fresh"):
-        open_or_create_record(directory, options, None)
+        open_or_create_record(directory, options)
 
     assert step.is_dir()
     assert directory.load_record() is None
     directory.set_aside()
-    record, is_resumed = open_or_create_record(directory, options, None)
+    record, is_resumed = open_or_create_record(directory, options)
     assert not is_resumed
     assert directory.load_record() == record
 
@@ -64,17 +63,17 @@ def test_what_a_save_has_left_over_is_no_checkpoint(options: JobOptions) -> None
     directory = RunDirectory(options.run_dir)
     (directory.checkpoints_path / ".tmp-000000000040-g1-a1").mkdir(parents=True)
 
-    _, is_resumed = open_or_create_record(directory, options, None)
+    _, is_resumed = open_or_create_record(directory, options)
 
     assert not is_resumed
 
 
 def test_second_job_gets_the_record_of_the_first(options: JobOptions) -> None:
     directory = RunDirectory(options.run_dir)
-    first, _ = open_or_create_record(directory, options, None)
+    first, _ = open_or_create_record(directory, options)
     _train(options)
 
-    second, is_resumed = open_or_create_record(directory, options, None)
+    second, is_resumed = open_or_create_record(directory, options)
 
     assert is_resumed
     assert second == first
@@ -90,12 +89,12 @@ def test_record_has_digest_and_arguments_of_the_script_that_begins_the_run(
     script.write_text("one()")
     options = dataclasses.replace(options, script=script, argv=("--rate", "0.1"))
     directory = RunDirectory(options.run_dir)
-    open_or_create_record(directory, options, None)
+    open_or_create_record(directory, options)
     _train(options)
 
     script.write_text("two()")
     options = dataclasses.replace(options, argv=())
-    record, _ = open_or_create_record(directory, options, None)
+    record, _ = open_or_create_record(directory, options)
 
     assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()
     assert record.argv == ["--rate", "0.1"]
@@ -122,7 +121,7 @@ def test_run_without_a_step_takes_script_and_options_as_they_are(
 
 
 def _began(options: JobOptions) -> RunRecord:
-    return open_or_create_record(RunDirectory(options.run_dir), options, None)[0]
+    return open_or_create_record(RunDirectory(options.run_dir), options)[0]
 
 
 def test_new_run_has_the_terms_that_were_asked_for(options: JobOptions) -> None:
@@ -132,7 +131,6 @@ def test_new_run_has_the_terms_that_were_asked_for(options: JobOptions) -> None:
 
     assert (record.microbatches, record.seed, record.threads) == (6, 7, 2)
     assert record.numerics["threads"] == 2
-    assert record.key_id is None
 
 
 def test_script_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
@@ -183,17 +181,6 @@ def test_strict_job_is_refused_if_nobody_knows_how_the_run_began(options: JobOpt
     assert _began(options).numerics == {"threads": 1}
     with pytest.raises(UsageError, match=r"the numerics of the run in .* have changed: .* missing"):
         _began(dataclasses.replace(options, strict=True))
-
-
-def test_run_keeps_the_key_that_it_was_begun_with(options: JobOptions) -> None:
-    directory = RunDirectory(options.run_dir)
-    key = KeyFile(Path("/keys/1"), "00112233aabbccdd")
-    record, _ = open_or_create_record(directory, options, key)
-
-    assert record.key_id == key.key_id
-    assert open_or_create_record(directory, options, key) == (record, True)
-    with pytest.raises(UsageError, match="was begun with key 00112233aabbccdd; give it with"):
-        open_or_create_record(directory, options, None)
 
 
 @pytest.fixture

@@ -72,9 +72,9 @@ def test_empty_variable_is_none() -> None:
 
 
 def test_paths_are_meant_from_the_working_directory() -> None:
-    built = _built(("key_file", "k"), environ={"HOLDFAST_RUN_DIR": "/abs"}, mpiexec="mpiexec5")
+    built = _built(("metrics_file", "k"), environ={"HOLDFAST_RUN_DIR": "/abs"}, mpiexec="mpiexec5")
 
-    assert built.options.key_file == Path("/here/k")
+    assert built.options.metrics_file == Path("/here/k")
     assert built.options.run_dir == Path("/abs")
     assert built.options.mpiexec == Path("mpiexec5")
 
@@ -131,7 +131,7 @@ def test_shown_options_are_a_file_that_says_the_same() -> None:
         ("shrink", False),
         ("faults", ("kill worker=1 step=2",)),
         environ={"HOLDFAST_SAVE_EVERY": "10min", "HOLDFAST_PRELOAD": "numpy,h5py"},
-        key_file="k",
+        metrics_file="k",
     )
 
     text = "\n".join(built.lines())
@@ -141,7 +141,7 @@ def test_shown_options_are_a_file_that_says_the_same() -> None:
     assert again.options == built.options
     assert 'save-every = "10min"  # HOLDFAST_SAVE_EVERY' in text
     assert "shrink = false  # --no-shrink" in text
-    assert 'key-file = "/here/k"  # holdfast.toml' in text
+    assert 'metrics-file = "/here/k"  # holdfast.toml' in text
     assert "max-restarts = 3  # default" in text
     assert "# threads is not set: cores / N  (default)" in text
 

@@ -46,7 +46,6 @@ def test_history_of_an_older_holdfast_has_rejected_nothing() -> None:
         ({"options": {}}, r"WorkerConfig\.options\.script is missing"),
         ({"options": "text"}, "options is 'text', not an object"),
         ({"workers": ["0"]}, r"WorkerConfig\.workers\[0\] is '0', not a whole number"),
-        ({"key_file": "path"}, "key_file is 'path', not an object"),
     ],
 )
 def test_configuration_that_makes_no_sense_is_refused_with_the_reason(

@@ -16,7 +16,7 @@ from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, U
 from holdfast.runtime.run import files
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import refusal
-from holdfast.runtime.run.find_run import find_key, no_run
+from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.journal import Journal, next_generation
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
@@ -185,7 +185,6 @@ STARTS: dict[str, Callable[[RunDirectory], object]] = {
     "generation": next_generation,
     "chain": lambda run: ChainFile(run, "c1").newest_step(),
     "no run": lambda run: no_run(run.path),
-    "key": lambda run: find_key(run.path.parent / "key", run.path),
 }
 
 

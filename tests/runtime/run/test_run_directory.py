@@ -70,14 +70,6 @@ def test_record_is_read_back_as_it_was_created(directory: RunDirectory) -> None:
     assert os.listdir(directory.path) == ["RUN.json"]
 
 
-def test_record_names_the_key_of_a_run_that_has_one(directory: RunDirectory) -> None:
-    record = dataclasses.replace(RECORD, key_id="00112233aabbccdd")
-    directory.create_record(record)
-
-    assert directory.load_record() == record
-    assert b"key" not in RECORD.encode()
-
-
 def test_record_is_created_only_once(directory: RunDirectory) -> None:
     directory.create_record(RECORD)
 
@@ -101,7 +93,6 @@ def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
         ({"threads": True}, "its threads is True"),
         ({"microbatches": 0}, "its microbatches is 0, less than 1"),
         ({"run_id": None}, "its run_id is None"),
-        ({"key_id": 7}, "its key_id is 7"),
     ],
 )
 def test_damaged_record_is_refused_with_its_reason(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from keys import KEY, STATE
 
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.record import Header
@@ -22,7 +21,7 @@ def saved(path: Path, *steps: int) -> StoredRun:
     """Return a run with these steps, and no record."""
     path.mkdir(exist_ok=True)
     for step in steps:
-        save(CheckpointStore(path), STATE, header=Header("run", 1, step), writers=1)
+        save(CheckpointStore(path), {"a": np.arange(9)}, header=Header("run", 1, step), writers=1)
     return StoredRun.open(path)
 
 
@@ -78,20 +77,6 @@ def test_step_that_the_journal_knows_of_was_removed(tmp_path: Path) -> None:
     )
 
 
-def test_key_that_the_run_was_not_begun_with_is_refused(tmp_path: Path) -> None:
-    """Else each step would be called damaged, and the user be told to remove it."""
-    key_file = tmp_path / "key"
-    key_file.write_bytes(bytes(range(32)))
-    key_file.chmod(0o600)
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    record = RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1, key_id="0123")
-    RunDirectory(run_dir).create_record(record)
-
-    with pytest.raises(UsageError, match=r"begun with key 0123, and .*; give the key file that it"):
-        StoredRun.open(run_dir, key_file)
-
-
 @pytest.mark.parametrize("kind", ["missing", "file"])
 def test_what_is_no_directory_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run"
@@ -114,17 +99,3 @@ def test_checkpoints_that_cannot_be_listed_are_told_by_the_cause(
 
     with pytest.raises(UsageError, match="Input/output error"):
         run.steps()
-
-
-def test_key_file_is_that_of_the_store(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(KEY.secret)
-    key.chmod(0o600)
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    store = CheckpointStore(run_dir, key=KEY)
-    save(store, STATE, header=Header("run", 1, 5), writers=1)
-
-    assert StoredRun.open(run_dir, key).step(None) == 5
-    shutil.copytree(run_dir, tmp_path / "copy")
-    assert StoredRun.open(tmp_path / "copy", key).steps() == (5,)

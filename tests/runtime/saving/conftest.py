@@ -12,7 +12,6 @@ from host_writer import Disk, RunningWriter
 from process_agent import AgentOfProcess
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
@@ -27,24 +26,6 @@ def writer() -> Iterator[RunningWriter]:
 def workers(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
     """Return workers whose memory and plan the writer knows."""
     workers = Workers(plan_of(tmp_path))
-    writer.use(workers)
-    yield workers
-    workers.close()
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> KeyFile:
-    path = tmp_path / "key"
-    path.write_bytes(bytes(range(32)))
-    path.chmod(0o600)
-    return KeyFile.of(path)
-
-
-@pytest.fixture
-def signing(tmp_path: Path, writer: RunningWriter, key_file: KeyFile) -> Iterator[Workers]:
-    """Return workers of a run with a key."""
-    (tmp_path / "run").mkdir()
-    workers = Workers(plan_of(tmp_path / "run", key_file=key_file))
     writer.use(workers)
     yield workers
     workers.close()

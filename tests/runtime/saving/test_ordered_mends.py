@@ -23,7 +23,6 @@ from holdfast.checkpoint.image_map import ImageFileSystem, ImageMap, share_of
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import Holders, MendResult, mend_step
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.ledger import Cursor
@@ -157,7 +156,7 @@ class Agent:
         self._run = memory_run
         state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
         layout, header = ShardLayout(specs_of(state), writers), Header("run", 1, STEP)
-        self._map = ImageMap.of(layout, memory_run.store.digest_kind)
+        self._map = ImageMap.of(layout)
         share = ShareImage(self._map, share_of(self._map, 0, 1), "run")
         self.memory = memoryview(bytearray(self._map.size))
         share.copy(self.memory, state, header)
@@ -183,12 +182,12 @@ class Agent:
 
     def answer(self, question: dict[str, object]) -> dict[str, Any]:
         if question["kind"] in ("keeps", "open"):
-            text = self.manifest.encode(self._run.store.key).decode()
+            text = self.manifest.encode().decode()
             where = {"bases": self._map.bases, "pid": os.getpid(), "fd": self.fd}
             return {"step": STEP, "manifest": text, **where}
         here = self._run.store
-        files = ImageFileSystem(here.directory, self.manifest, self._images, here.key)
-        there = CheckpointStore(self._run.directory, files, here.key)
+        files = ImageFileSystem(here.directory, self.manifest, self._images)
+        there = CheckpointStore(self._run.directory, files)
         try:
             if not self.has_room:
                 raise CheckpointError("the disk is full")
@@ -202,17 +201,9 @@ class Agent:
         os.close(self.fd)
 
 
-@pytest.fixture(params=["plain", "signed"])
-def memory_run(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    key_file = None
-    if request.param == "signed":
-        path = tmp_path / "key"
-        path.write_bytes(bytes(range(32)))
-        path.chmod(0o600)
-        key_file = KeyFile.of(path)
-    found = Run(tmp_path / "run", key_file)
+@pytest.fixture
+def memory_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    found = Run(tmp_path / "run")
     monkeypatch.setattr(
         "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
     )

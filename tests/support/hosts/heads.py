@@ -68,7 +68,6 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
         environment={},
         is_resumed=False,
         warning=None,
-        key_file=None,
         history=HistoryReader(path),
         cwd=Path("/work"),
     )

@@ -16,7 +16,6 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.saving.held_save import HeldSave, Parts
@@ -137,9 +136,9 @@ class Workers:
         return self._shares[part, parts]
 
 
-def saved_steps(run_dir: Path, key_file: KeyFile | None = None) -> tuple[int, ...]:
+def saved_steps(run_dir: Path) -> tuple[int, ...]:
     """Return the visible steps, newest first, all of which hold the state of their step."""
-    store = CheckpointStore(run_dir, key=None if key_file is None else key_file.read())
+    store = CheckpointStore(run_dir)
     for step in store.steps():
         verify(store, step)
     return store.steps()

@@ -12,7 +12,6 @@ from typing import Any
 from configs import worker_config
 from host_saves import LAUNCH, RUN, Copied, Workers
 
-from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import MendOrder, SavePlan
 from holdfast.runtime.saving.writer import HostWriter
@@ -52,9 +51,9 @@ class RunningWriter:
         self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
 
-    def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:
+    def mend(self, run_dir: Path, step: int) -> Message:
         """Order a mend, as the workers of a run without copies do."""
-        config = worker_config(run_dir=run_dir, run_id=RUN, key_file=key_file)
+        config = worker_config(run_dir=run_dir, run_id=RUN)
         return self.ask("mend", **to_plain(MendOrder(step, config)))
 
     def ask(self, kind: str, **fields: Any) -> Message:
