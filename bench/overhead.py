@@ -32,9 +32,10 @@ from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_wor
 from holdfast.runtime.model.replica import Array, ContributionShape, Microbatch
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.worker_status import Pulse, WorkerStatus, pulse_interval_s
-from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
+from holdfast.runtime.worker.context import WorkerContext, injector_of
 from holdfast.runtime.worker.records import LoopRecords
 from holdfast.testing import JobRequest
 
@@ -178,11 +179,12 @@ class Guard:
             record=RunRecord("bench", FORMAT, 0.0, microbatches=len(workers), seed=0, threads=1),
             options=JobOptions(Path("bench"), run_dir, workers=len(workers)),
         )
-        journal = journal_of(config)
+        path = RunDirectory(run_dir).journal_path
+        journal = Journal(path, run_id=config.run_id, source=f"worker {config.worker}")
         self._page = WorkerStatus.create()
         injector = injector_of(config, journal)
         context = WorkerContext(
-            config, communicator, journal, self._page, injector, lambda report: None
+            config, communicator, journal, self._page, injector, lambda *told: None, lambda _: {}
         )
         world = World(1, workers, len(workers))
         membership = Membership(config.worker, world, communicator, clock=time.monotonic)

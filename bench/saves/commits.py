@@ -18,8 +18,8 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import FEWEST_KEPT
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import encode, from_plain, to_plain

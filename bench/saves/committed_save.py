@@ -15,8 +15,8 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.held_save import HeldSave, Parts
-from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 

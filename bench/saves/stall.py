@@ -21,18 +21,18 @@ from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.tensor import bytes_of
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.plan import SaveRequest, SaveTicket
+from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import WorkerStatus
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.injector import FaultInjector
 from saves.committed_save import plan_of
 from saves.state import State
@@ -135,13 +135,12 @@ def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
     )
     return WorkerContext(
         config,
-        LocalCommunicator(),
-        journal_of(config),
+        cast("Any", None),  # a copy needs no peer
+        Journal(RunDirectory(run_dir).journal_path, run_id="bench", source="worker 0"),
         page,
         FaultInjector(config.worker, FaultPlan(), announce=lambda visit, kind: None),
-        lambda report: None,
-        send_snapshot=lambda message, fds: None,
-        ask_agent=_answer,
+        lambda message, fds=(): None,
+        _answer,
     )
 
 

@@ -16,7 +16,7 @@ from holdfast.runtime.run.worker_logs import LogReader
 from holdfast.runtime.tools.living_job import Life, life_of
 
 _LOOK_S = 0.5
-_LIVES = (Life.RUNNING, Life.DETACHED, Life.ALONE)
+_LIVES = (Life.RUNNING, Life.DETACHED)
 
 
 @click.command(cls=Documented)

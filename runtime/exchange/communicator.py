@@ -1,14 +1,13 @@
-"""The protocol of a message-passing library, as the trainer needs it; and a world of one worker.
+"""The protocol of a message-passing library, as the trainer needs it.
 
 There is one failure, ``WorldBroken``, for every error of the library: an exchange either
-succeeds or the world that it ran in must be repaired.  Training without MPI has a world of
-one worker, which never breaks.
+succeeds or the world that it ran in must be repaired.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
@@ -91,62 +90,3 @@ class Communicator(Protocol):
 
     def leave(self) -> None:
         """Return when every survivor has called this; the process may then exit."""
-
-
-class LocalCommunicator:
-    """The communicator of a single worker; it never breaks."""
-
-    rank = 0
-    size = 1
-
-    def flight(self) -> _LocalFlight:
-        """Return an empty set of messages."""
-        return _LocalFlight()
-
-    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
-        """Copy ``mine``."""
-        everyones.reshape(-1)[...] = mine.reshape(-1)
-
-    def allgather_bytes(self, payload: bytes) -> list[bytes]:
-        """Return the one payload."""
-        return [payload]
-
-    def broadcast(self, array: Buffer, source: int) -> None:
-        """Do nothing: the only rank has it."""
-
-    def agree(self, flags: int) -> int:
-        """Return ``flags``."""
-        return flags
-
-    def revoke(self) -> None:
-        """Do nothing: no exchange is pending."""
-
-    def shrink(self) -> LocalCommunicator:
-        """Return this world: it has no other member that could have died."""
-        return self
-
-    def leave(self) -> None:
-        """Return at once."""
-
-
-class _LocalFlight:
-    """A flight without peers: posting a message is a programming error."""
-
-    def __enter__(self) -> _LocalFlight:
-        """Begin with nothing in the air."""
-        return self
-
-    def send(self, array: Buffer, peer: int, tag: int) -> NoReturn:
-        """Refuse: there is no peer."""
-        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
-
-    def receive(self, array: Buffer, peer: int, tag: int) -> NoReturn:
-        """Refuse: there is no peer."""
-        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
-
-    def wait(self, ticket: int) -> None:
-        """Refuse: nothing was posted."""
-        raise AssertionError(f"no receive has the ticket {ticket}")
-
-    def __exit__(self, *_error: object) -> None:
-        """End: nothing is in the air."""

@@ -173,8 +173,8 @@ def fit(model: Any, *args: Any, **arguments: Any) -> Any:
     """Train a compiled Keras model on all workers of the job and return its ``History``.
 
     The arguments are those of ``keras.Model.fit``.  ``batch_size`` is the global batch.  Under
-    ``holdfast run`` every ``model.fit`` does this.  A script that is run alone trains with one
-    worker, saves checkpoints, and resumes when it is run again.
+    ``holdfast run`` every ``model.fit`` does this; without it the script ends with the command that
+    starts it.
 
     Raises:
         ProgramError: an argument is not valid.

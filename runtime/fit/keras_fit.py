@@ -451,9 +451,7 @@ def callback_run(
     )
     for word in rounds.words:
         context.notify(word)
-    figures = None
-    if context.ask_agent is not None:  # else the script runs by itself
-        figures = RunFigures(context.page, context.config.history, lambda: stages.world)
+    figures = RunFigures(context.page, context.config.history, lambda: stages.world)
     epochs = range(call.initial_epoch, call.epochs)
     return CallbackRun(model, replica, rounds, epochs, context.notify, figures)
 

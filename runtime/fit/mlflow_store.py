@@ -22,7 +22,6 @@ from typing import Any
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.training.stages import is_first
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.standalone import standalone
 
 PREFIX = "holdfast+"
 TAG = "holdfast.run"
@@ -43,7 +42,7 @@ def open_store(store_uri: str, artifact_uri: str | None = None) -> Any:
     run_id = contexts.run_id()
     if run_id is None:
         return build(store_uri=uri, artifact_uri=artifact_uri)
-    run_dir = contexts.current(otherwise=standalone).run_dir
+    run_dir = contexts.current().run_dir
     with ScriptRecord(run_dir / "mlflow.jsonl").turn():  # a database is not made by two at once
         inner = _opened(lambda: build(store_uri=uri, artifact_uri=artifact_uri), is_first)
     return RunStore(inner, run_id, is_first)

@@ -1,8 +1,7 @@
 """The terms of a run: what its record fixes, what a job of it may still wish, and its end.
 
-The client and a script that is started by itself take the run's record here.  A run belongs to one
-script, and to one task of a job array: another one is refused here.  A run that is complete has
-nothing to do for the same text, arguments and options.
+A run belongs to one script, and to one task of a job array: another one is refused here.  A run
+that is complete has nothing to do for the same text, arguments and options.
 """
 
 from __future__ import annotations

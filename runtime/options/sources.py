@@ -1,7 +1,7 @@
 """Where options come from: flags, ``HOLDFAST_*``, ``holdfast.toml``, batch job, or defaults.
 
-``holdfast run``, ``holdfast import`` and a script that is started by itself build their
-options here.  No other file reads an option from the environment.
+``holdfast run`` and ``holdfast import`` build their options here.  No other file
+reads an option from the environment.
 """
 
 from __future__ import annotations

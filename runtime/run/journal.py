@@ -239,22 +239,17 @@ class Journal:
     Belongs to the process that made it: a forked child makes its own.
     """
 
-    def __init__(self, path: Path, *, run_id: str, source: str, is_required: bool = True) -> None:
-        """Open ``path`` for appending; ``source`` names the process, as in ``worker 3``.
-
-        A journal that is not required loses lines until it can be opened.
+    def __init__(self, path: Path, *, run_id: str, source: str) -> None:
+        """Open ``path`` for appending; ``source`` names the process.
 
         Raises:
-            OSError: the file is required, and cannot be created or opened.
+            OSError: the file cannot be created or opened.
         """
         self._path = path
         self._common: Record = {"run_id": run_id, "source": source}
         self._calls = BoundedCalls("holdfast-journal")
         self._file = JournalFile(path, run_id)
-        if is_required:
-            self._file.open()
-        else:
-            self._calls.run(self._file.open_or_warn)
+        self._file.open()
 
     def record(self, event: str, /, **fields: object) -> None:
         """Append one event with its fields, stamped with monotonic and wall-clock seconds.

@@ -253,31 +253,6 @@ class LeaseFile:
             close(descriptor)
             raise
 
-    def share(self, lease: Lease) -> None:
-        """Let the other workers of this job hold the lease as well; other jobs stay out.
-
-        Raises ``RunDirectoryBusy`` if another job took it just now, between the two locks.
-        """
-        self._lock(lease.fileno(), fcntl.LOCK_SH)
-
-    def join(self, token: str) -> Lease:
-        """Hold the lease of a job with this token; it stays when the first holder dies.
-
-        Raises ``RunDirectoryBusy`` if another job has it.
-        """
-        descriptor = self._open_existing()
-        try:
-            has_locks = self._lock(descriptor, fcntl.LOCK_SH)
-            lease = Lease(descriptor)
-            if token and lease.token not in ("", token):
-                raise self._busy(self._owner())
-            if not has_locks:
-                lease.keep()
-        except BaseException:
-            close(descriptor)
-            raise
-        return lease
-
     def _open(self) -> tuple[int, bool]:
         """Return a descriptor of the file, and whether this call has made it."""
         for _ in range(_TRIES):

@@ -281,27 +281,6 @@ class RunDirectory:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def share_lease(self, lease: Lease) -> None:
-        """Let the other workers of this job hold the lease as well; other jobs stay out.
-
-        Raises:
-            RunDirectoryBusy: another job took it just now, as the two locks are no one step.
-            UsageError: the file system refuses.
-        """
-        self._lease_file.share(lease)
-
-    def join_lease(self, token: str = "") -> Lease:
-        """Hold a lease that another worker of this job shares; it stays when that one dies.
-
-        Raises:
-            RunDirectoryBusy: another job has it, or one with another ``token``.
-            UsageError: the lease file cannot be opened or locked.
-        """
-        try:
-            return self._lease_file.join(token)
-        except OSError as error:
-            raise self._unusable(error) from error
-
     @property
     def _lease_file(self) -> LeaseFile:
         return LeaseFile(self.lease_path)

@@ -1,8 +1,9 @@
-"""The usual way of a save: into memory of the agent, from which the host's writer commits it.
+"""A worker's part of a save: a copy in memory of the agent, from which the host's writer commits.
 
 Each worker copies its share, takes the digests beside its next step, and says that it has
 done so.  The outcome stands in its status.  Where the host has no memory for a
-snapshot, the first worker writes from its own state instead (`in_process_saver`).
+snapshot, the first worker writes from its own state instead.  Training waits then, and nothing
+is written before all workers have compared their states.
 """
 
 from __future__ import annotations
@@ -12,32 +13,91 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.saving import in_process_saver
-from holdfast.runtime.saving.in_process_saver import (
-    HostBuffers,
-    InProcessSaver,
-    MemoryInUse,
-    NothingToSave,
-    PendingSave,
-    SnapshotNotWritten,
-)
+from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
+from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
 
+FREE_WITHIN_S = 60.0
+"""So long a save waits for its memory; a disk that is slower costs it, and the next one waits."""
+
 _LOOK_S = 0.001
+_CARE_ENDS_WITHIN_S = 10.0
 
 _World: TypeAlias = tuple[int, int, int]
 """This worker's part, the number of parts, and the generation."""
+
+
+class SnapshotNotWritten(CheckpointError):
+    """The host's writer has failed; the journal holds its reason."""
+
+
+class MemoryInUse(CheckpointError):
+    """The memory for a save is still read for an earlier one, and must not change."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"its memory is still being written to the disk after {FREE_WITHIN_S:.0f} s, for an "
+            "earlier save; look at the disk of the run directory"
+        )
+
+
+class PendingSave(Protocol):
+    """One worker's part of a save, after its copy."""
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Take the digests of the part; another thread calls this once.
+
+        ``state`` is still the state that was copied.
+        """
+
+    def compared(self) -> None:
+        """Go on: all workers have the same state; ``state`` is still as it was."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the save is durable, or has failed."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error if it has failed, else None."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` until it is done."""
+
+
+class NothingToSave:
+    """The part of a worker that copies nothing, since another one saves the whole state."""
+
+    is_done = True
+    failure: BaseException | None = None
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Do nothing."""
+
+    def compared(self) -> None:
+        """Do nothing."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Do not wait."""
+
+
+class FailedSave(NothingToSave):
+    """The part of a worker that could not copy anything."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.failure = error
 
 
 class AgentSaver:
@@ -49,7 +109,8 @@ class AgentSaver:
         self._thread = DaemonExecutor(1, "holdfast-memory")
         self._desk: Future[_PreparedSave] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
-        self._without_memory: InProcessSaver | None = None
+        self._committer: Committer | None = None
+        """That of a host without memory, if this is the first worker."""
         self._copied: dict[int, int] = {}
         """The newest attempt in each buffer that has this worker's part and its word.
 
@@ -68,11 +129,11 @@ class AgentSaver:
         """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow.
 
         Raises ``OSError`` or ``MemoryError`` if this worker cannot map its memory, and
-        ``MemoryInUse`` if the writer still reads it; the next save tries again.
+        ``CheckpointError`` if the writer still reads it; the next save tries again.
         """
         desk = self._laid_out()
         if not len(desk.buffers):
-            return self._begin_without_memory(desk, request, state)
+            return self._begin_without_memory(desk, request)
         buffer = request.ticket.attempt % len(desk.buffers)
         self._wait_until_free(buffer)
         ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
@@ -84,8 +145,8 @@ class AgentSaver:
         if self._desk is not None:
             self._thread.submit(_give_back, self._desk)
         self._thread.shutdown()
-        if self._without_memory is not None:
-            self._without_memory.close()
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
 
     def _laid_out(self) -> _PreparedSave:
         assert self._desk is not None  # it was prepared
@@ -117,7 +178,6 @@ class AgentSaver:
         return _PreparedSave(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
-        assert self._context.ask_agent is not None
         asked = self._context.config.options.snapshot_memory
         question = {
             "kind": "memory",
@@ -135,21 +195,18 @@ class AgentSaver:
         begins.  Raises ``MemoryInUse`` if that takes too long.
         """
         before = self._copied.get(buffer, 0)
-        bound = Bound(in_process_saver.FREE_WITHIN_S)
+        bound = Bound(FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
             if bound.has_passed:
                 raise MemoryInUse
             time.sleep(_LOOK_S)
 
-    def _begin_without_memory(
-        self, desk: _PreparedSave, request: SaveRequest, state: Tensors
-    ) -> PendingSave:
+    def _begin_without_memory(self, desk: _PreparedSave, request: SaveRequest) -> PendingSave:
         if request.part != 0:
             return NothingToSave()
-        if self._without_memory is None:
-            self._without_memory = InProcessSaver(self._context, buffers=0)
-            self._without_memory.prepare(desk.plan, 0, 1, generation=request.ticket.generation)
-        return self._without_memory.begin(request, state)
+        if self._committer is None:
+            self._committer = Committer(desk.plan, ContextReport(self._context))
+        return _StateSave(self._committer, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +283,63 @@ class _AgentSave:
             time.sleep(_LOOK_S)
 
 
+class _StateSave:
+    """The state itself, which is written while training waits."""
+
+    def __init__(self, committer: Committer, request: SaveRequest) -> None:
+        self._committer = committer
+        self._request = request
+        self._state: Tensors | None = None
+        self.is_done = False
+        self.failure: BaseException | None = None
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Remember the state."""
+        self._state = state
+
+    def compared(self) -> None:
+        """Write the state; it is still the one of the save."""
+        assert self._state is not None
+        state, self._state = self._state, None
+        try:
+            self._committer.commit_state(self._request.ticket, self._request.cursor, state)
+        except Exception as error:
+            self.failure = error
+        self.is_done = True
+
+    def wait(self, timeout_s: float) -> None:
+        """Do not wait: it is done when ``compared`` returns."""
+
+
+class ContextReport:
+    """The report of a committer that works in a worker."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the worker's journal."""
+        self._context.journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Show one line to the user."""
+        self._context.notify(text)
+
+    def disk_moved(self, change: int) -> None:
+        """Do nothing: nobody watches this committer but the deadline of the save."""
+
+
 def _send_with_content(
     context: WorkerContext, message: Mapping[str, object], content: bytes | None
 ) -> None:
     """Send the agent a message, with content of any size in memory beside it."""
-    assert context.send_snapshot is not None
     if content is None:
-        context.send_snapshot(dict(message), ())
+        context.tell_agent(dict(message))
         return
     fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
     try:
         os.truncate(fd, len(content))
         os.pwrite(fd, content, 0)
-        context.send_snapshot(dict(message), (fd,))
+        context.tell_agent(dict(message), (fd,))
     finally:
         os.close(fd)

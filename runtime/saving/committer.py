@@ -1,7 +1,7 @@
 """The committer: writes the shards of a save, all at once, and makes the step visible.
 
 There is one on each host, in the agent's writer, and it works in the same way while workers
-live and when they are dead.  Without an agent the first worker has it in a thread.
+live and when they are dead.  Without memory for a copy, the first worker has it.
 
 A save is acknowledged as soon as its rename is durable.  What follows, pruning and reading
 back, belongs to the care of old steps, on a thread of its own.  A save that fails leaves

@@ -22,8 +22,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.saving.agent_saver import ContextReport
 from holdfast.runtime.saving.held_save import KeptImages
-from holdfast.runtime.saving.in_process_saver import ContextReport
 from holdfast.runtime.saving.mending import (
     Holder,
     KnownHolders,

@@ -1,8 +1,7 @@
 """Checkpoints made in the background of training, one at a time.
 
-A save costs the training loop one copy of this worker's share of the state.  The committer
-of the host does the rest: the agent's writer (`agent_saver`), or the first worker where there
-is no agent (`in_process_saver`).  Votes tell when all know the outcome (`recovery.step`), so all
+A save costs the training loop one copy of this worker's share of the state (`agent_saver`).  The
+host's writer does the rest.  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
 With several hosts the workers on the host of rank 0 save (`recovery.placement`).  The others
@@ -33,15 +32,14 @@ from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
 from holdfast.runtime.run.entries import record
-from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.committer import MOST_THREADS
-from holdfast.runtime.saving.in_process_saver import (
+from holdfast.runtime.saving.agent_saver import (
+    AgentSaver,
     FailedSave,
-    InProcessSaver,
     NothingToSave,
     PendingSave,
     SnapshotNotWritten,
 )
+from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
 from holdfast.runtime.saving.plan import (
     SavePlan,
@@ -86,9 +84,7 @@ class Saver:
         self._work_plan = work_plan
         self._terms = terms
         self._records = records
-        self._way = (
-            InProcessSaver(context) if context.send_snapshot is None else AgentSaver(context)
-        )
+        self._way = AgentSaver(context)
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0, 0, 0
         """Generation, part and parts."""

@@ -48,15 +48,12 @@ class Life(Enum):
     ENDED = "ended"
     """It has said its end in the lease."""
     GONE = "gone"
-    ALONE = "alone"
-    """A script that was started without `holdfast run`."""
     UNKNOWN = "unknown"
-    """It belongs to another host or user, or to ranks that have lost the first one."""
+    """It belongs to another host or user."""
 
 
 _NOBODY = "no job runs in {}; start one with `holdfast run`"
 _REASONS = {
-    Life.ALONE: "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does",
     Life.ELSEWHERE: "{} was moved or copied{}; ask there",
     Life.ENDED: _NOBODY,
     Life.GONE: _NOBODY,
@@ -133,21 +130,18 @@ def living_head(directory: RunDirectory) -> Channel | None:
         raise NotSaved(
             f"{directory.path} belongs to host {owner['host']}, this is {here}; ask there"
         )
-    if owner.get("takes_orders") is not False:
+    takes_orders = owner.get("takes_orders") is not False  # `holdfast repair` takes none
+    if takes_orders:
         with contextlib.suppress(OSError, TypeError):
             return _connected_here(directory, owner)
-    holders = [owner[name] for name in ("pid", "client") if name in owner]
-    holder = next((pid for pid in holders if _holds(pid, directory.lease_path)), None)
-    if holder is not None:
-        if owner.get("takes_orders") is not False:
+        holders = [owner[name] for name in ("pid", "client") if name in owner]
+        if any(_holds(pid, directory.lease_path) for pid in holders):
             return None
-        raise OutOfReach(Life.ALONE, directory, holder)
     place = moved_to(directory)
     if place is not None:
         raise OutOfReach(Life.ELSEWHERE, directory, f" from {place}, which holds its run as well")
-    if has_ended(owner):  # as by `holdfast repair`
-        raise OutOfReach(Life.ENDED, directory)
-    raise OutOfReach(Life.UNKNOWN if owner.get("takes_orders") is False else Life.GONE, directory)
+    is_over = has_ended(owner) or not takes_orders
+    raise OutOfReach(Life.ENDED if is_over else Life.GONE, directory)
 
 
 def _connected_here(directory: RunDirectory, owner: Mapping[str, Any]) -> Channel:

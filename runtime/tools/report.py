@@ -277,7 +277,6 @@ _LIVES = {
     Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
     Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
     Life.GONE: "lost with its head: go on with `holdfast run`",
-    Life.ALONE: "still running, without `holdfast run`",
     Life.UNKNOWN: "still running, or lost",
 }
 
@@ -296,7 +295,6 @@ def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
 def describe_journal(report: Report, life: Life) -> str:
     """Return whether the journal has every event, in words, or what it lacks."""
     events = "1 event" if report.lost_events == 1 else f"{report.lost_events} events"
-    # A script without `holdfast run` writes neither the begin nor the end of its job.
     has_no_end = report.jobs > 0 and report.exit_code is None and life is Life.ENDED
     lacks = {
         "all that was before it was removed during a job": report.is_begun_again,

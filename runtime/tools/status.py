@@ -53,7 +53,6 @@ from holdfast.runtime.tools.summary import (
 _RUNNING = {
     Life.RUNNING: "running",
     Life.DETACHED: "running without its command; {}",
-    Life.ALONE: "running without `holdfast run`, which nobody supervises",
 }
 
 _WITHOUT_END = {

@@ -156,7 +156,7 @@ class JointRetries:
         """Tell of the steps that may be whole, and newer than the one that was restored."""
         for step, trouble in self.unread.items():
             if step > restored:
-                self._context.warn(
+                self._context.notify(
                     f"training goes on from checkpoint step {restored}, because the newer step "
                     f"{step} could not be read: {trouble}; it is not known to be damaged, and stays"
                 )
@@ -214,7 +214,7 @@ class JointRetries:
     ) -> None:
         if trouble.tries == 1 and communicator.rank == 0:
             whole_s = self._waits.patience.whole_s
-            self._context.warn(
+            self._context.notify(
                 f"{target} cannot be read just now: {trouble.reason}; all workers wait and try "
                 f"again, for {whole_s:.0f} s in all"
             )
@@ -227,7 +227,7 @@ class JointRetries:
         step: Any = target.step  # the list of checkpoints has none: readers leave its line out
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
             record(self._context.journal, Rejected(step=step, reason=reason))
-            self._context.warn(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
+            self._context.notify(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
             return
         unread = Unreadable(
             step=step,

@@ -41,7 +41,6 @@ from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.halt import Nothing
 from holdfast.runtime.worker.script_clock import during_training
-from holdfast.runtime.worker.standalone import standalone
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
 MakeCallbackHost: TypeAlias = Callable[[Replica], CallbackHost]
@@ -71,7 +70,7 @@ def stages_of_script() -> Stages:
     """Return the stages of the script that runs in this process."""
     global _stages  # noqa: PLW0603  (one process is one worker)
     if _stages is None:
-        _stages = Stages(contexts.current(otherwise=standalone))
+        _stages = Stages(contexts.current())
     return _stages
 
 

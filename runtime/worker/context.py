@@ -1,28 +1,39 @@
 """A worker's surroundings: the connections of the trainer to the processes around it.
 
-Under ``holdfast run`` the worker's entry makes the context.  A script that was started
-without ``holdfast run`` makes its own (`worker.standalone`).
+The worker's entry makes the context.  A script that trains without ``holdfast run`` has none, and
+is told how to start (`current`).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
+from holdfast.runtime.errors import JobError, UsageError, exit_code_of
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.journal import Journal, ProcessJournal, Recorder
-from holdfast.runtime.run.run_directory import Ownership, RunDirectory
+from holdfast.runtime.run.journal import ProcessJournal, Recorder
+from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.halt import Halt
 from holdfast.runtime.worker.injector import FaultInjector
+
+
+class Tell(Protocol):
+    """Tells the agent something, with descriptors beside it; the agent gets copies of them."""
+
+    def __call__(self, message: dict[str, Any], fds: Sequence[int] = (), /) -> None:
+        """Send a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +45,9 @@ class WorkerContext:
     journal: ProcessJournal
     page: WorkerStatus
     injector: FaultInjector
-    tell_agent: Callable[[dict[str, object]], None]
-    send_snapshot: Callable[[dict[str, Any], Sequence[int]], None] | None = None
-    """Hands a snapshot and its descriptor to the agent; None if there is no agent."""
-    ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
-    """Asks the agent and waits for its answer, which always comes; None without an agent."""
+    tell_agent: Tell
+    ask_agent: Callable[[dict[str, object]], dict[str, Any]]
+    """Asks the agent and waits for its answer, which always comes."""
     rejected: set[int] = field(default_factory=set)
     """Steps on the disk that this launch has rejected, and not mended or saved again."""
     saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -72,10 +81,6 @@ class WorkerContext:
         """Show one line to the user, once for all workers that send the same line."""
         self.tell_agent({"kind": "notice", "text": text})
 
-    def warn(self, text: str) -> None:
-        """Show one line as ``notify`` does, also to the user of a script that runs alone."""
-        self.tell_agent({"kind": "notice", "text": text, "is_trouble": True})
-
     def inform(self, text: str) -> None:
         """Show one line as ``notify`` does, but not to a user who asked for quiet."""
         self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
@@ -99,15 +104,38 @@ def install(context: WorkerContext) -> None:
     _current = context
 
 
-def current(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
+def current() -> WorkerContext:
     """Return this process's context.
 
-    If no agent has launched the script, it gets the context that ``otherwise`` makes.
+    Raises:
+        UsageError: nobody has launched the script; if it catches nothing, it ends with this
+            sentence and without a traceback.
     """
     if _current is None:
-        install(otherwise())
-    assert _current is not None
+        sys.excepthook = _end_in_words
+        raise UsageError(_how_to_start())
     return _current
+
+
+def _how_to_start() -> str:
+    if "ipykernel" in sys.modules:
+        return (
+            "a notebook has no script that workers could run: write it to a file "
+            "(%%writefile train.py), and start that: !holdfast run -n 4 train.py"
+        )
+    line = shlex.join(["holdfast", "run", "-n", "1", *sys.argv])
+    return f"this script trains with holdfast, which starts its workers: run `{line}`"
+
+
+def _end_in_words(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """End a script that nobody has launched with the sentence of its error."""
+    if not isinstance(error, JobError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(f"holdfast: error: {error}\n")
+    raise SystemExit(exit_code_of(error))
 
 
 def is_worker() -> bool:
@@ -116,7 +144,7 @@ def is_worker() -> bool:
 
 
 def when_all_have_left(then: Callable[[], None]) -> None:
-    """Call ``then`` when the scripts of all workers have ended well; never without an agent."""
+    """Call ``then`` when the scripts of all workers have ended well; never if nobody launched."""
     if _current is not None:
         _current.after_leaving.append(then)
 
@@ -167,13 +195,6 @@ def end_by(error: BaseException) -> None:
 def is_of_training(error: BaseException | None) -> bool:
     """Return whether the script has ended with the error that has ended its last training."""
     return error is not None and error is _stage_error
-
-
-def journal_of(config: WorkerConfig) -> Journal:
-    """Return the journal of the run, signed by the worker."""
-    path = RunDirectory(config.run_dir).journal_path
-    source = f"worker {config.worker}"
-    return Journal(path, run_id=config.run_id, source=source, is_required=False)
 
 
 def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:

@@ -128,18 +128,9 @@ def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerCon
     def ask(question: dict[str, object]) -> dict[str, Any]:
         with asking:  # two threads may ask: the loop's, and the one that commits
             agent.send(question)
-            return agent.receive() or {}  # without an agent the kernel ends this process
+            return agent.receive() or {}  # once the agent is gone the kernel ends this process
 
-    return WorkerContext(
-        config,
-        communicator,
-        journal,
-        page,
-        injector,
-        agent.send,
-        send_snapshot=agent.send,
-        ask_agent=ask,
-    )
+    return WorkerContext(config, communicator, journal, page, injector, agent.send, ask)
 
 
 def run_script(
@@ -420,7 +411,6 @@ def _leave(
         _end(code if isinstance(code, int) and code else ExitCode.PROGRAM_FAILED)
     context.page.phase = Phase.LEAVING
     # MPI waits with a core each, and the first worker may still write for long.
-    assert context.ask_agent is not None
     context.ask_agent({"kind": "at_end"})
     context.communicator.leave()
     if failure() is None and not was_cut:

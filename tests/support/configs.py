@@ -10,7 +10,8 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.worker.injector import FaultInjector
 
 
@@ -48,3 +49,14 @@ def without_faults(config: WorkerConfig) -> FaultInjector:
     return FaultInjector(
         config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
     )
+
+
+def journal_of(config: WorkerConfig) -> Journal:
+    """Return a journal in the run's own file, for the records of a worker without an agent."""
+    path = RunDirectory(config.run_dir).journal_path
+    return Journal(path, run_id=config.run_id, source=f"worker {config.worker}")
+
+
+def gives_nothing(question: dict[str, object]) -> dict[str, Any]:
+    """Answer a worker as an agent does that has no memory for its saves."""
+    return {}

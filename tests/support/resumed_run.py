@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import without_faults, worker_config
+from configs import journal_of, without_faults, worker_config
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
@@ -22,7 +23,7 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator, WorldBroken
+from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -34,7 +35,7 @@ from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.joint_retries import WAITS, Waits
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 
 FLOATS = 40_000
 
@@ -98,7 +99,7 @@ class Run:
         """The host of each rank, if there are several."""
         self.job = self._job()
         self.bytes_read: Counter[int] = Counter()
-        self.ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
+        self.ask_agent: Any = None
         self.ask_other_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
         """That of each host but the first."""
         self.notices: list[str] = []

@@ -1,4 +1,4 @@
-"""A job without an agent saves, prunes, and reads old steps back.
+"""A committer saves, prunes, and reads old steps back.
 
 The newest step is damaged without anybody's knowledge, the step before is another run's,
 and dead launches have left a save and a removal behind.

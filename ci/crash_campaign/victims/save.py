@@ -22,7 +22,7 @@ HALF_REMOVED, OLDEST, OLD, NEW, NEXT = 5, 10, 20, 30, 40
 
 
 class Save:
-    """A relaunched job without an agent; it saves in one of two ways."""
+    """A relaunched job as one process; it saves in one of two ways."""
 
     intrusions: Mapping[str, Intrusion] = {}
 

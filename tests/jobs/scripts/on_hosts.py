@@ -9,18 +9,16 @@ import dataclasses
 
 from examples import flags_of_workload, load, train
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.in_process_saver import PendingSave
+from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.worker import context as context_module
-from holdfast.runtime.worker.standalone import standalone
 
 example = load("02_custom_replica")
 parser = flags_of_workload()
 parser.add_argument("--on", required=True)
 options = parser.parse_args()
 
-told = context_module.current(otherwise=standalone)
+told = context_module.current()
 config = dataclasses.replace(told.config, hosts=tuple(options.on))
 context_module.install(dataclasses.replace(told, config=config))
 begin = AgentSaver.begin

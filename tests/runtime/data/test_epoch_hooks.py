@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_communicator import LocalCommunicator
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
 
 pytestmark = pytest.mark.tensorflow

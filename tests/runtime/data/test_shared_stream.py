@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.data.source import ForwardSource, forward
 from holdfast.runtime.data.stream import BatchStream, Mark, Position, SharedStream
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 
 BATCHES = 4
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_communicator import LocalCommunicator
 
 from holdfast.runtime.data.batch import make_batch
 from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.data.source import ForwardSource
 from holdfast.runtime.data.tf_graph import pass_seeds
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 
 pytestmark = pytest.mark.tensorflow
 

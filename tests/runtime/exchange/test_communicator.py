@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import scenarios
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 from mpi_jobs import play_on_mpi
 from simulated_threads import Deadlock
 
-from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator, WorldBroken
+from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]

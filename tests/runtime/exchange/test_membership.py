@@ -7,9 +7,10 @@ import itertools
 
 import pytest
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.communicator import LocalCommunicator, WorldBroken
+from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 
 RANKS = 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_communicator import LocalCommunicator
 
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import NO_EFFECTS, decide
@@ -15,7 +16,6 @@ from holdfast.recovery.work_plan import NO_END, Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_data import (
     FedCallbackHost,

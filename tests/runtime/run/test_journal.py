@@ -200,10 +200,6 @@ def test_journal_that_is_opened_in_the_directory_of_another_run_gets_no_line(pat
 
     with pytest.raises(OSError, match="belongs to run other now"):
         _journal(path)
-    late = Journal(path, run_id="ours", source="worker 1", is_required=False)
-    late.record("step", step=7)
-    late.close()
-
     assert not path.exists()
 
 
@@ -225,21 +221,6 @@ def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: 
         "journal_gap",
         "step",
     ]
-
-
-def test_journal_that_is_not_required_loses_lines_until_it_can_be_opened(path: Path) -> None:
-    folder = path.parent / "mount" / "run"
-    with pytest.raises(FileNotFoundError):
-        _journal(folder / path.name)
-    journal = Journal(folder / path.name, run_id="r1", source="worker 0", is_required=False)
-
-    journal.record("step", step=1)
-    folder.parent.mkdir()
-    journal.record("step", step=2)
-    journal.close()
-
-    gap, step = read_journal(folder / path.name)
-    assert (gap["event"], gap["lines"], step["step"]) == ("journal_gap", 1, 2)
 
 
 def test_journal_whose_file_system_hangs_stops_nobody(

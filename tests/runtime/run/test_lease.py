@@ -177,19 +177,6 @@ def test_lease_that_was_removed_is_made_again_with_its_token_from_the_first(
     keeper.lease.release()
 
 
-def test_workers_of_a_job_hold_its_lease_by_the_token(place: Place) -> None:
-    lease = place.take()
-    place.directory.share_lease(lease)
-
-    joined = place.directory.join_lease(lease.token)
-
-    assert renew(joined)
-    with pytest.raises(RunDirectoryBusy, match=HERE):
-        place.directory.join_lease("another job's")
-    for one in (lease, joined):
-        one.release()
-
-
 def test_holders_renew_beside_everything_else_until_they_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,7 +516,6 @@ def test_second_name_that_a_killed_taker_has_left_is_removed(
         place.take()
 
     assert os.listdir(place.directory.path) == ["lease"]
-    place.directory.join_lease(owner.token).release()
     owner.release()
 
 

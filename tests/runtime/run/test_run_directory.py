@@ -178,28 +178,6 @@ def test_lease_is_inherited_only_by_those_who_are_given_it(directory: RunDirecto
     lease.release()
 
 
-def test_shared_lease_stays_when_its_first_holder_is_gone(directory: RunDirectory) -> None:
-    first = directory.acquire_lease()
-    directory.share_lease(first)
-    second = directory.join_lease()
-    first.release()
-
-    with pytest.raises(RunDirectoryBusy):
-        directory.acquire_lease()
-    second.release()
-
-    directory.acquire_lease().release()
-
-
-def test_lease_that_is_not_shared_is_joined_by_nobody(directory: RunDirectory) -> None:
-    lease = directory.acquire_lease()
-
-    with pytest.raises(RunDirectoryBusy):
-        directory.join_lease()
-
-    lease.release()
-
-
 def test_lease_in_an_unusable_directory_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         RunDirectory(tmp_path / "nowhere").acquire_lease()

@@ -12,7 +12,7 @@ from host_saves import STEP, plan_of, request_of, saved_steps, state_of
 from host_writer import RunningWriter
 
 from holdfast.runtime.saving import agent_saver
-from holdfast.runtime.saving.in_process_saver import MemoryInUse, SnapshotNotWritten
+from holdfast.runtime.saving.agent_saver import MemoryInUse, SnapshotNotWritten
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.codec import decode

@@ -22,7 +22,7 @@ from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.retention import Retention
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.in_process_saver import ContextReport
+from holdfast.runtime.saving.agent_saver import ContextReport
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 from holdfast.runtime.saving.mending import Mender, Mirror, MirrorUnusable
 

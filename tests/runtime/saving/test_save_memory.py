@@ -22,16 +22,10 @@ from host_writer import RunningWriter
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving import in_process_saver
-from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.in_process_saver import (
-    HostBuffers,
-    InProcessSaver,
-    MemoryInUse,
-    PendingSave,
-)
+from holdfast.runtime.saving import agent_saver, save_memory
+from holdfast.runtime.saving.agent_saver import AgentSaver, MemoryInUse, PendingSave
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.save_memory import BUFFERS, SaveMemory
+from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Resource, Usage
 
@@ -270,11 +264,11 @@ def test_descriptors_are_closed_when_one_cannot_be_mapped(fds: list[int]) -> Non
 
 def _old_kernel(patch: pytest.MonkeyPatch) -> None:
     """Let the kernel map no pages ahead: they are touched one by one."""
-    patch.setattr(in_process_saver, "_POPULATE_WRITE", 12345)
+    patch.setattr(save_memory, "_POPULATE_WRITE", 12345)
 
 
 def _in_small_pieces(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(in_process_saver, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
+    patch.setattr(save_memory, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
 
 
 @pytest.mark.parametrize("how", [lambda _: None, _old_kernel, _in_small_pieces])
@@ -322,15 +316,6 @@ class _NoMemory(mmap.mmap):
         raise OSError(errno.ENOMEM, "no memory")
 
 
-def test_own_buffers_are_apart_and_empty() -> None:
-    buffers = HostBuffers.own(2, BUFFER_BYTES)
-
-    buffers[1][5] = 7
-
-    assert (len(buffers), bytes(buffers[0])) == (2, bytes(BUFFER_BYTES))
-    buffers.close()
-
-
 class SlowDisk:
     """A slow_disk whose writes wait until it is let go."""
 
@@ -367,7 +352,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     found.close()
 
 
-def begun(way: AgentSaver | InProcessSaver, step: int, attempt: int) -> PendingSave:
+def begun(way: AgentSaver, step: int, attempt: int) -> PendingSave:
     request = request_of(step, attempt)
     return way.begin(request, state_of(step))
 
@@ -387,7 +372,7 @@ def assert_whole(run_dir: Path, *steps: int) -> None:
 def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
     host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(agent_saver, "FREE_WITHIN_S", 0.01)
     host.buffers = 1
     agent, writer = host.agent(), RunningWriter()
     agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
@@ -410,64 +395,15 @@ def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
     writer.close()
 
 
-def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
-    host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.01)
-    agent = host.agent()
-    way = InProcessSaver(agent.way._context)
-    way.prepare(host.plan, 0, 1, generation=LAUNCH)
-    saves = []
-    for attempt in (1, 2):
-        save = begun(way, STEP + attempt, attempt)
-        save.hand_over(state_of(STEP + attempt), "00")
-        save.compared()
-        saves.append(save)
-    slow_disk.wait()
-
-    for attempt in (3, 4):
-        with pytest.raises(MemoryInUse, match="is still being written to the disk"):
-            begun(way, STEP + attempt, attempt)
-    slow_disk.go()
-
-    for save in saves:
-        save.wait(BOUND_S)
-        assert (save.is_done, save.failure) == (True, None)
-    assert_whole(host.run_dir, STEP + 2, STEP + 1)
-    way.close()
-
-
-def test_worker_without_an_agent_waits_for_its_memory(host: Host, slow_disk: SlowDisk) -> None:
-    """Survivors of deaths save again at once, and their last save must not fail for it."""
-    agent = host.agent()
-    way = InProcessSaver(agent.way._context)
-    way.prepare(host.plan, 0, 1, generation=LAUNCH)
-    let_go = threading.Timer(0.05, slow_disk.go)
-    let_go.start()
-
-    for attempt in (1, 2, 3):
-        save = begun(way, STEP + attempt, attempt)
-        save.hand_over(state_of(STEP + attempt), "00")
-        save.compared()
-
-    save.wait(BOUND_S)
-    assert (save.is_done, save.failure) == (True, None)
-    assert_whole(host.run_dir, STEP + 3, STEP + 2, STEP + 1)
-    let_go.join()
-    way.close()
-
-
-@pytest.mark.parametrize("is_own", [False, True])
 def test_lack_of_memory_for_digests_fails_the_save_and_not_the_worker(
-    host: Host, monkeypatch: pytest.MonkeyPatch, *, is_own: bool
+    host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lack(*_: object) -> NoReturn:
         raise MemoryError
 
     agent = host.agent()
-    way = InProcessSaver(agent.way._context) if is_own else agent.way
-    way.prepare(host.plan, 0, 1, generation=LAUNCH)
-    save = begun(way, STEP, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    save = begun(agent.way, STEP, 1)
     monkeypatch.setattr(ShardImage, "piece_digest", lack)
     page = SimpleNamespace(needing_no_peer=contextlib.nullcontext)
     member = SimpleNamespace(communicator=SimpleNamespace(size=1))

@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import without_faults, worker_config
+from configs import gives_nothing, journal_of, without_faults, worker_config
 from host_saves import Workers, plan_of, state_of
 from hypothesis import given
 from hypothesis import strategies as st
+from local_communicator import LocalCommunicator
 from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothing
 
-from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import StoppedEarly
-from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving import in_process_saver
+from holdfast.runtime.saving import agent_saver
 from holdfast.runtime.saving import saver as saver_module
-from holdfast.runtime.saving.in_process_saver import InProcessSaver, PendingSave
+from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.saver import (
     LARGEST_FILE_BYTES,
@@ -45,7 +45,7 @@ from holdfast.runtime.saving.saver import (
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
 BOUND_S = 60.0
@@ -95,9 +95,8 @@ class SavingWorker:
             self._journal,
             self.page,
             without_faults(config),
-            lambda report: None,
-            send_snapshot=None if workers is None else lambda told, fds: self.told.append(told),
-            ask_agent=None if workers is None else self._give,
+            lambda told, fds=(): self.told.append(told),
+            gives_nothing if workers is None else self._give,
         )
         self._workers = workers
         self.membership = Membership(
@@ -111,7 +110,7 @@ class SavingWorker:
 
     @property
     def kinds(self) -> list[str]:
-        return [told["kind"] for told in self.told]
+        return [told["kind"] for told in self.told if told["kind"] != "checkpoint"]
 
     def close(self) -> None:
         self.saver.close()
@@ -167,7 +166,7 @@ def test_worker_saves_once_its_host_is_that_of_the_first_worker(
     assert memory is not None
     while len(memory.fds) > buffers:
         os.close(memory.fds.pop())
-    monkeypatch.setattr(in_process_saver, "FREE_WITHIN_S", 0.0)
+    monkeypatch.setattr(agent_saver, "FREE_WITHIN_S", 0.0)
     saver = far.saver
     saver.begin(Cursor.start(1), lambda: state_of(1))
     saver.before_sum()
@@ -192,7 +191,7 @@ def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     save = FailingSave(looks)
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: save)
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: save)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     bits = saver.bits()
@@ -210,7 +209,7 @@ class HangingSave(FailingSave):
 def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_begin(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: HangingSave())
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: HangingSave())
     state = {"a": np.zeros(3)}
     saver.begin(Cursor.start(1), lambda: state)
     assert saver.bits() == Bit.INTACT
@@ -230,7 +229,7 @@ def test_failure_that_not_all_have_heard_of_ends_no_save(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory may still be read, and all must begin the next one together."""
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=0))
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=0))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     saver.hear(_agreed(saver.bits() & Bit.INTACT))
@@ -260,7 +259,7 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
 ) -> None:
     page = saver._context.page
     save = DigestedSave(page)
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: save)
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: save)
     page.begin_turn(waits_for_peers=True)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert page.turn[1]
@@ -272,60 +271,10 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
     assert page.turn[1]
 
 
-def test_save_is_durable_only_after_the_states_were_compared(saver: Saver, tmp_path: Path) -> None:
-    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
-    saver.wait(0.2)
-    assert CheckpointStore(tmp_path).names() == ()
-    assert saver.bits() == Bit.INTACT
-
-    saver.before_sum()
-    saver.wait(BOUND_S)
-
-    assert saver.bits() == Bit.SETTLED | Bit.INTACT
-    saver.hear(_agreed(saver.bits()))
-    assert not saver.is_busy
-    assert CheckpointStore(tmp_path).steps() == (0,)
-
-
-def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_back = threading.Event()
-    monkeypatch.setattr(Staging, "commit", lambda *arguments: is_back.wait(BOUND_S))
-    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
-    saver.before_sum()
-    saver.hear(_agreed(saver.bits()))
-    assert saver.is_busy
-
-    monkeypatch.setattr(saver_module, "ANSWERS_WITHIN_S", -1.0)
-    saver.hear(_agreed(saver.bits()))
-
-    assert not saver.is_busy
-    assert saver.saved_step == 0
-    is_back.set()
-
-
-def test_lack_of_threads_fails_the_save_and_not_the_worker(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("holdfast-committer"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
-    saver.before_sum()
-
-    assert saver.bits() == Bit.SETTLED
-    saver.hear(_agreed(saver.bits()))
-    assert not saver.is_busy
-
-
 def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=9))
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=9))
     saver.want(replace(_agreed(Bit(0)), is_save_wanted=True))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert saver.serves_requests
@@ -335,26 +284,10 @@ def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
     assert not saver.serves_requests, "it may be there already, from before the next request"
 
 
-def test_thread_that_cannot_be_started_fails_the_save_and_not_the_worker(
-    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def commit(*_arguments: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(Staging, "commit", commit)
-    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
-    saver.before_sum()
-    saver.wait(BOUND_S)
-    saver.hear(_agreed(saver.bits()))
-
-    assert not saver.is_busy
-    assert "RuntimeError: can't start new thread" in (tmp_path / "journal.jsonl").read_text()
-
-
 def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InProcessSaver, "begin", lambda *arguments: FailingSave(looks=0))
+    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=0))
     for _ in range(MAX_FAILURES):
         saver.give_up_if_hopeless(Cursor.start(1))
         saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
@@ -385,7 +318,7 @@ def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
 
     state = {"a": np.zeros(3)}
     with monkeypatch.context() as patch:
-        patch.setattr(InProcessSaver, "begin", begin)
+        patch.setattr(AgentSaver, "begin", begin)
         assert saver.begin(Cursor.start(1), lambda: state)
         assert saver.bits() == Bit.SETTLED
         saver.hear(_agreed(saver.bits()))
@@ -408,7 +341,7 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
 
     state = {"a": np.zeros(3)}
     with monkeypatch.context() as patch:
-        patch.setattr(in_process_saver, "Committer", refuse)
+        patch.setattr(agent_saver, "Committer", refuse)
         saver.prepare(lambda: state)
         saver.begin(Cursor.start(1), lambda: state)
         assert saver.bits() == Bit.SETTLED
@@ -423,16 +356,16 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
 
 def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> None:
     """Let the agent ask these ranks once, while they copy the state of the first save."""
-    begin = InProcessSaver.begin
+    begin = AgentSaver.begin
     waiting = set(asked)
 
-    def asking_begin(way: InProcessSaver, request: SaveRequest, state: Tensors) -> PendingSave:
+    def asking_begin(way: AgentSaver, request: SaveRequest, state: Tensors) -> PendingSave:
         if request.part in waiting:
             waiting.remove(request.part)
             way._context.page.ask(RequestFlag.SAVE)
         return begin(way, request, state)
 
-    patch.setattr(InProcessSaver, "begin", asking_begin)
+    patch.setattr(AgentSaver, "begin", asking_begin)
 
 
 @pytest.mark.usefixtures("one_core")

@@ -121,25 +121,6 @@ def test_job_that_has_said_its_end_is_neither_lost_nor_alive(
     assert life(directory)[0] is Life.ENDED
 
 
-def test_script_without_a_head_is_alone_while_it_holds_the_lease(directory: RunDirectory) -> None:
-    lease = directory.acquire_lease(takes_orders=False)
-    held = life(directory)
-    lease.release()
-
-    assert held == (
-        Life.ALONE,
-        f"{directory.path} belongs to pid {os.getpid()}, which takes no orders; "
-        "only a job of `holdfast run` does",
-    )
-
-
-def test_ranks_that_have_lost_the_first_one_are_not_called_gone(directory: RunDirectory) -> None:
-    """The others of an MPI job that has no head may go on: the lease names only one."""
-    write_lease(directory, NOBODY, takes_orders=False)
-
-    assert life(directory)[0] is Life.UNKNOWN
-
-
 def test_lease_of_another_host_is_told_with_both_names(directory: RunDirectory) -> None:
     write_lease(directory, os.getpid(), host="elsewhere")
 

@@ -185,7 +185,6 @@ def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None
         ({"exit_code": 0, "reason": None}, Life.GONE, "exit 0"),
         ({"exit_code": 70, "reason": "budget"}, Life.RUNNING, "exit 70: budget"),
         ({}, Life.RUNNING, "still running"),
-        ({}, Life.ALONE, "still running, without `holdfast run`"),
         ({}, Life.GONE, "lost with its head: go on with `holdfast run`"),
         ({}, Life.UNKNOWN, "still running, or lost"),
         ({}, Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`"),

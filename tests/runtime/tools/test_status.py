@@ -221,7 +221,6 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
         ([], Life.RUNNING, "running", False),
         (["completed"], Life.RUNNING, "running", False),
         ([], Life.DETACHED, "running without its command; why", False),
-        ([], Life.ALONE, "running without `holdfast run`, which nobody supervises", False),
         (["completed", "job_ended"], Life.GONE, "ended with exit code 0: done", True),
         (["job_ended"], Life.UNKNOWN, "ended with exit code 0: done", True),
         (["completed"], Life.GONE, "completed step 5, after its head was lost", True),

@@ -11,13 +11,21 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 from hypothesis import given
 from hypothesis import strategies as st
+from local_communicator import LocalCommunicator
 from rounds_callback_host import MESSAGE, RoundsCallbackHost
-from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
+from simulation import (
+    STEPS,
+    Ending,
+    Launch,
+    SimulatedAgent,
+    SimulatedJob,
+    TinyReplica,
+    wait_for_nothing,
+)
 
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
@@ -27,7 +35,6 @@ from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
 from holdfast.runtime.training.job_state import JobState
 
-_create = WorkerStatus.create
 pytestmark = pytest.mark.usefixtures("one_core")
 LATER = [pytest.mark.long, pytest.mark.extended]
 SEEDS = [
@@ -246,11 +253,13 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
             waited["end"].add(pages[0].turn[1])
             super().end()
 
-    def create() -> WorkerStatus:
-        pages.append(_create())
+    plain = SimulatedAgent.page
+
+    def page(agent: SimulatedAgent) -> WorkerStatus:
+        pages.append(plain(agent))
         return pages[-1]
 
-    monkeypatch.setattr(WorkerStatus, "create", create)
+    monkeypatch.setattr(SimulatedAgent, "page", page)
     terms = Launch(1, 1, 6, callback_host=lambda own, rank: SlowEnd(own), replica=SlowReplica)
     SimulatedJob(tmp_path / "run", numerics).launch(terms)
 
@@ -313,7 +322,7 @@ def test_what_differs_is_taken_from_the_first_worker(
     world = World(1, tuple(map(WorkerId, range(3))), 3)
 
     def program(communicator: FakeCommunicator) -> tuple[list[object], float]:
-        rank, replica, page = communicator.rank, TinyReplica(), _create()
+        rank, replica, page = communicator.rank, TinyReplica(), WorkerStatus.create()
         replica.weights += np.float32(rank)
         callback_host = Effective(rank, other if rank == 2 else USUAL)
         membership = Membership(world.workers[rank], world, communicator, clock=lambda: 0.0)

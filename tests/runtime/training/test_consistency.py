@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import without_faults, worker_config
+from configs import gives_nothing, without_faults, worker_config
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 from simulation import TinyReplica, data
 
 from holdfast.checkpoint.manifest import Manifest
@@ -20,7 +21,7 @@ from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.options.rate_scale import RateScaling
@@ -77,7 +78,13 @@ class Job:
         me, run_dir = ALIVE[communicator.rank], Path("/run")
         config = worker_config(me, LAUNCHED, run_dir=run_dir, strict=self._is_strict)
         return WorkerContext(
-            config, communicator, self._journal, nothing, without_faults(config), self._hear
+            config,
+            communicator,
+            self._journal,
+            nothing,
+            without_faults(config),
+            self._hear,
+            gives_nothing,
         )
 
     def compare(self, everyones: list[Numerics]) -> list[str | None]:

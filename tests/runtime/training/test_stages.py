@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from configs import without_faults, worker_config
+from configs import gives_nothing, journal_of, without_faults, worker_config
 from hypothesis import given
 from hypothesis import strategies as st
+from local_communicator import LocalCommunicator
 from rounds_callback_host import RoundsCallbackHost
 from simulation import STEPS, TinyReplica, data
 
 from holdfast.checkpoint.retention import Wanted
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 from holdfast.runtime.training import stages as stages_module
@@ -26,7 +26,7 @@ from holdfast.runtime.training.progress import RepairCount
 from holdfast.runtime.training.stages import StageEnd, Stages, alone, is_first, stages_of_script
 from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest, stage_of
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 
 REQUEST = TrainingRequest(data(), data(11), global_batch=9, epochs=2, save_every="1h")
 FIRST, LATER = Stage(), Stage(2, 10)
@@ -50,7 +50,13 @@ class Script:
         self.told: list[dict[str, object]] = []
         injector = without_faults(config)
         self.context = WorkerContext(
-            config, LocalCommunicator(), self._journal, self.page, injector, self.told.append
+            config,
+            LocalCommunicator(),
+            self._journal,
+            self.page,
+            injector,
+            self.told.append,
+            gives_nothing,
         )
         self.stages = Stages(self.context)
 

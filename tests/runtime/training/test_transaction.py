@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from local_communicator import LocalCommunicator
 from simulation import FEATURES, TinyReplica, Watching, data
 
 from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerprint_of_run
@@ -17,7 +18,6 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import WorkerStatus, WorkInHand

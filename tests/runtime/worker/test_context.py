@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from configs import without_faults, worker_config
+from configs import gives_nothing, journal_of, without_faults, worker_config
+from local_communicator import LocalCommunicator
 
 from holdfast.recovery.fault import Site
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.exchange.communicator import LocalCommunicator
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
+from holdfast.runtime.worker.context import WorkerContext, injector_of
 from holdfast.runtime.worker.injector import InjectedFault
 
 
@@ -38,7 +42,8 @@ def context_of(config: WorkerConfig, told: list[dict[str, object]] | None = None
     """Return surroundings without a page and a journal."""
     nothing: Any = None
     tell = ([] if told is None else told).append
-    return WorkerContext(config, Ranked(), nothing, nothing, without_faults(config), tell)
+    injector = without_faults(config)
+    return WorkerContext(config, Ranked(), nothing, nothing, injector, tell, gives_nothing)
 
 
 @pytest.fixture
@@ -53,24 +58,43 @@ def journal(config: WorkerConfig) -> Iterator[Journal]:
     journal.close()
 
 
-def test_script_without_an_agent_makes_its_surroundings_once(config: WorkerConfig) -> None:
-    made: list[WorkerContext] = []
+BARE = """
+import numpy as np
+from holdfast import ArrayData, Trainer
 
-    def make() -> WorkerContext:
-        made.append(context_of(config))
-        return made[-1]
+class Model:
+    pass
 
-    found = [contexts.current(otherwise=make) for _ in range(2)]
+data = ArrayData(np.zeros((4, 1)), np.zeros(4))
+trainer = Trainer(Model, data, global_batch=2, epochs=1)
+trainer.run()
+"""
 
-    assert found == made * 2
-    assert len(made) == 1
+
+def test_script_that_nobody_launched_ends_with_the_command_that_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text(BARE)
+    line = [sys.executable, "my train.py", "--epochs", "20"]
+
+    found = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert found.stderr == (
+        "holdfast: error: this script trains with holdfast, which starts its workers: run "
+        "`holdfast run -n 1 'my train.py' --epochs 20`\n"
+    )
+    assert (found.returncode, found.stdout) == (ExitCode.USAGE, "")
+    assert [found.name for found in tmp_path.iterdir()] == ["my train.py"]
 
 
-def test_surroundings_of_the_agent_come_first(config: WorkerConfig) -> None:
-    installed = context_of(config)
-    contexts.install(installed)
+def test_notebook_shows_one_sentence_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
-    assert contexts.current(otherwise=lambda: context_of(config)) is installed
+    with pytest.raises(UsageError) as caught:
+        contexts.current()
+
+    (line,) = caught.value._render_traceback_()  # as IPython asks
+    assert line.startswith("holdfast: error: a notebook has no script")
+    assert "!holdfast run -n 4 train.py" in line
 
 
 def test_rank_is_that_of_the_world_else_that_of_mpiexec_else_the_first(
@@ -131,13 +155,6 @@ def test_saves_of_each_worker_are_counted_from_one(config: WorkerConfig) -> None
     one, other = context_of(config), context_of(config)
 
     assert [next(one.saves), next(one.saves), next(other.saves)] == [1, 2, 1]
-
-
-def test_worker_signs_what_it_records(config: WorkerConfig, journal: Journal) -> None:
-    journal.record("warning")
-
-    (record,) = read_journal(config.run_dir / "journal.jsonl")
-    assert (record["run_id"], record["source"]) == ("run", "worker 3")
 
 
 def test_fault_stands_in_the_journal_before_it_strikes(

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import without_faults, worker_config
+from configs import gives_nothing, journal_of, without_faults, worker_config
 from hypothesis import given
 from hypothesis import strategies as st
+from local_communicator import LocalCommunicator
 
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.events import Epoch, Step, Stopped
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords, ShownTerms, _Commit, _merged
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
@@ -48,7 +48,13 @@ class Story:
         self._page, self._journal = WorkerStatus.create(), journal_of(config)
         injector = without_faults(config)
         context = WorkerContext(
-            config, Ranked(rank), self._journal, self._page, injector, self.told.append
+            config,
+            Ranked(rank),
+            self._journal,
+            self._page,
+            injector,
+            self.told.append,
+            gives_nothing,
         )
         world = World(1, WORKERS, 2)
         self.membership = Membership(config.worker, world, Ranked(rank), clock=lambda: 0.0)

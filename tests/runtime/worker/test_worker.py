@@ -13,17 +13,17 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
-from configs import without_faults, worker_config
+from configs import journal_of, without_faults, worker_config
+from local_communicator import LocalCommunicator
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
-from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import worker as worker_module
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.worker import main, run_script
 
 TRAINED = (Phase.STARTING, Phase.CONCLUDING)
@@ -145,7 +145,7 @@ class Worker:
         finish = [lambda: events.append("finished")]
         faults = without_faults(config)
         return WorkerContext(
-            config, Leaving(), journal, page, faults, agent.send, ask_agent=ask, at_end=finish
+            config, Leaving(), journal, page, faults, agent.send, ask, at_end=finish
         )
 
     def told(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_worker_has_its_device_before_anything_looks_for_devices(
 def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
     text = (
         "from holdfast.runtime.worker import context\n"
-        "context.current(None).tell_agent({'kind': 'notice', 'text': 'here'})\n"
+        "context.current().tell_agent({'kind': 'notice', 'text': 'here'})\n"
     )
 
     worker.run(text)

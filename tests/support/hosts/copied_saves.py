@@ -16,8 +16,8 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
-from holdfast.runtime.saving.in_process_saver import HostBuffers
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.own_process import sealed_memory

@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import without_faults, worker_config
+from configs import journal_of, without_faults, worker_config
 from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, request_of, state_of
+from local_communicator import LocalCommunicator
 
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.exchange.communicator import LocalCommunicator
-from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.in_process_saver import PendingSave
+from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.worker_status import WorkerStatus
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 
 
 class Agent:
@@ -39,9 +38,8 @@ class Agent:
             self._journal,
             self.page,
             without_faults(config),
-            lambda report: None,
-            send_snapshot=self._hear,
-            ask_agent=self._give,
+            self._hear,
+            self._give,
         )
         self.way = AgentSaver(context)
 
@@ -76,7 +74,7 @@ class Agent:
         )
         return {"kind": "memory", FDS: [os.dup(fd) for fd in memory.fds]}
 
-    def _hear(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+    def _hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         self._meet_the_lack()
         content = None
         for fd in fds:

@@ -1,14 +1,19 @@
 """Whole jobs in one process: training loops in threads over the fake communicator.
 
-Everything but the transport and the threads of the saver is real: loop, saver,
-journal and checkpoints on the disk.
+Everything but the transport and the agent is real: loop, saver, committer, journal and
+checkpoints on the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import mmap
+import os
 import random
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +21,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pytest
-from configs import worker_config
+from configs import journal_of, worker_config
 from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.reduction import FloatVector
@@ -29,16 +35,23 @@ from holdfast.runtime.fit.fit_data import of_pipeline
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.save_memory import BUFFERS
+from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.codec import decode, from_plain
+from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus, WorkInHand
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
-from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.injector import FaultInjector
 
 _Result = TypeVar("_Result")
@@ -199,17 +212,15 @@ class LazyFuture(Future[_Result]):
 
 
 class LazyExecutor:
-    """Stands in for the saver's thread: slow and fast by the dice, but the same every time.
+    """Stands in for the host's writer: slow and fast by the dice, but the same every time.
 
-    Tasks run in their order, like those of one thread; what a dead worker has
-    not run yet is never run.
+    Tasks run in their order; what is left when all workers have ended is never run.
     """
 
     dice = random.Random(0)
     patience = (0, 0, 1, 3, 8)
 
-    def __init__(self, threads: int, name: str) -> None:
-        assert threads == 1
+    def __init__(self) -> None:
         self._queue: list[LazyFuture[Any]] = []
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -223,8 +234,133 @@ class LazyExecutor:
         self._queue.append(LazyFuture(task, self.dice.choice(self.patience)))
         return self._queue[-1]
 
-    def shutdown(self) -> None:
-        """Leave undone what nobody has asked for, as a thread whose process ends does."""
+    def ask(self) -> None:
+        """Ask all tasks whether they are done."""
+        for future in self._queue:
+            future.done()
+
+
+class SimulatedAgent:
+    """The agent of all workers of a launch, with a committer that is as slow as the dice say."""
+
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        self._journal = Journal(RunDirectory(run_dir).journal_path, run_id=run_id, source="agent")
+        self._lock = threading.RLock()
+        self._writer = LazyExecutor()
+        self._pages: list[WorkerStatus] = []
+        self._memories: dict[object, list[int]] = {}
+        self._plan: SavePlan | None = None
+        self._committer: Committer | None = None
+        self._parts: Parts | None = None
+
+    def page(self) -> WorkerStatus:
+        """Return the status of one more worker."""
+        self._pages.append(_AnsweredStatus(self))
+        return self._pages[-1]
+
+    def lose(self, page: WorkerStatus) -> None:
+        """Forget a worker."""
+        self._pages.remove(page)
+        page.close()
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Give memory for saves, and nothing else."""
+        if question["kind"] != "memory":
+            return {}
+        with self._lock:
+            found = self._memories.setdefault(question["layout"], [])
+            while len(found) < BUFFERS:
+                found.append(sealed_memory("holdfast-save", question["size"]))
+            return {FDS: [os.dup(fd) for fd in found]}
+
+    def hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Take a plan, or the part of a worker; begin to commit a save that is complete."""
+        content = os.pread(fds[0], os.fstat(fds[0]).st_size, 0) if fds else b"null"
+        with self._lock:
+            if message["kind"] == "plan":
+                self._take_plan(decode(SavePlan, content), message["generation"])
+            elif message["kind"] == "copied":
+                ticket = from_plain(SaveTicket, message, allows_more=True)
+                self._take_part(ticket, message, json.loads(content))
+
+    def poll(self, generation: int) -> None:
+        """Go on with the saves, which a worker of this world waits for."""
+        with self._lock:
+            self._end_world_before(generation)
+            self._writer.ask()
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write down what the committer tells."""
+        self._journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Show nobody what the committer says."""
+
+    def disk_moved(self, change: int) -> None:
+        """Do nothing: nobody watches the disk."""
+
+    def close(self) -> None:
+        """Leave undone what is not committed, as an agent that is killed."""
+        if self._committer is not None:
+            self._committer.close(0.0)
+        self._journal.close()
+        for fd in itertools.chain.from_iterable(self._memories.values()):
+            os.close(fd)
+
+    def _take_plan(self, plan: SavePlan, generation: int) -> None:
+        self._end_world_before(generation)
+        if plan != self._plan:
+            if self._committer is not None:
+                self._committer.close(0.0)
+            self._plan, self._committer = plan, Committer(plan, self)
+
+    def _take_part(self, ticket: SaveTicket, message: dict[str, Any], cursor: Any) -> None:
+        if self._parts is None or self._parts.ticket.age < ticket.age:
+            self._give_up()
+            self._parts = Parts(ticket)
+        if self._parts.ticket.age > ticket.age:
+            return
+        self._parts.take(message["part"], message["digest"], cursor)
+        if self._parts.is_complete:
+            self._writer.submit(self._commit, self._parts)
+            self._parts = None
+
+    def _end_world_before(self, generation: int) -> None:
+        if self._parts is not None and self._parts.ticket.generation < generation:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._parts is not None:
+            self._tell(self._parts.ticket, is_durable=False)
+        self._parts = None
+
+    def _commit(self, parts: Parts) -> None:
+        ticket, committer = parts.ticket, self._committer
+        assert committer is not None
+        memory = memoryview(mmap.mmap(self._memories[ticket.layout][ticket.buffer], 0))
+        try:
+            committer.commit(HeldSave.of(committer.plan, committer.image_map, parts, memory))
+            self._tell(ticket, is_durable=True)
+        except (CheckpointError, OSError) as error:
+            self.record("checkpoint_failed", step=ticket.step, reason=str(error))
+            self._tell(ticket, is_durable=False)
+
+    def _tell(self, ticket: SaveTicket, *, is_durable: bool) -> None:
+        for page in self._pages:
+            page.answer_save(ticket.attempt, is_durable=is_durable)
+
+
+class _AnsweredStatus(WorkerStatus):
+    """The status of a worker whose agent gets on whenever the worker looks for an answer."""
+
+    def __init__(self, agent: SimulatedAgent) -> None:
+        with contextlib.closing(WorkerStatus.create()) as made:
+            super().__init__(os.dup(made.fd))
+        self._agent = agent
+
+    def is_answered(self, attempt: int) -> bool:
+        self._agent.poll(self.generation)
+        return super().is_answered(attempt)
 
 
 class PromptExecutor:
@@ -246,13 +382,12 @@ class PromptExecutor:
 
 
 def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Let the saver work when it is asked often enough, and nothing wait for it or for the disk.
+    """Let the writer work when it is asked often enough, and nothing wait for it or for the disk.
 
-    A lazy saver gets nowhere while others only wait, and here no power goes.
+    A lazy writer gets nowhere while others only wait, and here no power goes.
     """
-    patch.setattr("holdfast.runtime.saving.in_process_saver.DaemonExecutor", LazyExecutor)
-    patch.setattr("holdfast.runtime.saving.in_process_saver.wait", lambda futures, timeout: None)
-    for room in ("committer", "maintenance"):
+    patch.setattr("holdfast.runtime.saving.agent_saver._AgentSave.wait", lambda *_: None)
+    for room in ("agent_saver", "committer", "maintenance"):
         name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
         patch.setattr(name, PromptExecutor)
     patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
@@ -312,6 +447,8 @@ class SimulatedJob:
         self._first_worker += terms.workers
         self._generation += terms.workers
 
+        agent = SimulatedAgent(self._run_dir, "simulated")
+
         def program(communicator: FakeCommunicator) -> Ending:
             config = worker_config(
                 workers[communicator.rank],
@@ -325,25 +462,34 @@ class SimulatedJob:
                 capacity=terms.capacity,
                 hosts=[host for _, host in zip(workers, itertools.cycle(self._hosts))],
             )
-            return self._work(terms, config, communicator)
+            return self._work(terms, config, communicator, agent)
 
-        return run_world(terms.workers, program, seed=terms.seed, deaths=terms.deaths)
+        with contextlib.closing(agent):
+            return run_world(terms.workers, program, seed=terms.seed, deaths=terms.deaths)
 
     def journal(self, event: str) -> list[dict[str, Any]]:
         """Return the journal's records of one kind."""
         records = read_journal(RunDirectory(self._run_dir).journal_path)
         return [record for record in records if record["event"] == event]
 
-    def _work(self, terms: Launch, config: WorkerConfig, communicator: FakeCommunicator) -> Ending:
+    def _work(
+        self,
+        terms: Launch,
+        config: WorkerConfig,
+        communicator: FakeCommunicator,
+        agent: SimulatedAgent,
+    ) -> Ending:
         """Be one worker."""
-        page, journal = WorkerStatus.create(), journal_of(config)
+        page, journal = agent.page(), journal_of(config)
         injector = FaultInjector(
             config.worker,
             FaultPlan(terms.faults),
             announce=lambda visit, kind: None,
             strike=lambda kind: communicator.die(),
         )
-        context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
+        context = WorkerContext(
+            config, communicator, journal, page, injector, agent.hear, agent.answer
+        )
         training, validation = self._supply()
         request = TrainingRequest(
             training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
@@ -365,7 +511,7 @@ class SimulatedJob:
             raise
         finally:
             journal.close()
-            page.close()
+            agent.lose(page)
 
 
 def _ask_later(replica: Any, page: WorkerStatus, terms: Launch) -> None:
