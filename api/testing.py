@@ -50,8 +50,8 @@ from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.tools.job_traces import ENDS_WITHIN_S, JobTraces
 from holdfast.runtime.tools.report import Report
-from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces
 from holdfast.runtime.tools.summary import summarize
 
 __all__ = [
@@ -193,6 +193,11 @@ class RunningJob:
     def pid(self) -> int:
         """The process id of the client."""
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The client's exit code, None while it lives; a job may outlive its client."""
+        return self._process.poll()
 
     @property
     def journal(self) -> list[Record]:

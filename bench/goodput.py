@@ -3,10 +3,10 @@
     python bench/goodput.py [--minutes 30] [--mtbf 60] [--kinds kill] [--seed 1] [--workers 4]
                             [--spares 0]
 
-`holdfast chaos` runs the job twice: undisturbed, and struck from outside.  The bound is the
-twin's wall time divided by that of the struck run.  A short run first tells how many epochs
-take ``--minutes``.  Twin and struck run come one after the other, so noise of the machine
-hits them differently: the load is printed beside them.
+The job runs twice: undisturbed, and struck from outside.  The bound is the twin's wall time
+divided by that of the struck run.  A short run first tells how many epochs take ``--minutes``.
+Twin and struck run come one after the other, so noise of the machine hits them differently: the
+load is printed beside them.
 
 The default kills only, any process.  A stopped process costs one heartbeat timeout by design,
 10 s at the default, which says nothing about recovery.
@@ -16,21 +16,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import harness
 
-from holdfast.runtime.tools.followed_run import RunTerms, follow_run
-from holdfast.runtime.tools.strike import Agenda, parse_blows
-from holdfast.runtime.tools.summary import Bucket, buckets_of, seconds, spans_of
-from holdfast.runtime.tools.verdict import ChaosTerms, Verdict, run_chaos, shares
+from holdfast.testing import JobRequest, JobRun
 
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "01_digits.py"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "support"))
+from striker import Strike, StruckRun, blows_of, run_struck, strikes_by_the_clock  # noqa: E402
+
 GLOBAL_BATCH = 1497
 """All samples of the digits that are not held out: one step an epoch."""
 BOUND = 0.97
 CALIBRATION_EPOCHS = 150
-HANG_AFTER_S = 300.0
+SLOWEST = 3
+"""A run that takes so many times as long as wished has hung."""
 
 
 def main() -> None:
@@ -39,78 +43,64 @@ def main() -> None:
         f"goodput, {options.workers} workers, a strike every {options.mtbf:g} s on average"
     )
     with harness.private_directory() as directory:
-        epochs = max(1, round(options.minutes * 60 / _epoch_s(options, directory)))
-        terms = ChaosTerms(
-            arguments=_arguments(options, epochs),
-            out=directory / "chaos",
-            seed=options.seed,
-            blows=parse_blows(options.kinds),
-            count=0,
-            mtbf_s=options.mtbf,
-            hang_after_s=HANG_AFTER_S,
+        _, short = _run(options, directory / "calibration", CALIBRATION_EPOCHS)
+        epochs = round(options.minutes * 60 * CALIBRATION_EPOCHS / short.report.parts_s["training"])
+        twin, expected = _run(options, directory / "twin", max(1, epochs))
+        until_s = SLOWEST * options.minutes * 60
+        strikes = strikes_by_the_clock(
+            random.Random(options.seed), options.mtbf, until_s, options.kinds
         )
-        verdict = run_chaos(terms, _tell)
-    _print(verdict)
+        run, struck = _run(options, directory / "struck", max(1, epochs), tuple(strikes))
+    _print(run, struck, twin, expected)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="of the undisturbed run")
     parser.add_argument("--mtbf", type=float, default=60.0, metavar="SECONDS")
-    parser.add_argument(
-        "--kinds", default="kill", help='what may strike, as in "kill worker, stop agent"'
-    )
+    words = 'what may strike, as in "kill worker, stop agent"'
+    parser.add_argument("--kinds", type=blows_of, default=blows_of("kill"), help=words)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--spares", type=int, default=0)
     return parser.parse_args()
 
 
-def _arguments(options: argparse.Namespace, epochs: int) -> tuple[str, ...]:
-    return (
-        *("-n", str(options.workers), "--spares", str(options.spares)),
-        *("--microbatches", str(options.workers), "--threads", "1"),
-        *("--max-restarts", "1000", "--save-every", "auto", str(SCRIPT)),
-        *("--epochs", str(epochs), "--global-batch", str(GLOBAL_BATCH)),
+def _run(
+    options: argparse.Namespace, run_dir: Path, epochs: int, strikes: Sequence[Strike] = ()
+) -> tuple[StruckRun, JobRun]:
+    """Train for so many epochs while it is struck."""
+    print(f"{run_dir.name}: {epochs} epochs (load {os.getloadavg()[0]:.1f})", flush=True)
+    request = JobRequest(
+        script=ROOT / "examples" / "01_digits.py",
+        run_dir=run_dir,
+        workers=options.workers,
+        microbatches=options.workers,
+        argv=["--epochs", str(epochs), "--global-batch", str(GLOBAL_BATCH)],
+        options=[
+            *("--spares", str(options.spares), "--threads", "1"),
+            *("--max-restarts", "1000", "--save-every", "auto"),
+        ],
     )
+    run = run_struck(request, strikes, within_s=SLOWEST * max(600, options.minutes * 60))
+    if run.ended is None:
+        raise RuntimeError(f"the run in {run_dir.name} failed: {run.failure}")
+    return run, run.ended
 
 
-def _epoch_s(options: argparse.Namespace, directory: Path) -> float:
-    """Return the seconds of an epoch, from a short run."""
-    arguments = _arguments(options, CALIBRATION_EPOCHS)
-    run = follow_run(RunTerms(arguments, directory / "calibration", HANG_AFTER_S), Agenda(()))
-    if run.failure is not None:
-        raise RuntimeError(f"the calibration failed: {run.failure}\n{run.evidence}")
-    buckets = buckets_of(spans_of(run.entries, run.began, run.ended))
-    return seconds(buckets[Bucket.TRAINING]) / CALIBRATION_EPOCHS
-
-
-def _tell(text: str) -> None:
-    print(f"{text} (load {os.getloadavg()[0]:.1f})", flush=True)
-
-
-def _print(verdict: Verdict) -> None:
-    print(f"load at the end {os.getloadavg()[0]:.1f}; exit codes {verdict.exit_codes}")
-    print(f"{'good' if verdict.is_good else 'BAD'}: {verdict.steps} steps")
-    for complaint in verdict.complaints:
-        print(f"    {complaint}")
-    if verdict.evidence:
-        print(verdict.evidence)
-    print(f"{'':<18}{'struck':>12}{'':>9}{'twin':>12}")
-    twin = shares(verdict.twin_buckets)
-    for name, (length, part) in shares(verdict.buckets).items():
-        other, share = twin[name]
-        print(f"{name:<18}{length:>10.2f} s{part:>8.1%} {other:>10.2f} s{share:>8.1%}")
-    print(f"{'all':<18}{verdict.wall_s:>10.2f} s{'':>8} {verdict.twin_wall_s:>10.2f} s")
-    for found in verdict.recoveries:
-        times = "-"
-        if found.median_s is not None:
-            times = f"median {found.median_s:.2f} s, 99 % {found.p99_s:.2f} s"
-        print(f"{found.blow:<24}{found.strikes:>3} strikes, to recover: {times}")
-    for interruption in verdict.unexplained:
-        print(f"no strike explains a {interruption}")
-    holds = harness.verdict(holds=verdict.is_good and verdict.speed >= BOUND)
-    print(f"speed {verdict.speed:.1%} of the undisturbed twin; bound {BOUND:.0%}: {holds}")
+def _print(run: StruckRun, struck: JobRun, twin: StruckRun, expected: JobRun) -> None:
+    hits = [one for one in run.struck if one.pid is not None]
+    complaints = list(run.complaints(str(expected.sha256)))
+    print(f"load at the end {os.getloadavg()[0]:.1f}; exit codes {run.exit_codes}")
+    print(f"{'BAD' if complaints else 'good'}: {struck.report.steps} steps, {len(hits)} strikes")
+    print("".join(f"    {complaint}\n" for complaint in complaints), end="")
+    print(f"{'':<18}{'struck':>12}{'twin':>12}")
+    for name, length in struck.report.parts_s.items():
+        print(f"{name:<18}{length:>10.2f} s{expected.report.parts_s.get(name, 0.0):>10.2f} s")
+    print(f"{'all':<18}{run.seconds:>10.2f} s{twin.seconds:>10.2f} s")
+    speed = twin.seconds / run.seconds
+    holds = harness.verdict(holds=not complaints and speed >= BOUND)
+    print(f"speed {speed:.1%} of the undisturbed twin; bound {BOUND:.0%}: {holds}")
 
 
 if __name__ == "__main__":

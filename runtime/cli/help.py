@@ -18,16 +18,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export", "import"),
     "Batch": ("sbatch",),
-    "Trouble": ("doctor", "chaos"),
+    "Trouble": ("doctor",),
 }
 """The commands, by what a user wants to do."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "attach": ("attach", "attach holdfast-train"),
-    "chaos": (
-        "chaos --seed 7 --count 5 -- run -n 4 train.py",
-        'chaos --mtbf 30 --kinds "kill, stop" -- run -n 4 train.py',
-    ),
     "doctor": ("doctor", "doctor --hosts a:4,b:4"),
     "export": (
         "export --to weights.npz",

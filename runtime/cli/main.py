@@ -34,7 +34,6 @@ from holdfast.runtime.options.sources import (
 from holdfast.runtime.system.signals import write_in_background
 
 _HOMES = {
-    "chaos": "chaos",
     "doctor": "doctor",
     "export": "weights",
     "import": "weights",
@@ -56,7 +55,7 @@ Together they take 0.2 s, and some load NumPy: a job begins without them."""
 _FUNCTIONS = {"import": "import_weights", "list": "list_runs"}
 """Functions of commands whose names mean something else in Python."""
 
-_OF_JOBS = ("run", "attach", "import", "chaos")
+_OF_JOBS = ("run", "attach", "import")
 """Commands that have a job to mind, which a terminal may not stop."""
 
 

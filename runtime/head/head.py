@@ -33,7 +33,6 @@ from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
-from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
@@ -175,10 +174,6 @@ class Head:
                 self._client.channel.post({"kind": "stop_asked"})
             with self._job.errors_told():
                 self._job.decider.stop(is_urgent=bool(message.get("is_urgent")))
-        elif kind == "strike":
-            order = from_plain(BeStruck, message["order"])
-            is_sent = self._agent.host.strike(str(message["host"]), order)
-            visitor.channel.post({"kind": "struck", "is_sent": is_sent})
         else:
             if self._job is None:
                 visitor.channel.post({"kind": "starting"})

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from signal import Signals
 from typing import Protocol
 
 from holdfast.recovery.world import WorkerId
@@ -122,26 +121,6 @@ class Describe:
     """Tell what only the host knows of its workers, for a person who asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeStruck:
-    """Send a signal to a part of this host, as the world might: ``holdfast chaos`` asks for it.
-
-    The target is a ``worker``, the ``pool``, the ``writer``, the ``agent``, or the whole ``host``.
-    What was stopped for a time goes on after that.
-    """
-
-    target: str
-    signal: Signals
-    for_s: float
-    generation: int
-    worker: WorkerId
-
-    def __post_init__(self) -> None:
-        """Refuse a target that no host has."""
-        if self.target not in ("worker", "pool", "writer", "agent", "host"):
-            raise ValueError(f"no host has the target {self.target!r}")
-
-
 Down = (
     BeginLaunch
     | MakeWorkers
@@ -155,9 +134,8 @@ Down = (
     | EndMaintenance
     | Speak
     | Describe
-    | BeStruck
 )
-"""What a host part is told; strikes go to the agents of other hosts alone."""
+"""What a host part is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import BeStruck, Down, HostLink, OtherHost, Queue, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, OtherHost, Queue, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
 from holdfast.runtime.host.launch_part import LaunchPart
@@ -172,13 +172,6 @@ class WorkerHost:
         for host in self._others:
             if host.name == name and not host.is_lost:
                 self._launch.add_host(host)
-
-    def strike(self, name: str, order: BeStruck) -> bool:
-        """Have another host struck; return whether it is connected."""
-        found = [host for host in self._others if host.name == name and not host.is_lost]
-        for host in found:
-            host.post(order)
-        return bool(found)
 
     def _hear(self, host: HostLink, message: Up) -> None:
         self._queue.put(lambda: self._launch.hear(host, message))

@@ -26,12 +26,11 @@ from pathlib import Path
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.orphans import bring_back
-from holdfast.runtime.host.host_messages import BeStruck, Exited, Seen, Told, Up
+from holdfast.runtime.host.host_messages import Exited, Seen, Told, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
-from holdfast.runtime.hosts import strikes
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -186,12 +185,8 @@ class HostAgent:
             self._obey(message)
 
     def _obey(self, message: Message) -> None:
-        order = read_down(message)
-        if isinstance(order, BeStruck):
-            strikes.carry_out(order, self._part)
-            return
         try:
-            self._part.take(order)
+            self._part.take(read_down(message))
         except OSError as error:
             self._tell(Told({"kind": "host_failed", "reason": f"no worker can be made: {error}"}))
         for key, status in self._part.statuses.items():

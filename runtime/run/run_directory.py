@@ -71,8 +71,6 @@ from holdfast.runtime.system.witnessed_time import Stillness
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
-CHAOS_DRAWS = "HOLDFAST_CHAOS_DRAWS"
-"""The variable by which ``holdfast chaos`` lets a run and its twin draw alike."""
 
 _PREVIOUS = re.compile(r"previous-\d+")
 _LARGEST_RECORD_BYTES = 1 << 20
@@ -115,7 +113,7 @@ class RunRecord:
     @staticmethod
     def new_draw_seed() -> str:
         """Return a fresh seed of what the script draws without one."""
-        return os.environ.get(CHAOS_DRAWS) or secrets.token_hex(16)
+        return secrets.token_hex(16)
 
     def encode(self) -> bytes:
         """Return the record as the content of ``RUN.json``."""

@@ -359,11 +359,6 @@ def _is_within_exec(pid: int) -> bool:
     return not _read(pid, "cmdline")
 
 
-def command_line(pid: int) -> str:
-    """Return the arguments of a process, each ended by a NUL; empty if it has ended."""
-    return _read(pid, "cmdline").decode(errors="replace")
-
-
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()

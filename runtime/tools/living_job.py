@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
-from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
@@ -28,7 +27,6 @@ from holdfast.runtime.run.find_run import moved_to, no_run
 from holdfast.runtime.run.lease import directory_in, has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -260,21 +258,6 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
         if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
             return None
     return None
-
-
-def order_strike(directory: RunDirectory, host: str, order: BeStruck) -> bool:
-    """Have another host of the job struck; return whether the head has sent the order there.
-
-    Raises:
-        OSError: no head listens.
-    """
-    socket = directory.agent_socket()
-    if socket is None:
-        return False
-    with contextlib.closing(connect(socket)) as channel:
-        channel.post({"kind": "strike", "host": host, "order": to_plain(order)})
-        answer = _answer(channel, _ANSWERS_WITHIN_S)
-        return answer is not None and answer.get("is_sent") is True
 
 
 @dataclass(frozen=True, slots=True)

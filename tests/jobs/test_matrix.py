@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from extended import extended
 from matrix import CELLS, Cell, Moment, run_cell
+from striker import Kind, Target
 from workload import Undisturbed
-
-from holdfast.runtime.tools.strike import Kind, Target
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 

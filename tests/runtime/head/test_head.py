@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from heads import WARM, completed, exited, job_of, joined, report
 
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import head as module
 from holdfast.runtime.head import run_link
@@ -22,7 +21,6 @@ from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.head import Head
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
-from holdfast.runtime.host.host_messages import BeStruck
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.journal import Record, records_message
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
@@ -70,18 +68,11 @@ class FakeAgent:
         self.orders: list[Message] = []
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
-        self.struck: list[tuple[str, BeStruck]] = []
-        self.host = SimpleNamespace(
-            progress={"workers": 2, "phase": "training"}, writer=writer, strike=self._strike
-        )
+        self.host = SimpleNamespace(progress={"workers": 2, "phase": "training"}, writer=writer)
         self.host.describe = lambda: self.host.progress
 
     def _start_writer(self) -> None:
         self.writers_started += 1
-
-    def _strike(self, host: str, order: BeStruck) -> bool:
-        self.struck.append((host, order))
-        return host == "b"
 
     def tell(self, event: Message) -> None:
         self.events.append({**event, "now": 0.0})
@@ -575,22 +566,9 @@ def test_stranger_is_shown_the_door(headed: Headed) -> None:
     assert stranger.is_closed
 
 
-@pytest.mark.parametrize(("host", "is_sent"), [("b", True), ("gone", False)])
-def test_strike_is_sent_on_to_its_host(headed: Headed, host: str, *, is_sent: bool) -> None:
-    headed.begin()
-    order = BeStruck("host", signal.SIGKILL, 0.0, 0, WorkerId(0))
-
-    asking = headed.connect({"kind": "strike", "host": host, "order": to_plain(order)})
-
-    assert told(asking) == [{"kind": "struck", "is_sent": is_sent}]
-    assert headed.agent.struck == [(host, order)]
-    asking.close()
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        {"kind": "strike", "host": "b", "order": {"target": "world"}},
         {"kind": "client", "job": 3},
         {"kind": "client", "job": {}},
         {"kind": "client", "job": {"config": {"options": []}}},

@@ -23,7 +23,6 @@ from configs import worker_config
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import (
     BeginLaunch,
-    BeStruck,
     Down,
     Exited,
     KillWorker,
@@ -39,7 +38,6 @@ from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import (
     children_of,
     is_alive,
-    is_stopped,
     marked_processes,
     name_of,
 )
@@ -324,44 +322,3 @@ def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:
     assert (empty.returncode, empty.stderr) == (0, b"")
     assert wrong.returncode == 1
     assert b"no greeting of a head" in wrong.stderr
-
-
-@pytest.mark.parametrize("target", ["worker", "pool", "writer", "agent", "host"])
-def test_strike_kills_what_it_names(start: Callable[..., Far], target: str) -> None:
-    far = start()
-    pid = far.worker("wait")
-    far.wait_for(lambda _: {"holdfast-pool", "holdfast-writer"} <= far.helpers().keys())
-    names = far.helpers()
-    victims = {
-        "worker": [pid],
-        "pool": [names["holdfast-pool"]],
-        "writer": [names["holdfast-writer"]],
-        "agent": [far.process.pid],
-        "host": [pid, far.process.pid, names["holdfast-pool"], names["holdfast-writer"]],
-    }[target]
-
-    far.tell(BeStruck(target, signal.SIGKILL, 0.0, worker_config().generation, WorkerId(1)))
-
-    if target not in ("agent", "host"):
-        far.wait_for(lambda line: line["kind"] == "pong" and not any(map(is_alive, victims)))
-        assert far.process.poll() is None
-    else:
-        far.wait_until_empty(*victims)
-    assert not any(map(is_alive, victims))
-
-
-def test_host_that_is_stopped_for_a_time_goes_on_after_it(start: Callable[..., Far]) -> None:
-    far = start()
-    pid = far.worker("wait")
-    pongs = sum(line["kind"] == "pong" for line in far.lines)
-
-    far.tell(BeStruck("host", signal.SIGSTOP, 0.5, worker_config().generation, WorkerId(1)))
-    deadline = time.monotonic() + _WITHIN_S
-    while not is_stopped(far.process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-    numbers = iter(range(pongs + 1))
-    far.wait_for(lambda line: line["kind"] == "pong" and next(numbers, None) is None)
-    assert is_alive(pid)
-    assert not is_stopped(pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from signal import Signals
 from typing import get_args
 
 import pytest
@@ -13,7 +12,6 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import (
     Abandon,
     BeginLaunch,
-    BeStruck,
     Describe,
     Described,
     Down,
@@ -56,7 +54,6 @@ DOWN: tuple[Down, ...] = (
     EndMaintenance(),
     Speak(W),
     Describe(),
-    BeStruck("worker", Signals.SIGSTOP, 2.5, 1, W),
 )
 UP: tuple[Up, ...] = (
     Forked(1, W, 77),

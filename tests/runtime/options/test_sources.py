@@ -192,7 +192,7 @@ def test_option_outside_of_a_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
-    ours = ("AGENT", "GENERATION", "CHAIN", "CHAOS_JOB", "CHAOS_NAMESPACE", "VENV", "WORKERS")
+    ours = ("AGENT", "GENERATION", "CHAIN", "TEST_JOB", "VENV", "WORKERS")
     environ = {f"HOLDFAST_{name}": "1" for name in ours} | {"WORKER": "1", "HOLDFAST_WORKER": "3"}
 
     assert list(mistyped_variables(environ)) == [

@@ -1,7 +1,7 @@
 """A step of the wall clock cannot reach a job, but for the deadline of a batch system.
 
-``holdfast chaos`` steps no clock, because all programs of a machine share it.  This test stands
-in its place: the wall clock is read for stamps, and against the end that a batch system names
+No test steps the clock, because all programs of a machine share it.  This one stands in its
+place: the wall clock is read for stamps, and against the end that a batch system names
 in wall-clock time.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from cluster import NETWORK, WITHIN_S, Cluster
+from striker import SIGNALS, Kind, Target, find_victims
 
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
@@ -22,7 +22,6 @@ from holdfast.runtime.tools.summary import summarize
 from holdfast.testing import JobRequest
 
 TIMEOUT_S = 240.0
-_HEAD, _AGENT, _WATCHDOG = "holdfast-agent", "holdfast-host", "holdfast-watch"
 _LOOK_S = 0.02
 
 
@@ -46,6 +45,15 @@ class Loss(Enum):
     def takes_host(self) -> bool:
         """Whether the job loses all workers of the host."""
         return self not in {Loss.WATCHDOG_KILLED, Loss.WORKER_KILLED, Loss.WORKER_STOPPED}
+
+
+_OF_PROCESS = {
+    Loss.AGENT_KILLED: (Kind.KILL, Target.HOST_AGENT),
+    Loss.AGENT_STOPPED: (Kind.STOP, Target.HOST_AGENT),
+    Loss.WATCHDOG_KILLED: (Kind.KILL, Target.WATCHDOG),
+    Loss.WORKER_KILLED: (Kind.KILL, Target.WORKER),
+    Loss.WORKER_STOPPED: (Kind.STOP, Target.WORKER),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +149,11 @@ class HostJob:
 
     def workers(self, host: str) -> list[int]:
         """Return the workers' processes on a host."""
-        return self._named(host, r"holdfast-w\d+")
+        return self._victims(host, Target.WORKER)
 
     def kill_head(self) -> None:
         """Kill the head alone; its client and its host live on."""
-        os.kill(self._only(self._cluster.head, _HEAD), signal.SIGKILL)
+        os.kill(self._victims(self._cluster.head, Target.AGENT)[0], signal.SIGKILL)
 
     def strike(self, loss: Loss, host: str) -> None:
         """Lose a host, or what the loss names of it."""
@@ -162,18 +170,11 @@ class HostJob:
                 cluster.mute(host)
             case Loss.FREEZE:
                 cluster.freeze(host)
-            case Loss.AGENT_KILLED:
-                os.kill(self._only(host, _AGENT), signal.SIGKILL)
-            case Loss.AGENT_STOPPED:
-                os.kill(self._only(host, _AGENT), signal.SIGSTOP)
-            case Loss.WATCHDOG_KILLED:
-                os.kill(self._only(host, _WATCHDOG), signal.SIGKILL)
             case Loss.SHELL_KILLED:
                 os.kill(self._shell(host), signal.SIGKILL)
-            case Loss.WORKER_KILLED:
-                os.kill(self.workers(host)[0], signal.SIGKILL)
-            case Loss.WORKER_STOPPED:
-                os.kill(self.workers(host)[0], signal.SIGSTOP)
+            case _:
+                kind, target = _OF_PROCESS[loss]
+                os.kill(self._victims(host, target)[0], SIGNALS[kind])
 
     def undo(self, loss: Loss, host: str) -> None:
         """Bring back what was lost of a host, as far as it comes back."""
@@ -222,13 +223,10 @@ class HostJob:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _named(self, host: str, name: str) -> list[int]:
-        found = self._cluster.processes(host)
-        return sorted(pid for pid, line in found.items() if re.match(f"{name}:", line))
-
-    def _only(self, host: str, name: str) -> int:
-        (pid,) = self._named(host, name)
-        return pid
+    def _victims(self, host: str, target: Target) -> list[int]:
+        lines = self._cluster.processes(host)
+        names = {pid: line.partition(":")[0] for pid, line in lines.items()}
+        return find_victims(target, names)
 
     def _shell(self, host: str) -> int:
         """Return the process of the remote shell to a host that the head's agent talks through."""

@@ -1,0 +1,153 @@
+"""The traces of a job are found by its mark, and nothing of another job is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.system.owned_directory import make_owned_directory
+from holdfast.runtime.tools import job_traces
+from holdfast.runtime.tools.job_traces import JobTraces
+
+VARIABLE = "HOLDFAST_TEST_TRACES"
+
+DEAD, OTHER = 2**22 + 1, 2**22 + 11
+"""Numbers that no process has: the kernel's largest is 2**22."""
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobTraces]:
+    """Traces of a job whose shared memory is a folder of its own."""
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(job_traces, "SHARED_MEMORY", tmp_path / "shm")
+    made = JobTraces(VARIABLE)
+    yield made
+    made.kill_all()
+    made.remove_files(())
+
+
+def _segment(folder: Path, name: str) -> Path:
+    directory = folder / "shm" / name
+    directory.mkdir()
+    (directory / "segment").write_bytes(b"some memory")
+    return directory
+
+
+def _family(traces: JobTraces) -> subprocess.Popen[str]:
+    """Start a shell with a child, which ignore a polite request; wait until both are there.
+
+    The child answers itself: until it has become `cat`, its environment may look empty.
+    """
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; exec 3<&0; cat <&3 & wait"],
+        env=traces.environment(os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("begun\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def test_environment_has_the_mark_and_a_place_for_temporary_files(traces: JobTraces) -> None:
+    base = {"HOME": "/home/me", "TMPDIR": "/var/tmp", VARIABLE: "of another job"}
+
+    environment = traces.environment(base)
+
+    assert environment.keys() == {"HOME", "TMPDIR", VARIABLE}
+    assert f"{VARIABLE}={environment[VARIABLE]}" == traces.mark
+    assert Path(environment["TMPDIR"]) == traces.temporary
+    assert traces.temporary.is_dir()
+    assert base["TMPDIR"] == "/var/tmp"
+
+
+def test_two_jobs_have_marks_and_places_of_their_own(traces: JobTraces) -> None:
+    other = JobTraces(VARIABLE)
+
+    assert other.mark != traces.mark
+    assert other.scratch != traces.scratch
+    other.remove_files(())
+
+
+def test_job_without_traces_has_left_nothing(traces: JobTraces) -> None:
+    assert traces.leftovers([DEAD]) == ()
+
+
+def test_files_of_the_job_are_named_and_those_of_other_jobs_are_not(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
+    _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
+    _segment(tmp_path, f"holdfast-{DEAD}1-abcdefgh")
+    (traces.temporary / "forgotten.txt").touch()
+
+    left = traces.leftovers([DEAD, DEAD])
+
+    assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
+
+
+def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: JobTraces) -> None:
+    traces.temporary.rmdir()
+
+    assert traces.leftovers([DEAD]) == ()
+
+
+def test_memory_that_a_living_process_holds_is_not_called_left(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    """A living client of another job may have got the number of a dead one."""
+    held = make_owned_directory(str(tmp_path / "shm"))
+
+    assert traces.leftovers([os.getpid()]) == ()
+    traces.remove_files([os.getpid()])
+    assert held.is_dir()
+
+
+def test_files_of_the_job_are_removed_and_those_of_other_jobs_stay(
+    traces: JobTraces, tmp_path: Path
+) -> None:
+    memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
+    others = _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
+    (traces.temporary / "forgotten.txt").touch()
+
+    traces.remove_files([DEAD])
+
+    assert not traces.scratch.exists()
+    assert not memory.exists()
+    assert (others / "segment").exists()
+
+
+@pytest.mark.process
+def test_processes_that_are_left_are_named(traces: JobTraces) -> None:
+    family = _family(traces)
+
+    left = traces.leftovers([family.pid])
+
+    assert f"process {family.pid} sh" in left
+    assert len(left) == 2
+    traces.kill_all()
+    family.communicate()
+
+
+@pytest.mark.process
+def test_kill_ends_every_process_of_the_job_and_no_other(traces: JobTraces) -> None:
+    other = JobTraces(VARIABLE)
+    ours, theirs = _family(traces), _family(other)
+
+    traces.kill_all()
+
+    assert traces.processes() == {}
+    assert len(other.processes()) == 2
+    other.kill_all()
+    other.remove_files(())
+    for process in (ours, theirs):
+        assert process.communicate()[0] == ""
+        assert process.returncode == -9
