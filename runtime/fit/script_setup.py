@@ -40,7 +40,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker import worker
 from holdfast.runtime.worker.context import when_all_have_left
-from holdfast.runtime.worker.script_clock import CallingScript, ScriptClock, share_clock
+from holdfast.runtime.worker.script_clock import CallingScript, share_names
 from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
 from holdfast.runtime.worker.training_refusal import Refusal, training_refused
 
@@ -274,7 +274,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     run = RunDirectory(config.run_dir.resolve())
     record = ScriptRecord(run.script_record_path, is_of_hosts=bool(config.hosts))
     script = CallingScript(path)
-    share_clock(ScriptClock(record, script))
+    share_names(record, script)
     directories = SharedDirectories(record, script, config.run_dir, began, is_first)
     share_directories(directories)
     when_all_have_left(directories.temporary.remove)

@@ -1,21 +1,17 @@
 """The user's own modules: which of them the script gets, and the digest of script and modules.
 
 Warm processes may have imported another module of the same name already.  A ``statistics.py``
-beside the script is imported in place of Python's own, as ``python train.py`` does, where the
-user's files ask for it.  Everything else goes on with the module that it knows: libraries import
-more while they run, and would break on the user's file.
+beside the script is imported in place of Python's own, as by ``python train.py``.  Modules that are
+loaded keep what they have imported.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from holdfast.checkpoint.digest import Digest
 from holdfast.runtime.evidence.stacks import Frame
@@ -36,14 +32,14 @@ _LARGEST_TEXT = 16 << 20
 
 
 def prefer_users_modules(folder: Path) -> None:
-    """Let the files in ``folder`` import the modules there, and all others what they know."""
+    """Let the modules in ``folder`` be imported from now on, also if others have their names."""
     beside: list[str] = []
     with contextlib.suppress(OSError):
         beside = [file.stem for file in folder.iterdir() if _is_module(file)]
     loaded = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     names = hidden(beside, loaded, str(folder))
-    if names:
-        builtins.__import__ = _Importer(str(folder), names)
+    for name in [name for name in loaded if name.partition(".")[0] in names]:
+        del sys.modules[name]
 
 
 def hidden(beside: Sequence[str], loaded: Mapping[str, str | None], folder: str) -> list[str]:
@@ -63,50 +59,6 @@ def hidden(beside: Sequence[str], loaded: Mapping[str, str | None], folder: str)
 
 def _is_module(file: Path) -> bool:
     return file.suffix == ".py" or (file / "__init__.py").is_file()
-
-
-class _Importer:
-    """The place of ``__import__``: one set of modules for the user's files, one for others."""
-
-    def __init__(self, folder: str, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._names = frozenset(names)
-        self._import = builtins.__import__
-        self._known = self._taken()
-
-    def __call__(
-        self,
-        name: str,
-        globals: Mapping[str, Any] | None = None,  # noqa: A002  (as in Python's own)
-        locals: Mapping[str, Any] | None = None,  # noqa: A002
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        """Import a module as ``__import__`` does."""
-        is_known = level == 0 and name.partition(".")[0] in self._names
-        if not is_known or self._is_of_user(globals):
-            return self._import(name, globals, locals, fromlist or (), level)
-        with self._as_known():
-            return self._import(name, globals, locals, fromlist or (), level)
-
-    def _is_of_user(self, importer: Mapping[str, Any] | None) -> bool:
-        file = "" if importer is None else str(importer.get("__file__") or "")
-        return file.startswith(f"{self._folder}/")
-
-    @contextlib.contextmanager
-    def _as_known(self) -> Iterator[None]:
-        users = self._taken()
-        sys.modules.update(self._known)
-        try:
-            yield
-        finally:
-            self._known = self._taken()
-            sys.modules.update(users)
-
-    def _taken(self) -> dict[str, ModuleType]:
-        """Take the modules of these names out of the list of all."""
-        found = [name for name in sys.modules if name.partition(".")[0] in self._names]
-        return {name: sys.modules.pop(name) for name in found}
 
 
 def script_digest(script: Path, argv: Sequence[str]) -> str:

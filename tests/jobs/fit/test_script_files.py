@@ -1,6 +1,6 @@
 """What a script does to the file system around its trainings is there once, through deaths.
 
-All workers die in the second training.  The script names its folder by clock, pid and uuid, clears
+All workers die in the second training.  The script names its folder by date and uuid, clears
 its results first, adds entries to logs, and reads in a temporary folder what callbacks have
 written there.
 """
@@ -23,7 +23,7 @@ import json, os, shutil, sqlite3, tempfile, uuid
 from datetime import datetime
 import keras, numpy as np
 
-out = f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}-{uuid.uuid4().hex}"
+out = f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex}"
 os.makedirs(out)
 if os.path.exists("results"):
     shutil.rmtree("results")

@@ -57,7 +57,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     for module, names in functions.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(script_setup, "share_clock", lambda _: None)
+    monkeypatch.setattr(script_setup, "share_names", lambda *_: None)
     monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(
         script_setup, "when_imported", lambda name, then: found.update({name: then})
