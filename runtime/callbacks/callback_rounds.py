@@ -214,14 +214,6 @@ class CallbackRounds:
         """Run a hook of all callbacks that have it."""
         self._run_hooks(hook, lambda: getattr(self._list, hook)(*arguments))
 
-    def end_epoch(
-        self, epoch: int, logs: Mapping[str, float], figures: Mapping[str, float]
-    ) -> None:
-        """Run the hooks at the end of an epoch; TensorBoard gets ``figures`` of holdfast's own."""
-        with self._guarded():
-            self._events.end_epoch(epoch, figures)
-        self.call("on_epoch_end", epoch, logs)
-
     def call_each(self, hook: str, index: int, logs: Mapping[str, float]) -> None:
         """Run a hook about a batch; callbacks that have none cost nothing."""
         hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]

@@ -31,7 +31,6 @@ from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.callback_rules import steps_per_execution
 from holdfast.runtime.callbacks.held_variables import encoded, put_back
 from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotPlain
-from holdfast.runtime.callbacks.run_figures import RunFigures
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
@@ -120,15 +119,13 @@ class CallbackRun:
         rounds: CallbackRounds,
         epochs: range,
         tell: Callable[[str], None],
-        figures: RunFigures | None = None,
     ) -> None:
-        """Go along with a training; without ``figures`` nothing is told of the run itself."""
+        """Go along with a training."""
         self._model = model
         self._replica = replica
         self._rounds = rounds
         self._epochs = epochs
         self._tell = tell
-        self._figures = figures
         self._at = _Position(epochs.start)
         self._execution = steps_per_execution(model)
         self._is_running = False
@@ -207,8 +204,6 @@ class CallbackRun:
 
         All other hooks that come before a transaction ran after the last one.
         """
-        if self._figures is not None:
-            self._figures.work(cursor.ledger.samples if self._at.batch else 0)
         changed = self._rounds.check_settings() if self._is_fresh else []
         self._is_fresh = False
         for what in changed:
@@ -387,10 +382,9 @@ class CallbackRun:
             self._replica.hold(commit.cursor.sums, commit.cursor.ledger.samples)
 
     def _end_epoch(self, commit: Commit) -> Iterator[None]:
-        at, samples = self._at, commit.cursor.ledger.samples
+        at = self._at
         self._logs = self._epoch_logs(commit)
-        figures = {} if self._figures is None else self._figures.end_epoch(samples)
-        self._rounds.end_epoch(at.epoch, self._logs, figures)
+        self._rounds.call("on_epoch_end", at.epoch, self._logs)
         at.epoch, at.batch, at.has_begun = at.epoch + 1, 0, False
         yield
         at.is_over = at.is_cut or bool(self._model.stop_training)

@@ -7,24 +7,17 @@ record may be appended and cut.
 
 The names of the copies end with a token of the run and its phase.  So files that a lost launch has
 begun after the restored checkpoint are known, and removed.
-
-Beside the runs ``train`` and ``validation`` of a callback stands the run ``holdfast``: figures of
-the run itself (`run_figures`).  Each is a record of the same round as those of the script, so it
-is there once, too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, length_of
-
-_OWN = "holdfast"
-"""The folder of own figures in that of a callback, and the group of their names."""
 
 
 @dataclass(slots=True)
@@ -56,8 +49,6 @@ class EventFiles:
         self._files = files
         self._token = token
         self._writers: list[_Writer] = []
-        self._boards: list[Any] = []
-        self._own: dict[Path, Any] = {}
 
     def attach(self, callback: Any) -> None:
         """Let a TensorBoard callback write through this object; call it before ``set_model``.
@@ -67,7 +58,6 @@ class EventFiles:
         summary = callback.summary
         module = summary.module if isinstance(summary, _Summary) else summary
         callback._summary_module = _Summary(module, self.create_writer)
-        self._boards.append(callback)
 
     def create_writer(self, real: Callable[..., Any], logdir: Any, *more: Any, **by: Any) -> Any:
         """Return a summary writer into a private folder, instead of one into ``logdir``."""
@@ -78,18 +68,6 @@ class EventFiles:
         writer = real(str(private), *more, **by)
         self._writers.append(_Writer(writer, self._files.absolute(logdir), private))
         return writer
-
-    def end_epoch(self, epoch: int, figures: Mapping[str, float]) -> None:
-        """Write own figures of an epoch, once into each folder of TensorBoard callbacks."""
-        boards = {self._files.absolute(board.log_dir): board for board in self._boards}
-        for place, board in boards.items() if figures else ():
-            if place not in self._own:
-                folder = os.path.join(board.log_dir, _OWN)
-                self._own[place] = board.summary.create_file_writer(folder)
-            # Keras may have said that batches of this number are not recorded.
-            with self._own[place].as_default(), board.summary.record_if(True):
-                for name, value in figures.items():
-                    board.summary.scalar(f"{_OWN}/{name}", value, step=epoch)
 
     def measure(self, lengths: dict[str, Length]) -> None:
         """Copy what is new, and add the lengths of the files; done on the first worker."""

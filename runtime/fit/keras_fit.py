@@ -46,7 +46,6 @@ from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_p
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
-from holdfast.runtime.callbacks.run_figures import RunFigures
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.fit.directories import shared_directories
@@ -451,9 +450,8 @@ def callback_run(
     )
     for word in rounds.words:
         context.notify(word)
-    figures = RunFigures(context.page, context.config.history, lambda: stages.world)
     epochs = range(call.initial_epoch, call.epochs)
-    return CallbackRun(model, replica, rounds, epochs, context.notify, figures)
+    return CallbackRun(model, replica, rounds, epochs, context.notify)
 
 
 @functools.cache

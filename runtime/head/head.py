@@ -124,7 +124,7 @@ class Head:
         return None if end is None or self._waits_for_client else end.exit_code
 
     def _show_metrics(self, job: _RunningJob, now: float) -> None:
-        if job.job.config.options.metrics and now - self._shown_at >= _METRICS_EVERY_S:
+        if job.job.config.options.metrics_file and now - self._shown_at >= _METRICS_EVERY_S:
             self._shown_at = now
             job.run.look(self._agent.host.describe())
 

@@ -192,7 +192,6 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
     _refuse_faults_elsewhere(options)
-    _refuse_metrics(options)
     if not options.hosts:  # otherwise their network has to be known first
         verdict = _assessed(options, library, None)
     with answering(options.run_dir, say):
@@ -260,14 +259,6 @@ def _refuse_faults_elsewhere(options: JobOptions) -> None:
         if fault.host not in names:
             its = f"its hosts are {', '.join(names)}" if names else "it has one; name a worker"
             raise UsageError(f"--inject '{fault}': the job has no host {fault.host}: {its}")
-
-
-def _refuse_metrics(options: JobOptions) -> None:
-    if options.metrics is not None and not PathFinder.find_spec("prometheus_client"):
-        raise UsageError(
-            "--metrics-file and --metrics-port need prometheus-client, which is not installed: "
-            "pip install prometheus-client"
-        )
 
 
 def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> CheckedHosts | None:

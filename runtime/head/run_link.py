@@ -18,7 +18,6 @@ from typing import Protocol
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.run.journal import Record, line_of, stamped
 from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -62,9 +61,9 @@ class RunLink:
             "socket": str(socket),
             "pid": pid,
         }
-        terms = job.config.options.metrics
-        if terms is not None:
-            self._opening["metrics"] = to_plain(terms)
+        metrics_file = job.config.options.metrics_file
+        if metrics_file is not None:
+            self._opening["metrics_file"] = str(metrics_file)
         self._is_looking = False
         """Whether the present writer has still to take what was seen of the workers."""
         self._lease = lease

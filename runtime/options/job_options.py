@@ -393,20 +393,6 @@ class JobOptions:
         "A file of figures for Prometheus, written anew every few seconds.",
         metavar="FILE",
     )
-    metrics_port: int | None = _number(
-        "--metrics-port",
-        "A port of this host that shows these figures over HTTP.",
-        None,
-        1,
-        check=at_least(1, 65535),
-        metavar="PORT",
-    )
-    metrics_host: str = option(
-        "--metrics-host",
-        "The address of that port; 0.0.0.0 shows the figures to everybody.",
-        "127.0.0.1",
-        metavar="ADDRESS",
-    )
     faults: tuple[str, ...] = option(
         "--inject",
         'A fault to strike: "kill worker=2 step=30", or "random seed=7 count=5"; may be repeated.',
@@ -438,13 +424,6 @@ class JobOptions:
                 f"{','.join(map(str, self.hosts))} have {slots}; ask for fewer workers, or name "
                 "more slots or hosts"
             )
-
-    @property
-    def metrics(self) -> MetricsTerms | None:
-        """Where figures are shown to Prometheus, None for nowhere."""
-        if self.metrics_file is None and self.metrics_port is None:
-            return None
-        return MetricsTerms(self.metrics_file, self.metrics_port, self.metrics_host)
 
     @property
     def named_modules(self) -> tuple[str, ...]:
@@ -513,12 +492,3 @@ def _in_words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsTerms:
-    """Where the figures for Prometheus go: into a file, to a port, or both."""
-
-    file: Path | None
-    port: int | None
-    host: str

@@ -19,18 +19,19 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast.runtime.options.job_options import MetricsTerms
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.run.trace_files import TraceFiles
 from holdfast.runtime.run.worker_logs import WorkerLogs
-from holdfast.runtime.saving.metrics import MetricsShown
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
+
+if TYPE_CHECKING:
+    from holdfast.runtime.saving.metrics import MetricsShown
 
 
 class RunFiles:
@@ -87,9 +88,11 @@ class RunFiles:
         self._keeper = RunKeeper(directory, record, lease, self._warn, self._hand_on)
         self._path = directory.journal_path
         self._traces = TraceFiles(directory.trace_path, self._warn)
-        if "metrics" in message:
-            terms = from_plain(MetricsTerms, message["metrics"])
-            self._metrics = MetricsShown(record.run_id, terms, self._warn)
+        if "metrics_file" in message:
+            from holdfast.runtime.saving.metrics import MetricsShown  # Prometheus, for this alone
+
+            file = Path(message["metrics_file"])
+            self._metrics = MetricsShown(record.run_id, file, self._warn)
             self._metrics.go_on(self._path)
         self._logs = WorkerLogs(directory.logs_path, record.run_id, self._warn)
         self._head = int(message["pid"]), Path(message["socket"])

@@ -25,7 +25,7 @@ from holdfast.runtime.batch.incarnations import Chain, Incarnation
 from holdfast.runtime.hosts.link_trial import LinkQuestion, LinkSpeed, LinkSpeeds
 from holdfast.runtime.hosts.probe import HostFacts, Question
 from holdfast.runtime.mpi.trial import Death, RankReport, Trial
-from holdfast.runtime.options.job_options import JobOptions, MetricsTerms
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
@@ -134,7 +134,6 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
     RankReport: st.builds(RankReport),
     Trouble: st.builds(Trouble, seconds=_SECONDS),
-    MetricsTerms: st.builds(MetricsTerms, _or_none(_PATHS)),
     TracePiece: st.builds(TracePiece, clock_s=_SECONDS, offset_s=_SECONDS),
 }
 """The types, and what of them makes sense."""

@@ -268,32 +268,3 @@ def test_folder_of_the_logs_is_there_for_files_that_callbacks_write_beside_it(
     (first.logs / "projector_config.pbtxt").write_text("embeddings")
 
     assert logged(first) == {"projector_config.pbtxt": "embeddings"}
-
-
-def test_own_figures_stand_once_for_callbacks_of_one_folder_and_go_on_after_a_death(
-    first: Worker, second: Worker, tmp_path: Path
-) -> None:
-    boards = {worker.scratch.name: Board(first.logs) for worker in (first, second)}
-    for worker in (first, second):
-        worker.events.attach(boards[worker.scratch.name])
-        worker.events.attach(Board(tmp_path / "logs" / ".." / "logs"))
-        worker.events.end_epoch(0, {"workers": 2})
-    lengths = first.measure()
-    for worker in (first, second):
-        worker.agreed(lengths)
-        worker.events.end_epoch(1, {"workers": 2})
-    first.measure()
-
-    second.files.take_over()
-    second.agreed(second.measure())
-
-    (path,) = (tmp_path / "logs" / "holdfast").iterdir()
-    assert path.read_text() == "holdfast/workers 2 at 0;holdfast/workers 2 at 1;"
-
-
-def test_without_own_figures_there_is_no_folder_of_theirs(first: Worker) -> None:
-    first.events.attach(Board(first.logs))
-
-    first.events.end_epoch(0, {})
-
-    assert logged(first) == {}

@@ -493,12 +493,3 @@ def test_script_that_cannot_be_parsed_imports_nothing(tmp_path: Path, source: by
 
 def test_script_that_is_not_there_imports_nothing(tmp_path: Path) -> None:
     assert useful_preload(WANTED, tmp_path / "nowhere.py") == ALWAYS
-
-
-def test_figures_without_the_library_are_refused_with_the_way_to_get_it(
-    options: JobOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_setup.PathFinder, "find_spec", lambda *_: None)
-
-    with pytest.raises(UsageError, match="pip install prometheus-client"):
-        job_setup.prepare_job(dataclasses.replace(options, metrics_port=9123), Stillness())

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from journal_entries import entry, line
+from journal_entries import line
 from prometheus_client import parser
 
-from holdfast.runtime.options.job_options import MetricsTerms
 from holdfast.runtime.run.events import Failure
 from holdfast.runtime.run.journal import line_of
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.saving.metrics import JobFigures, MetricsShown, cause_of
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.tools.summary import goodput_of
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 JOB = (
@@ -65,8 +61,7 @@ def shown_in(text: str) -> dict[str, Any]:
 
 
 def shown(tmp_path: Path, *lines: dict[str, Any], is_seen: bool = True) -> MetricsShown:
-    terms = MetricsTerms(tmp_path / "job.prom", None, "127.0.0.1")
-    made = MetricsShown("r1", terms, pytest.fail)
+    made = MetricsShown("r1", tmp_path / "job.prom", pytest.fail)
     made.saw(map(line_of, lines))
     if is_seen:
         made.look(LOOK)
@@ -93,6 +88,7 @@ def test_file_has_what_the_journal_and_the_workers_tell(tmp_path: Path) -> None:
         "holdfast_last_save_step": 3.0,
         "holdfast_steps_total": 8.0,
         "holdfast_samples_total": 64.0,
+        "holdfast_step_seconds_total": pytest.approx(6.7),
         "holdfast_step": 6.0,
         "holdfast_epoch": 2.0,
         "holdfast_training_metric{loss}": 0.25,
@@ -104,20 +100,6 @@ def test_file_has_what_the_journal_and_the_workers_tell(tmp_path: Path) -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     assert list(tmp_path.iterdir()) == [tmp_path / "job.prom"], "it is replaced as a whole"
-
-
-def test_goodput_is_close_to_that_of_the_report(tmp_path: Path) -> None:
-    shown(tmp_path, *JOB)
-
-    found = shown_in((tmp_path / "job.prom").read_text(encoding="utf-8"))
-
-    exact = goodput_of([entry(of["event"], of["now"], **_fields(of)) for of in JOB], 24.0)
-    assert exact is not None
-    assert found["holdfast_goodput_ratio"] == pytest.approx(exact.share, abs=0.05)
-
-
-def _fields(of: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in of.items() if name not in ("event", "now", "time")}
 
 
 def test_ended_job_has_no_workers_and_its_exit_code(tmp_path: Path) -> None:
@@ -160,27 +142,9 @@ def test_causes_are_few(failure: Failure, cause: str) -> None:
     assert cause_of(failure) == cause
 
 
-def test_port_answers_on_loopback_and_a_taken_one_is_told_of() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    warnings: list[str] = []
-    terms = MetricsTerms(None, port, "127.0.0.1")
-    MetricsShown("r1", terms, warnings.append).saw(map(line_of, JOB))
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        found = shown_in(answer.read().decode())
-    MetricsShown("r1", terms, warnings.append)
-
-    assert found["holdfast_step"] == 6.0
-    assert len(warnings) == 1
-    assert warnings[0].startswith(f"metrics are not shown at 127.0.0.1:{port}: ")
-
-
 def test_file_that_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
     warnings: list[str] = []
-    terms = MetricsTerms(tmp_path / "nowhere" / "job.prom", None, "127.0.0.1")
-    made = MetricsShown("r1", terms, warnings.append)
+    made = MetricsShown("r1", tmp_path / "nowhere" / "job.prom", warnings.append)
 
     made.write()
     made.write()
@@ -194,7 +158,7 @@ def test_dashboard_asks_for_nothing_but_what_is_shown() -> None:
     for of in JOB:
         figures.saw(of)
     figures.look(LOOK)
-    names = {sample.name for metric in figures.collect() for sample in metric.samples}
+    names = {sample.name for metric in figures.registry.collect() for sample in metric.samples}
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
 
     asked = [target["expr"] for panel in panels for target in panel["targets"]]

@@ -114,8 +114,7 @@ def test_figures_of_new_lines_and_of_living_workers_are_shown(
     directory: RunDirectory, lease: Lease, tmp_path: Path
 ) -> None:
     shown = tmp_path / "job.prom"
-    terms = {"file": str(shown), "port": None, "host": "127.0.0.1"}
-    files = Files(directory, lease, metrics=terms)
+    files = Files(directory, lease, metrics_file=str(shown))
 
     files.send(line("failure", worker=1, cause="signal SIGKILL"))
     files.channel.post({"kind": "look", "now": 1.0, "time": 2.0, "workers": []})
@@ -139,8 +138,7 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr("holdfast.runtime.run.files.WAITS_S", 0.01)
     shown = tmp_path / "job.prom"
-    terms = {"file": str(shown), "port": None, "host": "127.0.0.1"}
-    files = Files(directory, lease, metrics=terms)
+    files = Files(directory, lease, metrics_file=str(shown))
     look = {"kind": "look", "now": 1.0, "time": 2.0, "workers": []}
     files.channel.post(look)
     assert begun.wait(BOUND_S)
