@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.runtime.data.array_data import NpyData, WindowData
     from holdfast.runtime.data.hdf5_data import HDF5Data
-    from holdfast.runtime.data.image_folder_data import ImageFolderData
-    from holdfast.runtime.data.tfrecord_data import TFRecordData
     from holdfast.runtime.errors import (
         CheckpointsUnread,
         JobError,
@@ -41,7 +39,6 @@ __all__ = [
     "ContributionShape",
     "Data",
     "HDF5Data",
-    "ImageFolderData",
     "JobError",
     "LaunchFailed",
     "LaunchResult",
@@ -54,7 +51,6 @@ __all__ = [
     "RunDirectoryBusy",
     "StopRequested",
     "StoppedEarly",
-    "TFRecordData",
     "Trainer",
     "UsageError",
     "WindowData",
@@ -78,8 +74,6 @@ _HOMES = {
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.hdf5_data": ("HDF5Data",),
-    "holdfast.runtime.data.image_folder_data": ("ImageFolderData",),
-    "holdfast.runtime.data.tfrecord_data": ("TFRecordData",),
     "holdfast.runtime.data.array_data": ("NpyData", "WindowData"),
     "holdfast.runtime.tools.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.training.stages": ("is_first",),

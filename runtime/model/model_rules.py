@@ -241,7 +241,7 @@ def check_strangers(count: int) -> None:
 
 def check_operations(graph: Any) -> None:
     """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
-    for operation in hidden_state(graph):
+    for operation in _hidden_state(graph):
         if operation in _HIDDEN_RANDOM_OPS:
             raise ProgramError(
                 f"the model uses the random operation {operation}, whose state cannot be set per "
@@ -253,7 +253,7 @@ def check_operations(graph: Any) -> None:
         )
 
 
-def hidden_state(graph: Any) -> Iterator[str]:
+def _hidden_state(graph: Any) -> Iterator[str]:
     """Yield the operations of a ``GraphDef`` that draw numbers or change variables, sorted."""
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     for operation in sorted({node.op for node in nodes}):

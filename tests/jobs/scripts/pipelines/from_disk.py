@@ -1,4 +1,4 @@
-"""Data on the disk, a kind for each fit, and another kind or a part of it to validate on."""
+"""Data on the disk, a kind for each fit; images and records by the loaders of Keras and tf.data."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from holdfast import HDF5Data, ImageFolderData, NpyData, TFRecordData, WindowData
+from holdfast import HDF5Data, NpyData, WindowData
 
 folder = Path(sys.argv[1])
 keras.utils.set_random_seed(5)
@@ -36,15 +36,18 @@ pictures = compiled(
 hdf5 = HDF5Data(folder / "data.h5", "x", "labels/y")
 npy = NpyData(folder / "x.npy", folder / "y.npy")
 series = np.load(folder / "series.npy", mmap_mode="r")
-records = TFRecordData([folder / "0.tfrecord", folder / "1.tfrecord"], parse)
+files = [str(folder / "0.tfrecord"), str(folder / "1.tfrecord")]
+records = tf.data.TFRecordDataset(files).map(parse).shuffle(50, seed=4).batch(16)
 split = {"image_size": (4, 4), "label_mode": "binary", "validation_split": 0.3, "seed": 1}
-images = [ImageFolderData(folder / "images", subset=s, **split) for s in ("training", "validation")]
+images = keras.utils.image_dataset_from_directory(
+    folder / "images", subset="both", batch_size=8, verbose=False, **split
+)
 
 histories = [
     table.fit(hdf5, batch_size=16, epochs=2, validation_split=0.2, verbose=0),
     table.fit(npy, batch_size=16, validation_data=hdf5, class_weight={1: 2.0}, verbose=0),
     table.fit(WindowData(series, series > 0, 6, sampling_rate=2), batch_size=16, verbose=0),
-    table.fit(records, batch_size=16, epochs=2, validation_data=npy, verbose=0),
-    pictures.fit(images[0], batch_size=8, epochs=2, validation_data=images[1], verbose=0),
+    table.fit(records, epochs=2, validation_data=npy, verbose=0),
+    pictures.fit(images[0], epochs=2, validation_data=images[1], verbose=0),
 ]
 print(json.dumps([history.history for history in histories]))
