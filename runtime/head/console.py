@@ -160,7 +160,7 @@ class JobConsole:
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":
             self._lost_lines = message["lines"]
-            self._journal.record("output_dropped", of="workers", lines=message["lines"])
+            self._journal.record("output_dropped", lines=message["lines"])
         elif kind == "preload_failed":
             self._not_preloaded(message["module"], message["message"], message.get("keeper"))
 

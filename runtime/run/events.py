@@ -474,9 +474,8 @@ class PoolRestarted(NamedTuple):
 
 @event("output_dropped", is_told=False)
 class OutputDropped(NamedTuple):
-    """Lines ``of`` the workers or of the supervisor were lost, so many since its agent began."""
+    """Lines of the workers were lost, so many since its agent began."""
 
-    of: str | None
     lines: Count
 
 

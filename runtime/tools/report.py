@@ -115,7 +115,7 @@ class Report:
     is_begun_again: bool = False
     """Whether the journal was removed during a job, so that it lacks all that was before."""
     lost_lines: int = 0
-    """Lines of the workers and of holdfast that stdout and stderr have not taken."""
+    """Lines of the workers that stdout and stderr have not taken."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Where the wall time went; the parts add up to it."""
     paused_s: float = 0.0

@@ -66,7 +66,7 @@ Entries = Sequence[Entry[Any]]
 
 def summarize(entries: Entries) -> Report:
     """Return the report of a run from all lines of its journal, in their order."""
-    jobs = jobs_of(entries) if of(entries, JobStarted) else []  # a script alone writes no begin
+    jobs = jobs_of(entries) if of(entries, JobStarted) else []  # a journal that was removed
     steps, epochs = _what_counts(entries)
     completed = last_of(entries, Completed)
     ended = last_of(jobs[-1], JobEnded) if jobs else None
@@ -96,7 +96,7 @@ def summarize(entries: Entries) -> Report:
         final_sha256=completed and completed.event.sha256,
         lost_events=sum(entry.event.lines for entry in of(entries, JournalGap)),
         is_begun_again=bool(of(entries, JournalRemoved)),
-        lost_lines=sum(_lost_lines(job, who) for job in jobs for who in ("workers", "supervisor")),
+        lost_lines=sum(map(_lost_lines, jobs)),
         **(_listed(entries) | computed),
     )
 
@@ -203,10 +203,9 @@ def _failures(entries: Entries) -> Iterable[Failure]:
             yield dated if job else entry.event
 
 
-def _lost_lines(job: Entries, who: str) -> int:
+def _lost_lines(job: Entries) -> int:
     """Return the lines that a job has lost; each agent of it counts anew from 0."""
-    told = [entry.event for entry in of(job, OutputDropped)]
-    counts = [dropped.lines for dropped in told if dropped.of == who]
+    counts = [entry.event.lines for entry in of(job, OutputDropped)]
     ends = [after < count for count, after in itertools.pairwise([*counts, 0])]
     return sum(itertools.compress(counts, ends))
 
@@ -349,27 +348,19 @@ class Part(NamedTuple):
 
 
 def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[Part, ...], str]:
-    """Return the parts that took any time, and the wall time; as printed, they add up to it.
-
-    The parts with the largest remainders are rounded up, as seats of a parliament are given.
-    """
+    """Return the parts that took any time, and the wall time, which they add up to."""
     wall_s = sum(parts_s.values())
     decimals = 3 if wall_s < 10 else 2 if wall_s < 1000 else 0
-    exact = {name: length * 10**decimals for name, length in parts_s.items() if length}
-    units = {name: math.floor(length) for name, length in exact.items()}
-    total = round(wall_s * 10**decimals)
-    by_remainder = sorted(exact, key=lambda name: units[name] - exact[name])
-    for name in by_remainder[: max(0, total - sum(units.values()))]:
-        units[name] += 1
 
-    def text(count: int) -> str:
-        return f"{count / 10**decimals:,.{decimals}f} s"
+    def text(length_s: float) -> str:
+        return f"{length_s:,.{decimals}f} s"
 
     parts = (
-        Part(name, text(count), parts_s[name] / wall_s, MEANINGS.get(name, ""))
-        for name, count in units.items()
+        Part(name, text(length_s), length_s / wall_s, MEANINGS.get(name, ""))
+        for name, length_s in parts_s.items()
+        if length_s
     )
-    return tuple(parts), text(total)
+    return tuple(parts), text(wall_s)
 
 
 def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:

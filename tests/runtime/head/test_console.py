@@ -624,7 +624,7 @@ def test_pool_that_was_replaced_concerns_the_journal_alone(told: Told) -> None:
 def test_lines_that_stderr_has_not_taken_are_recorded(told: Told) -> None:
     told.voice.heard({"kind": "output_dropped", "lines": 3})
 
-    assert told.records() == [{"event": "output_dropped", "of": "workers", "lines": 3}]
+    assert told.records() == [{"event": "output_dropped", "lines": 3}]
 
 
 def test_other_client_is_recorded_with_the_head_and_its_launch(told: Told) -> None:

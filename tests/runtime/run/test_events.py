@@ -138,7 +138,7 @@ TOLD: list[tuple[Event, str]] = [
     (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
     (events.PreloadFailed("odd", "no such module"), ""),
     (events.PoolRestarted("signal SIGKILL"), ""),
-    (events.OutputDropped("workers", 3), ""),
+    (events.OutputDropped(3), ""),
     (events.JournalGap(3), ""),
     (events.JournalRemoved(), ""),
 ]

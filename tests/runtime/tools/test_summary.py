@@ -402,11 +402,10 @@ def test_journal_that_was_begun_again_is_known(story: Story) -> None:
 
 def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
     for lines in (3, 7, 2):  # the third is of another agent
-        story.tell("output_dropped", of="workers", lines=lines)
-    story.tell("output_dropped", of="supervisor", lines=1)
-    story.tell("job_started", workers=4).tell("output_dropped", of="workers", lines=10)
+        story.tell("output_dropped", lines=lines)
+    story.tell("job_started", workers=4).tell("output_dropped", lines=10)
 
-    assert summarize(story.entries).lost_lines == 7 + 2 + 1 + 10
+    assert summarize(story.entries).lost_lines == 7 + 2 + 10
 
 
 def step(number: int, now: float, **fields: Any) -> Entry[Any]:
