@@ -187,10 +187,6 @@ class Disk:
             with contextlib.suppress(OSError):
                 self._files.close(handle)
 
-    def capacity(self, path: Path) -> int:
-        """Return the bytes of the whole file system that a directory lies on."""
-        return _complete("look at", path, lambda: self._files.capacity(path))
-
     def size_of_tree(self, path: Path) -> int:
         """Return the bytes of the files in a directory, of those whose size can be told."""
         total = 0

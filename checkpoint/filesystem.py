@@ -110,9 +110,6 @@ class FileSystem(Protocol):
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
 
-    def capacity(self, path: Path) -> int:
-        """Return the bytes of the whole file system that a directory lies on."""
-
 
 class LocalFileSystem:
     """The file system of this machine.
@@ -246,12 +243,6 @@ class LocalFileSystem:
         with self._parent(path) as parent:
             self._fence()
             os.rmdir(path.name, dir_fd=parent)
-
-    def capacity(self, path: Path) -> int:
-        """Call fstatvfs(3)."""
-        with self._opened(path, os.O_RDONLY) as directory:
-            found = os.fstatvfs(directory)
-        return found.f_blocks * found.f_frsize
 
     @contextlib.contextmanager
     def _parent(self, path: Path) -> Iterator[int]:

@@ -266,7 +266,6 @@ class ImageFileSystem:
     mkdir = create_exclusive = allocate = write = start_writeback = _refuse
     fsync = fsync_directory = rename_noreplace = unlink = rmdir = _refuse
     identity = _refuse  # nothing is renamed
-    capacity = _refuse  # nothing is put here
 
     def _contents(self, handle: int) -> memoryview:
         return self._files[self._paths[handle]]

@@ -1,14 +1,13 @@
 """Which checkpoints to keep, and the removal of the others.
 
-The plan is made first, from names and manifests alone.  After part of it was done, a new
+The plan is made first, from names and metrics alone.  After part of it was done, a new
 plan holds the rest.  A step is removed only once a *newer one that is kept has been read
 back whole*.  Digests taken in memory say nothing about the bytes on the disk.  A damaged
 step does not count as kept: the plan is made again without it, so that the newest k
-*sound* steps stay.
+*sound* steps stay.  Nor does a step of another run, which a user has copied there.
 
-With a limit of space, more steps go, oldest first, until the rest fits: but never the newest
-two sound ones.  A full disk is answered the same way, once: the limit is then what the run
-takes now, less what a save lacks.
+A full disk is answered by room for one save: first leftovers go, then the oldest steps that are
+there only because they are new, but never the newest two sound ones.
 
 A removal renames the step first, so that it stops being visible at once and as a whole.
 The next prune completes a removal that was cut short.  Nothing here fails a save: the new
@@ -17,28 +16,21 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
-from holdfast.checkpoint.known_steps import (
-    FEWEST_KEPT_ASIDE,
-    KEPT_ASIDE,
-    BadSteps,
-    KnownStep,
-    KnownSteps,
-    Owner,
-    OwnSteps,
-    ReadMarks,
-    free_hidden,
-    hide_dead_staging,
-)
-from holdfast.checkpoint.names import StagingName
-from holdfast.checkpoint.space import Space, steps_too_many
-from holdfast.checkpoint.store import hide_steps, noting, remove_hidden
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
+from holdfast.checkpoint.manifest import EpochMetrics
+from holdfast.checkpoint.names import StagingName, is_removed, step_name
+from holdfast.checkpoint.store import CheckpointStore, hide, hide_steps, noting, remove_hidden
 
 FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
-_NEWEST, _EVERY, _BEST = range(3)
-"""Why a step stays; where space is short, a higher number goes later."""
+
+KEPT_ASIDE = 2
+"""The damaged steps that stay after they were moved aside."""
+
+FEWEST_KEPT_ASIDE = 1
+"""The same where the disk is full: a save is worth more than a second damaged copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +62,36 @@ class Wanted:
 class Retention:
     """Which steps stay: the newest, those that each training wants, and some more for ever.
 
-    Where ``space`` is short, those that a training wants yield last.  ``forever`` never
-    yields: a relaunch takes the results of earlier trainings from there.
+    A relaunch takes the results of earlier trainings from those that stay for ever.
     """
 
     newest: int = 3
     wanted: tuple[Wanted, ...] = ()
     forever: frozenset[int] = frozenset()
-    space: Space | None = None
 
     @property
-    def needs_manifests(self) -> bool:
-        """Whether a plan depends on the metrics or the sizes of steps."""
-        return self.space is not None or any(wanted.best is not None for wanted in self.wanted)
+    def fewest_sound(self) -> int:
+        """How many of the newest sound steps stay."""
+        return max(self.newest, FEWEST_KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    """A committed step, and the metrics of the state of this very step.
+
+    None means that they could not be read: the step may be the best, so it stays.
+    """
+
+    step: int
+    metrics: Mapping[str, float] | None = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The steps that stay, newest first, and those that go, oldest first.
-
-    ``yielded`` of them were to be kept for ever, and yield to the limit of space.  ``excess``
-    are the bytes by which those that stay are over it.
-    """
+    """The steps that stay, newest first, and those that go, oldest first."""
 
     kept: tuple[int, ...]
     removed: tuple[int, ...]
-    yielded: tuple[int, ...] = ()
-    excess: int = 0
 
     def before(self, verified: int) -> tuple[int, ...]:
         """Return the steps that may go once the step ``verified`` has been read back."""
@@ -104,58 +99,34 @@ class PrunePlan:
 
 
 def prune_plan(
-    steps: Iterable[KnownStep],
-    retention: Retention,
-    unsound: Set[int] = frozenset(),
-    limit: int | None = None,
+    steps: Iterable[KnownStep], retention: Retention, unsound: Set[int] = frozenset()
 ) -> PrunePlan:
     """Return the steps that stay and the steps that go; at least the newest two stay.
 
-    An ``unsound`` step does not count as kept, so it never makes another step go.  Those
-    that stay take at most ``limit`` bytes, if that is possible.
+    An ``unsound`` step does not count as kept, so it never makes another step go.
     """
     newest_first = sorted(steps, key=lambda known: known.step, reverse=True)
     sound = [known for known in newest_first if known.step not in unsound]
-    oldest = _oldest_of(sound, _fewest_sound(retention))
-    newest = dict.fromkeys((known.step for known in newest_first if known.step >= oldest), _NEWEST)
-    # A damaged step may be mended, and then is the best again.
-    ranks = newest | _ranks(newest_first, retention) | _ranks(sound, retention)
-    sizes = {known.step: known.nbytes for known in newest_first if known.step in ranks}
-    floor = _oldest_of(sound, FEWEST_KEPT)
-    older = {s: r for s, r in ranks.items() if s < floor and s not in retention.forever}
-    gone = () if limit is None else steps_too_many(sizes, older, limit)
-    kept = ranks.keys() - set(gone)
+    newest = sound[: retention.fewest_sound]
+    oldest = newest[-1].step if len(newest) == retention.fewest_sound else 0
+    kept = {known.step for known in newest_first if known.step >= oldest}
+    # A damaged step may be put back whole, and then is the best again.
+    kept |= _kept_for_ever(newest_first, retention) | _kept_for_ever(sound, retention)
     return PrunePlan(
         kept=tuple(known.step for known in newest_first if known.step in kept),
         removed=tuple(known.step for known in reversed(newest_first) if known.step not in kept),
-        yielded=tuple(sorted(step for step in gone if ranks[step] != _NEWEST)),
-        excess=0 if limit is None else max(0, sum(sizes[step] for step in kept) - limit),
     )
 
 
-def _oldest_of(sound: Sequence[KnownStep], count: int) -> int:
-    """Return the oldest of the newest ``count`` sound steps, 0 if there are fewer."""
-    return sound[count - 1].step if len(sound) >= count else 0
-
-
-def _fewest_sound(retention: Retention) -> int:
-    return max(retention.newest, FEWEST_KEPT)
-
-
-def _ranks(steps: Sequence[KnownStep], retention: Retention) -> dict[int, int]:
-    """Return the steps that stay for ever, and how late each of them yields to space."""
-    every, best = set(retention.forever), set[int]()
+def _kept_for_ever(steps: Sequence[KnownStep], retention: Retention) -> set[int]:
+    found = set(retention.forever)
     for wanted in retention.wanted:
         own = [known for known in steps if wanted.has(known.step)]
         if wanted.best is not None:
-            best |= _best_of(own, wanted.best)
+            found |= _best_of(own, wanted.best)
         if wanted.every is not None:
-            every |= {known.step for known in own if known.step % wanted.every == 0}
-    return {
-        known.step: _BEST if known.step in best else _EVERY
-        for known in steps
-        if known.step in every | best
-    }
+            found |= {known.step for known in own if known.step % wanted.every == 0}
+    return found
 
 
 def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
@@ -174,112 +145,170 @@ def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
     return unknown | ({min(measured)[1]} if measured else set())
 
 
-class Pruner:
-    """Keeps the steps of a run to a retention, and remembers their manifests and marks."""
+class ReadMarks:
+    """Which steps of a run were read back with all digests right, and which were damaged.
 
-    def __init__(self, steps: OwnSteps, retention: Retention, marks: ReadMarks) -> None:
-        self._steps = steps
-        self._store = steps.store
+    They are kept in memory only: a mark on the disk would outlive the disk's sound state.
+    """
+
+    def __init__(self, store: CheckpointStore, run_id: str | None, damaged: Iterable[int]) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._read: set[int] = set()
+        self._damaged = set(damaged)
+        self._unread: set[int] = set()
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._read
+
+    @property
+    def damaged(self) -> Set[int]:
+        """The steps that did not verify when they were last read back."""
+        return self._damaged
+
+    def is_unread(self, step: int) -> bool:
+        """Return whether the last reading of ``step`` failed without telling if it is whole."""
+        return step in self._unread
+
+    def forget(self, step: int) -> None:
+        """Forget all marks of a step, for example because it was saved again."""
+        for marked in (self._read, self._damaged, self._unread):
+            marked.discard(step)
+
+    def verify(self, step: int) -> str | None:
+        """Read every byte of ``step``, and remember it; returns why it does not verify, or None."""
+        self.forget(step)
+        try:
+            self._store.scan(step).verify().refuse_other_run(self._run_id)
+        except CheckpointUnreadable as error:  # it may verify the next time
+            self._unread.add(step)
+            return error.reason
+        except CheckpointInvalid as error:
+            self._damaged.add(step)
+            return error.reason
+        self._read.add(step)
+        return None
+
+
+class Pruner:
+    """Keeps the steps of a run to a retention, and remembers their metrics and marks."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        retention: Retention,
+        run_id: str | None = None,
+        unsound: Iterable[int] = (),
+    ) -> None:
+        self._store = store
         self._retention = retention
-        self._marks = marks
-        self._known = KnownSteps(steps)
-        self._bad = BadSteps(steps, marks)
-        self._has_told_excess = False
+        self._run_id = run_id
+        self.marks = ReadMarks(store, run_id, unsound)
+        self._known: dict[int, KnownStep] = {}
 
     def prune(self) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
         reasons: list[str] = []
         with noting(reasons):
             remove_hidden(self._store, reasons)
-            self._bad.hide(KEPT_ASIDE, reasons)
-            steps = self._known.newest_first(are_read=self._retention.needs_manifests)
-            plan = self._plan(steps, self._limit(), reasons)
-            self._tell_space(plan, reasons)
-            self._remove(plan, reasons)
-        return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
+            self._hide_bad(KEPT_ASIDE, reasons)
+            self._remove(self._plan(self._retention, reasons).removed, reasons)
+        return tuple(dict.fromkeys(reasons))
 
-    def make_room(
-        self,
-        needed: int,
-        generation: int,
-        in_flight: Collection[StagingName] = (),
-    ) -> tuple[str, ...]:
-        """Free ``needed`` bytes after ENOSPC or EDQUOT, so that a save can be tried once more.
+    def make_room(self, needed: int, save: StagingName) -> tuple[str, ...]:
+        """Free ``needed`` bytes after ENOSPC or EDQUOT, so that ``save`` can be tried once more.
 
-        Leftovers go first: staging that is not ``in_flight``, up to our ``generation``, what
-        is hidden, and damaged steps but the newest.  Then own steps go, the oldest first,
-        but never the newest two sound ones.  Returns a reason for all that is out of the
-        ordinary, raises nothing.
+        Leftovers go first: staging of other saves up to this generation, what is hidden, and
+        damaged steps but the newest.  Then steps go, the oldest first, but none that a training
+        wants.  Returns a reason for all that is out of the ordinary, raises nothing.
         """
         reasons: list[str] = []
         with noting(reasons):
-            hide_dead_staging(self._store, generation, in_flight, reasons)
-            self._bad.hide(FEWEST_KEPT_ASIDE, reasons)
-            missing = needed - free_hidden(self._store, reasons)
+            self._hide_dead_staging(save, reasons)
+            self._hide_bad(FEWEST_KEPT_ASIDE, reasons)
+            before = self._hidden_bytes()
+            remove_hidden(self._store, reasons)
+            missing = needed - before + self._hidden_bytes()
             if missing > 0:
                 self._free_steps(missing, reasons)
-        return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
+        return tuple(dict.fromkeys(reasons))
 
     def _free_steps(self, missing: int, reasons: list[str]) -> None:
-        """Remove own steps until ``missing`` bytes are free, or as far as may be."""
-        steps = self._known.newest_first(are_read=True)
-        limit = sum(known.nbytes for known in steps) - missing
-        plan = self._plan(steps, limit, reasons)
-        reasons += [
-            f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
-            for step in plan.removed
-        ]
-        self._remove(plan, reasons)
+        """Remove steps until ``missing`` bytes are free, or as far as may be."""
+        freed = 0
+        for step in self._plan(replace(self._retention, newest=FEWEST_KEPT), reasons).removed:
+            if freed >= missing:
+                break
+            freed += self._store.disk.size_of_tree(self._store.directory / step_name(step))
+            reasons.append(
+                f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
+            )
+            self._remove((step,), reasons)
 
-    def _remove(self, plan: PrunePlan, reasons: list[str]) -> None:
-        hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
+    def _remove(self, steps: Sequence[int], reasons: list[str]) -> None:
+        hide_steps(self._store.disk, self._store.directory, steps, reasons)
         remove_hidden(self._store, reasons)
 
-    def _limit(self) -> int | None:
-        """Return the bytes that the steps may take; what was moved aside counts as well."""
-        space, store = self._retention.space, self._store
-        if space is None or not store.steps():
-            return None
-        capacity = 0 if space.share is None else store.disk.capacity(store.directory)
-        return space.limit(capacity) - self._bad.nbytes()
+    def _hide_bad(self, kept: int, reasons: list[str]) -> None:
+        """Hide all damaged steps that were moved aside, but the newest ``kept``.
 
-    def _tell_space(self, plan: PrunePlan, reasons: list[str]) -> None:
-        reasons += [
-            f"step {step} was to be kept for ever and is removed: the checkpoints take more "
-            "space than --keep-space allows"
-            for step in plan.yielded
-        ]
-        if plan.excess and not self._has_told_excess:
-            reasons.append(
-                f"the checkpoints that must stay take {plan.excess} bytes more than "
-                "--keep-space allows; give them more space"
-            )
-        self._has_told_excess = plan.excess > 0
+        Without a bound a disk that rots fills up with what it has damaged, until saves fail.
+        """
+        for bad in bad_steps(self._store.names())[kept:]:
+            with noting(reasons):
+                hide(self._store.disk, self._store.directory / bad.bad_name, bad.removed_name)
+                reasons.append(
+                    f"{bad.bad_name} is removed: it was moved aside because it is damaged, "
+                    "and newer ones are kept"
+                )
 
-    def _plan(self, steps: Sequence[KnownStep], limit: int | None, reasons: list[str]) -> PrunePlan:
+    def _hide_dead_staging(self, save: StagingName, reasons: list[str]) -> None:
+        """Hide each save but ``save``; one of a later generation is not ours."""
+        for name in self._store.names():
+            found = StagingName.parse(name)
+            if found is None or found == save or found.generation > save.generation:
+                continue
+            with noting(reasons):
+                hide(self._store.disk, self._store.directory / name, found.removed_name)
+
+    def _hidden_bytes(self) -> int:
+        hidden = filter(is_removed, self._store.names())
+        return sum(self._store.disk.size_of_tree(self._store.directory / name) for name in hidden)
+
+    def _plan(self, retention: Retention, reasons: list[str]) -> PrunePlan:
         """Return a plan that may be carried out, once the steps that it relies on were read back.
 
-        A step that does not verify is left out, and the plan is made again.  So is one whose
-        manifest cannot be read: it may be damaged, and it may be another run's, so it stays.
+        A step that does not verify is left out, and the plan is made again.
         """
-        owner_of = self._steps.owner_of
-        unclear = {known.step for known in steps if owner_of(known.step) is Owner.UNKNOWN}
-        unsound = {known.step for known in steps if self._marks.is_damaged(known.step)} | unclear
+        has_best = any(wanted.best is not None for wanted in retention.wanted)
+        steps = [self._know(s) if has_best else KnownStep(s) for s in self._store.steps()]
+        unsound = {known.step for known in steps} & self.marks.damaged
         while True:
-            plan = prune_plan(steps, self._retention, unsound, limit)
-            step = self._next_to_read(plan, unsound)
+            plan = prune_plan(steps, retention, unsound)
+            step = self._next_to_read(plan, unsound, retention.fewest_sound)
             if step is None:
-                removed = tuple(step for step in plan.removed if step not in unclear)
-                yielded = tuple(step for step in plan.yielded if step not in unclear)
-                return replace(plan, removed=removed, yielded=yielded)
-            reason = self._marks.verify(self._store, step)
+                return plan
+            reason = self.marks.verify(step)
             if reason is not None:
                 unsound.add(step)
                 reasons.append(
                     f"step {step} does not verify, so it replaces no older step: {reason}"
                 )
 
-    def _next_to_read(self, plan: PrunePlan, unsound: Set[int]) -> int | None:
+    def _know(self, step: int) -> KnownStep:
+        """Return a step with its metrics; a manifest is read once."""
+        if step not in self._known:
+            try:
+                manifest = self._store.scan(step).manifest_alone()
+            except CheckpointError:
+                return KnownStep(step, None)
+            is_own = self._run_id in (None, manifest.run_id)
+            found = EpochMetrics.of(manifest.cursor) if is_own else None
+            metrics = found.values if found and found.step == step else {}
+            self._known[step] = KnownStep(step, metrics)
+        return self._known[step]
+
+    def _next_to_read(self, plan: PrunePlan, unsound: Set[int], count: int) -> int | None:
         """Return a step that must be read before the plan is carried out, None if there is none.
 
         A step that was read back since its commit is not read again, so a job that keeps
@@ -288,22 +317,29 @@ class Pruner:
         if not plan.removed:
             return None
         sound = [step for step in plan.kept if step not in unsound]
-        unread = next((step for step in sound if self._marks.is_unread(step)), None)
+        unread = next((step for step in sound if self.marks.is_unread(step)), None)
         if unread is not None:
             return unread
         if not unsound:
-            read = max((step for step in sound if step in self._marks), default=-1)
+            read = max((step for step in sound if step in self.marks), default=-1)
             return None if plan.before(read) == plan.removed else sound[0]
         # A disk that has damaged one step may have damaged others.
-        newest = sound[: _fewest_sound(self._retention)]
-        return next((step for step in newest if step not in self._marks), None)
+        return next((step for step in sound[:count] if step not in self.marks), None)
+
+
+def bad_steps(names: Iterable[str]) -> tuple[StagingName, ...]:
+    """Return the damaged steps among the names in a store: those of the newest step first."""
+    parsed = ((StagingName.parse_bad(name), name) for name in names)
+    found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
+    found.sort(key=lambda bad: (bad.step, bad.generation, bad.attempt), reverse=True)
+    return tuple(found)
 
 
 def prune(
-    steps: OwnSteps, retention: Retention, unsound: Set[int] = frozenset()
+    store: CheckpointStore,
+    retention: Retention,
+    run_id: str | None = None,
+    unsound: Collection[int] = (),
 ) -> tuple[str, ...]:
-    """Keep ``steps`` to ``retention`` once, as a process that knows only what is ``unsound``."""
-    marks = ReadMarks()
-    for step in unsound:
-        marks.mark_damaged(step)
-    return Pruner(steps, retention, marks).prune()
+    """Keep the steps to ``retention`` once, as a process that knows only what is ``unsound``."""
+    return Pruner(store, retention, run_id, unsound).prune()

@@ -16,10 +16,10 @@ from holdfast.checkpoint import repair, scan, store
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.known_steps import Owner, OwnSteps, ReadMarks
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.retention import ReadMarks
 from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run import journal, run_directory
 from holdfast.runtime.run.lease import LeaseFile
@@ -101,8 +101,8 @@ def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
     disk.remove_tree(directory)
 
 
-def _believe(marks: ReadMarks, _store: object, step: int) -> None:
-    marks.mark(step)
+def _believe(marks: ReadMarks, step: int) -> None:
+    marks._read.add(step)
 
 
 def _only_in_place(found: store.CheckpointStore, step: int) -> tuple[Path, ...]:
@@ -142,7 +142,6 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-token": Sabotage(_with(RunDirectory, "lease_token", lambda _: ""), "calls", "rivals"),
     "no-fence": Sabotage(_with(LocalFileSystem, "__init__", _let_pass), "calls", "rivals"),
     "no-lock": Sabotage(_with(LeaseFile, "_lock", lambda *_: True), "calls", "begin"),
-    "no-run-ids": Sabotage(_with(OwnSteps, "owner_of", lambda *_: Owner.RUN), "calls", "care"),
     # what a run is told by
     "no-identity": Sabotage(_without(consistency, "_check_identity"), "damage", "run"),
     "no-saved-generations": Sabotage(_with(journal, "_saved", lambda _: ()), "damage", "run"),

@@ -11,7 +11,6 @@ from tally import Wrong
 from victim import Aftermath
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.store import CheckpointStore
@@ -71,8 +70,7 @@ class Verdict:
         except CheckpointError as error:
             self.complain(Wrong.OTHER, f"the next save fails: {error}")
             return
-        found = prune(OwnSteps(store, self.run_id), KEEP, self.damaged)
-        reasons += [reason for reason in found if "neither counted nor removed" not in reason]
+        reasons += prune(store, KEEP, self.run_id, self.damaged)
         rest = [name for name in store.names() if not name.startswith(("step-", ".bad-"))]
         if reasons or rest or len(set(store.steps()) - self.damaged) > KEEP.newest:
             self.complain(Wrong.OTHER, f"left behind: {reasons} {rest} {store.steps()}")

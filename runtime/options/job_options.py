@@ -7,7 +7,6 @@ client, into the launch order and to each worker.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
@@ -31,6 +29,7 @@ from holdfast.runtime.options.option import (
     Option,
     at_least,
     option,
+    read_bytes,
     read_path,
     read_seconds,
     read_switch,
@@ -69,19 +68,6 @@ def _check_schedule(text: str) -> None:
         parse_schedule(text)
     except RecoveryError as error:
         raise ValueError(str(error)) from error
-
-
-def _check_memory(text: str) -> None:
-    """Refuse a text that is no number of bytes."""
-    with contextlib.suppress(ValueError):
-        if Space.parse(text).share is None:
-            return
-    raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
-
-
-def _check_space(text: str) -> None:
-    """Refuse a text that is no space for checkpoints."""
-    Space.parse(text)
 
 
 def _check_rule(rule: str) -> None:
@@ -230,21 +216,13 @@ class JobOptions:
         check=_check_schedule,
         group="Checkpoints",
     )
-    keep_space: str | None = option(
-        "--keep-space",
-        "Space that the run's checkpoints may take (200GB, 1TiB, or 20% of the file system).",
-        None,
-        metavar="SPACE",
-        default_text="as much as the steps that the script keeps take",
-        check=_check_space,
-    )
-    snapshot_memory: str | None = option(
+    snapshot_memory: int | None = option(
         "--snapshot-memory",
         "Memory of this host that snapshots of the state may take, such as 8GiB.",
         None,
         metavar="BYTES",
         default_text="two snapshots, as far as the host and its control groups have room",
-        check=_check_memory,
+        read=read_bytes,
     )
     shards: int | None = _number(
         "--shards",

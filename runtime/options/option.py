@@ -9,8 +9,10 @@ each reader takes both.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +21,14 @@ Reader: TypeAlias = Callable[[Any], Any]
 
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
+
+_BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)")
+_PREFIXES = ("", "k", "m", "g", "t", "p")
+_UNITS = {
+    "": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate(_PREFIXES) if prefix},
+}
 
 RUN, IMPORT, DOCTOR = "run", "import", "doctor"
 
@@ -135,6 +145,15 @@ def read_seconds(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{value!r} is not a number of seconds") from error
+
+
+def read_bytes(value: Any) -> int:
+    """Return a number of bytes, which may have a unit: ``8GiB``, ``1.5 TB``, ``4096``."""
+    match = _BYTES.fullmatch(str(value).strip().lower())
+    nbytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+    if isinstance(value, bool) or nbytes <= 0:
+        raise ValueError(f"{value!r} is not a number of bytes, such as 8GiB")
+    return nbytes
 
 
 def read_switch(value: Any) -> bool:

@@ -18,7 +18,6 @@ from typing import Protocol, TypeAlias
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
-from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
@@ -178,13 +177,12 @@ class AgentSaver:
         return _PreparedSave(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
-        asked = self._context.config.options.snapshot_memory
         question = {
             "kind": "memory",
             "layout": layout,
             "size": image_map.size,
             "bytes": image_map.layout.nbytes,
-            "most": None if asked is None else Space.parse(asked).nbytes,
+            "most": self._context.config.options.snapshot_memory,
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
 

@@ -12,7 +12,6 @@ from concurrent.futures import wait
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import PacedFileSystem
-from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
 from holdfast.runtime.run.checkpoint_events import PruneFailed
@@ -20,8 +19,6 @@ from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.mending import Report
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
-
-_SPACE = "--keep-space"
 
 
 class CheckpointMaintenance:
@@ -39,11 +36,7 @@ class CheckpointMaintenance:
         self._files = PacedFileSystem(plan.run_dir, fence=self._prove)
         self._store = store = plan.open_store(self._files)
         store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
-        self._marks = ReadMarks()
-        for step in plan.unsound:
-            self._marks.mark_damaged(step)
-        self._steps = OwnSteps(store, plan.run_id)
-        self._pruner = Pruner(self._steps, plan.retention, self._marks)
+        self._pruner = Pruner(store, plan.retention, plan.run_id, plan.unsound)
         self._generation = plan.config.generation
         self._thread = DaemonExecutor(1, "holdfast-care")
         self._asking = threading.Lock()
@@ -53,7 +46,7 @@ class CheckpointMaintenance:
 
     def committed(self, step: int) -> None:
         """Prune; ``step`` is new."""
-        self._thread.submit(self._heard, self._forget, step)
+        self._thread.submit(self._heard, self._pruner.marks.forget, step)
         self._ask()
 
     def make_room(self, needed: int, save: StagingName) -> None:
@@ -100,13 +93,9 @@ class CheckpointMaintenance:
             raise CommitRefused("the care of old steps has ended; the next one begins anew")
         self._ownership.prove()
 
-    def _forget(self, step: int) -> None:
-        self._marks.forget(step)
-        self._steps.forget(step)
-
     def _make_room(self, needed: int, save: StagingName) -> None:
         try:
-            reasons = self._pruner.make_room(needed, save.generation, (save,))
+            reasons = self._pruner.make_room(needed, save)
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
         self._tell_left(reasons)
@@ -114,8 +103,6 @@ class CheckpointMaintenance:
     def _tell_left(self, reasons: Iterable[str]) -> None:
         for reason in () if self._is_given_up else reasons:
             record(self._report, PruneFailed(reason=reason))
-            if _SPACE in reason:  # the user has set a bound that does not hold
-                self._report.notify(reason)
 
     def _pruned(self) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""

@@ -13,7 +13,6 @@ needs: whose directory it is, and where parts of the step may be.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest, plain_name
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
-from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout
 from holdfast.runtime.errors import ProgramError
@@ -78,10 +76,8 @@ class SavePlan:
 
     @property
     def retention(self) -> Retention:
-        """The retention that the script asks for, with the space that the user allows."""
-        asked = self.config.options.keep_space
-        space = None if asked is None else Space.parse(asked)
-        return dataclasses.replace(self.terms.retention, space=space)
+        """The retention that the script asks for."""
+        return self.terms.retention
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given."""

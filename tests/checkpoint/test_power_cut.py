@@ -10,7 +10,6 @@ import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import small_state
 
-from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention, prune
@@ -43,7 +42,7 @@ def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> Non
     for step in STEPS:
         save(store, small_state(step), header=Header("run", 1, step), writers=2)
         acknowledge(step)
-        prune(OwnSteps(store), Retention(2))
+        prune(store, Retention(2))
 
 
 def count_calls() -> int:
@@ -101,7 +100,7 @@ def test_saving_goes_on_after_a_power_cut_at_every_call(
 
         after.clean_staging(2)
         save(after, small_state(50), header=Header("run", 2, 50))
-        reasons = prune(OwnSteps(after), Retention(2))
+        reasons = prune(after, Retention(2))
 
         restored, rejections = restore_newest(after)
         assert restored is not None

@@ -24,7 +24,6 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
@@ -417,7 +416,7 @@ def test_mended_step_that_does_not_verify_leaves_its_place_again(
 
     assert files_of(copies.here, where) == damaged
     assert copies.here.steps() == ((STEP,) if is_there else ())
-    assert prune(OwnSteps(copies.here), Retention()) == ()
+    assert prune(copies.here, Retention()) == ()
     assert copies.here.names() == (where,)
 
 

@@ -12,12 +12,20 @@ from holders import damage, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.known_steps import KnownStep, OwnSteps, ReadMarks
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.names import MANIFEST_NAME, removed_name, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Best, Pruner, Retention, Wanted, prune, prune_plan
+from holdfast.checkpoint.retention import (
+    Best,
+    KnownStep,
+    Pruner,
+    ReadMarks,
+    Retention,
+    Wanted,
+    prune,
+    prune_plan,
+)
 from holdfast.checkpoint.store import CheckpointStore, save
 
 
@@ -134,15 +142,15 @@ def fill_measured(store: CheckpointStore, losses: dict[int, float], *, epoch: in
 
 
 def pruner_of(store: CheckpointStore, retention: Retention) -> tuple[Pruner, ReadMarks]:
-    marks = ReadMarks()
-    return Pruner(OwnSteps(store), retention, marks), marks
+    pruner = Pruner(store, retention)
+    return pruner, pruner.marks
 
 
 def test_multiples_and_the_best_stay(store: CheckpointStore) -> None:
     losses = {10: 5.0, 20: 1.0, 25: 0.0, 30: 2.0, 35: 0.0, 40: 3.0, 50: 4.0}
     fill_measured(store, losses, epoch=10)
 
-    reasons = prune(OwnSteps(store), Retention(2, (Wanted(15, Best("loss")),)))
+    reasons = prune(store, Retention(2, (Wanted(15, Best("loss")),)))
 
     assert reasons == ()
     assert store.steps() == (50, 40, 30, 20)
@@ -161,7 +169,7 @@ def test_step_of_an_unreadable_manifest_stays(store: CheckpointStore) -> None:
     fill_measured(store, {10: 5.0, 20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
     (store.directory / "step-000000000010" / "MANIFEST.json").write_text("{}")
 
-    prune(OwnSteps(store), Retention(2, (Wanted(best=Best("loss")),)))
+    prune(store, Retention(2, (Wanted(best=Best("loss")),)))
 
     assert store.steps() == (40, 30, 20, 10)
 
@@ -171,7 +179,7 @@ def test_crafted_metric_does_not_keep_a_prune_from_its_work(store: CheckpointSto
     save(store, {"a": np.zeros(3)}, header=Header("run", 1, 10), cursor={"epoch": epoch})
     fill_measured(store, {20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
 
-    assert prune(OwnSteps(store), Retention(2, (Wanted(best=Best("loss")),))) == ()
+    assert prune(store, Retention(2, (Wanted(best=Best("loss")),))) == ()
     assert store.steps() == (40, 30, 20)
 
 
@@ -180,7 +188,7 @@ def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) ->
     damage(store, 40)
     damage(store, 30)
 
-    reasons = prune(OwnSteps(store), Retention(2))
+    reasons = prune(store, Retention(2))
 
     assert store.steps() == (40, 30, 20, 10)
     assert [reason.split(":")[0] for reason in reasons] == [
@@ -214,9 +222,27 @@ def test_damaged_step_does_not_count_as_one_that_is_kept(
     for step in damaged:
         damage(store, step)
 
-    prune(OwnSteps(store), Retention(keep))
+    prune(store, Retention(keep))
 
     assert store.steps() == left
+
+
+@pytest.mark.parametrize("retention", [Retention(2), Retention(2, (Wanted(best=Best("loss")),))])
+def test_steps_of_another_run_push_no_own_step_out(
+    store: CheckpointStore, retention: Retention
+) -> None:
+    """A user has copied them there, and the other run is further."""
+    fill(store, 10, 20, 30, run_id="mine")
+    fill(store, 1100, 1200, run_id="other")
+
+    reasons = prune(store, retention, "mine")
+
+    assert store.steps() == (1200, 1100, 30, 20)
+    assert reasons == tuple(
+        f"step {step} does not verify, so it replaces no older step: it belongs to run other, "
+        "not to mine"
+        for step in (1200, 1100)
+    )
 
 
 def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointStore) -> None:
@@ -233,7 +259,7 @@ def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointSto
 def test_step_that_another_process_has_rejected_does_not_count(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
 
-    prune(OwnSteps(store), Retention(2), {30})
+    prune(store, Retention(2), unsound={30})
 
     assert store.steps() == (40, 30, 20)
 
@@ -247,7 +273,7 @@ def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointSto
 
     assert len(first) == 1
     assert second == ()
-    assert marks.is_damaged(40)
+    assert marks.damaged == {40}
 
 
 def test_best_of_the_sound_steps_stays_beside_a_better_damaged_one() -> None:
@@ -281,11 +307,9 @@ def test_prune_that_meets_damage_leaves_as_many_sound_steps_as_are_to_be_kept(
     """Some of the damage is known before; a prune that meets none has read one step in ``keep``."""
     store = CheckpointStore(Path("/run/job"), FakeFileSystem())
     fill(store, *steps)
-    pruner, marks = pruner_of(store, Retention(keep))
     for step in steps & damaged:
         store.disk.remove_file(store.directory / step_name(step) / MANIFEST_NAME)
-        if step in known:
-            marks.mark_damaged(step)
+    pruner = Pruner(store, Retention(keep), unsound=steps & damaged & known)
 
     has_met_damage = bool(pruner.prune()) or bool(steps & damaged & known)
 
@@ -309,7 +333,7 @@ def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) ->
 def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30)
     pruner, marks = pruner_of(store, Retention(2))
-    marks.mark(20)
+    assert marks.verify(20) is None
     damage(store, 30)
 
     assert pruner.prune() == ()
@@ -319,7 +343,7 @@ def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) 
 def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
 
-    reasons = prune(OwnSteps(store), Retention(2))
+    reasons = prune(store, Retention(2))
 
     assert reasons == ()
     assert store.names() == ("step-000000000030", "step-000000000040")
@@ -327,7 +351,7 @@ def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
 
 
 def test_prune_of_nothing_does_nothing(tmp_path: Path) -> None:
-    assert prune(OwnSteps(CheckpointStore(tmp_path / "missing")), Retention(2)) == ()
+    assert prune(CheckpointStore(tmp_path / "missing"), Retention(2)) == ()
 
 
 def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
@@ -336,7 +360,7 @@ def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
     (store.directory / "step-000000000010").rename(hidden)
     (hidden / "MANIFEST.json").unlink()
 
-    reasons = prune(OwnSteps(store), Retention(2))
+    reasons = prune(store, Retention(2))
 
     assert reasons == ()
     assert store.names() == ("step-000000000020", "step-000000000030")
@@ -346,7 +370,7 @@ def test_obstacle_is_a_reason_not_an_error(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30)
     (store.directory / removed_name(10)).write_text("in the way")
 
-    reasons = prune(OwnSteps(store), Retention(2))
+    reasons = prune(store, Retention(2))
 
     assert len(reasons) > 0
     assert store.steps() == (30, 20, 10)
@@ -359,7 +383,7 @@ def test_links_out_of_the_store_are_not_followed(store: CheckpointStore, tmp_pat
     (precious / "file").write_text("keep")
     (store.directory / "step-000000000010" / "link").symlink_to(precious)
 
-    prune(OwnSteps(store), Retention(2))
+    prune(store, Retention(2))
 
     assert (precious / "file").read_text() == "keep"
     assert store.steps() == (30, 20)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_ELSEWHERE = ("disk", "filesystem", "known_steps", "repair", "retention")
+NOT_ELSEWHERE = ("disk", "filesystem", "repair", "retention")
 pytestmark = [pytest.mark.process, pytest.mark.mpi]
 
 

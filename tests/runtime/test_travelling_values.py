@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.retention import Best, Retention, Wanted
-from holdfast.checkpoint.space import Space
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
@@ -55,7 +54,6 @@ _ANY_JSON = st.dictionaries(
     ),
     max_size=3,
 )
-_SPACES = st.builds(Space, _COUNTS) | st.builds(Space, share=st.fractions(0, 1))
 _OPTIONS = st.builds(
     JobOptions,
     script=_PATHS,
@@ -68,8 +66,7 @@ _OPTIONS = st.builds(
     seed=_or_none(st.integers(0, 1 << 70)),
     initial=_or_none(_PATHS),
     save_every=_or_none(st.sampled_from(["100", "10min", "epoch", "auto"])),
-    keep_space=_or_none(st.sampled_from(["1.5 TiB", "20%"])),
-    snapshot_memory=_or_none(st.just("8GiB")),
+    snapshot_memory=_or_none(st.integers(1, 1 << 40)),
     heartbeat_timeout_s=_SECONDS,
     stall_timeout_s=_or_none(_SECONDS),
     requeue=st.booleans(),
@@ -95,7 +92,7 @@ _SPECS = st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from(DTYPES),
 _WANTED = st.builds(Wanted, best=_or_none(st.builds(Best, st.text())), until=_or_none(_COUNTS))
 _TERMS = st.builds(
     SaveTerms,
-    st.builds(Retention, wanted=st.lists(_WANTED).map(tuple), space=_or_none(_SPACES)),
+    st.builds(Retention, wanted=st.lists(_WANTED).map(tuple)),
     fields=_ANY_JSON,
     numerics=_ANY_JSON,
 )

@@ -20,7 +20,6 @@ from victims.begin import Job, take
 
 from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention, prune
@@ -103,8 +102,7 @@ class DamagedRun:
         elif not _is_refused(job, restored.manifest.cursor) and not _is_same(job.record):
             verdict.complain(Wrong.SILENT, f"another record was taken for the run's: {job.record}")
         if self._saves(job, verdict):
-            kept = (NEW,) if job.record.run_id == RUN_ID else (OLD, NEW)
-            verdict.has(*kept)
+            verdict.has(NEW)
 
     def _saves(self, job: Job, verdict: Verdict) -> bool:
         run_id = job.record.run_id
@@ -116,7 +114,7 @@ class DamagedRun:
         except CheckpointError as error:
             verdict.complain(Wrong.OTHER, f"the next save fails: {error}")
             return False
-        prune(OwnSteps(store, run_id), Retention(2))
+        prune(store, Retention(2), run_id)
         if job.record.run_id != RUN_ID:
             shutil.rmtree(store.directory / f"step-{NEXT:012d}")
         return True

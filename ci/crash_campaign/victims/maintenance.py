@@ -1,7 +1,7 @@
 """A committer saves, prunes, and reads old steps back.
 
-The newest step is damaged without anybody's knowledge, the step before is another run's,
-and dead launches have left a save and a removal behind.
+The newest step is damaged without anybody's knowledge, and dead launches have left a save and a
+removal behind.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from damages.ways import read_files
 from host import LAUNCH, plan_of, ticket_of
 from job import open_store, save_step, spoil, state_of
 from quiet_report import QuietReport
 from supervision import Say
-from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.names import step_name
 from holdfast.runtime.saving.committer import Committer
 
-SOUND, FOREIGN, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 45, 50, (60, 70), 80
+SOUND, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 50, (60, 70), 80
 KEPT = 2
 
 
@@ -32,47 +29,39 @@ class Care:
     name = "care"
     intrusions: Mapping[str, Intrusion] = {}
 
-    def __init__(self) -> None:
-        self._foreign: dict[str, bytes] = {}
-
     def prepare(self, folder: Path, seed: int) -> None:
-        """Make sound steps, a damaged one, a foreign one, and leftovers."""
+        """Make sound steps, a damaged one, and leftovers."""
         store = open_store(folder / RUN)
         for step in (*SOUND, DAMAGED):
             save_step(store, seed, step)
-        save_step(store, seed + 1, FOREIGN, run_id="foreign")
         spoil(store, DAMAGED, shard=2)
         dead = store.staging(NEW[0], LAUNCH - 1, 1)
         dead.open()
         (dead.path / "shard-00000-of-00003.h5").write_bytes(b"half of ")
-        self._foreign = read_files(store.directory / step_name(FOREIGN))
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Save twice; after each save wait for the prune."""
         plan = plan_of(folder / RUN, newest=KEPT)
         committer = Committer(plan, QuietReport())
         rest(committer)
-        marks = committer._maintenance._marks
-        if marks.is_damaged(DAMAGED) or marks.is_unread(DAMAGED):
+        marks = committer._maintenance._pruner.marks
+        if DAMAGED in marks.damaged or marks.is_unread(DAMAGED):
             say(f"knows {DAMAGED}")
         for _ in saves(committer, NEW, seed, say):
             rest(committer)
         committer.close(10.0)
 
     def judge(self, after: Aftermath) -> None:
-        """The newest sound steps stay, and so does what is another run's.
+        """The newest sound steps stay.
 
         If a call has failed, nobody may know of the damage: then one sound step has to stay.
         """
         saved = after.steps("saved")
-        verdict = Verdict.of(after, [DAMAGED, FOREIGN])
+        verdict = Verdict.of(after, [DAMAGED])
         count = 1 if after.is_failed and not after.steps("knows") else KEPT
         kept = sorted({*SOUND, *saved})[-count:]
         verdict.restored_step(kept[-1])
         verdict.has(*kept)
-        store = open_store(after.run_dir)
-        if read_files(store.directory / step_name(FOREIGN)) != self._foreign:
-            after.complain(Wrong.LOST, "another run's step has changed")
         verdict.carries_on(NEXT, LAUNCH + 1)
 
 

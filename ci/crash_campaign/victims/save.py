@@ -12,7 +12,6 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.known_steps import OwnSteps
 from holdfast.checkpoint.names import removed_name, step_name
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.retention import prune
@@ -55,7 +54,7 @@ class Save:
             say(f"failed to save: {error}")
             return
         say(f"saved {NEW}")
-        for reason in prune(OwnSteps(store), KEEP):
+        for reason in prune(store, KEEP):
             say(f"left: {reason}")
 
     def judge(self, after: Aftermath) -> None:

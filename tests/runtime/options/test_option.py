@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.runtime.options.option import (
     option,
+    read_bytes,
     read_seconds,
     read_switch,
     read_whole_number,
@@ -19,6 +20,20 @@ from holdfast.runtime.options.option import (
 )
 def test_seconds_are_read_from_text_and_from_toml(value: object, seconds: float) -> None:
     assert read_seconds(value) == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [("200GB", 200 * 10**9), ("1TiB", 2**40), (" 1.5 gib ", 3 * 2**29), ("512", 512), (64, 64)],
+)
+def test_bytes_are_read_from_text_and_from_toml(value: object, nbytes: int) -> None:
+    assert read_bytes(value) == nbytes
+
+
+@pytest.mark.parametrize("value", ["20%", "many", "-1GB", "0", "1 XB", True, 1.5e30])
+def test_other_texts_are_no_bytes(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a number of bytes, such as 8GiB"):
+        read_bytes(value)
 
 
 def test_switch_of_toml_is_taken_as_it_is_and_other_words_are_refused() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
@@ -45,8 +44,7 @@ class Job:
         claim = Ownership(self.directory.path, self.record.run_id, self.lease.token)
         files = LocalFileSystem(self.directory.path, claim.prove)
         self.store = CheckpointStore(self.directory.path, files)
-        steps = OwnSteps(self.store, self.record.run_id)
-        self._pruner = Pruner(steps, Retention(2), ReadMarks())
+        self._pruner = Pruner(self.store, Retention(2), self.record.run_id)
 
     @staticmethod
     def begin(path: Path, record: RunRecord) -> Job:

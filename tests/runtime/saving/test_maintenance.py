@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 import threading
 from pathlib import Path
@@ -65,15 +64,6 @@ def test_commit_prunes(caring: CaringCommitter) -> None:
 
     assert caring.store.steps() == (30, 20)
     assert caring.told.of("prune_failed") == []
-
-
-def test_space_that_cannot_be_kept_to_is_said_to_the_user_once(tmp_path: Path) -> None:
-    bounded = CaringCommitter(tmp_path / "run", keep_space="100B")
-    for step in (10, 20, 30):
-        bounded.commit(step)
-
-    (sentence,) = bounded.told.sentences
-    assert re.search(r"take \d+ bytes more than --keep-space allows; give them more", sentence)
 
 
 def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> None:

@@ -86,7 +86,6 @@ class FakeFileSystem:
     def __init__(self, root: Path = Path("/run")) -> None:
         self.root = root
         self.calls: list[str] = []
-        self.capacity_bytes = 2**30
         self._tree = _Directory()
         self._open: dict[int, tuple[_File, Path]] = {}
         self._failures: dict[int, int] = {}
@@ -238,12 +237,6 @@ class FakeFileSystem:
         if self._directory(path).live:
             raise _error(errno.ENOTEMPTY)
         _record(self._directory(path.parent), _Change(path.name, None))
-
-    def capacity(self, path: Path) -> int:
-        """Return what a test has set."""
-        self._enter("capacity", path)
-        self._directory(path)
-        return self.capacity_bytes
 
     def _enter(self, operation: str, path: Path) -> None:
         """Count a call, and let it fail if it is its turn."""

@@ -178,12 +178,6 @@ class FileSystemContract:
         assert refusal == errno.ENOTEMPTY
         assert files.list(root) == ()
 
-    def test_capacity_is_that_of_the_whole_file_system(self, files: FileSystem, root: Path) -> None:
-        self.put(files, root / "file", b"contents")
-
-        assert files.capacity(root) > len(b"contents")
-        assert errno_of(lambda: files.capacity(root / "missing")) == errno.ENOENT
-
     def test_knows_directories(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "directory")
         self.put(files, root / "file", b"")

@@ -1,0 +1,240 @@
+"""What was read back, and what was moved aside."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_filesystem import FakeFileSystem
+from holders import damage, fill, flip
+
+from holdfast.checkpoint.errors import CheckpointUnreadable
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps, prune
+from holdfast.checkpoint.scan import Scan
+from holdfast.checkpoint.store import CheckpointStore, save
+
+FILES = ("MANIFEST.json", "shard-00000-of-00002.h5", "shard-00001-of-00002.h5")
+
+RUN = "run"
+
+
+def saved_once() -> tuple[FakeFileSystem, CheckpointStore]:
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), filesystem)
+    save(store, {"a": np.arange(1000)}, header=Header("run", 1, 10), writers=2)
+    return filesystem, store
+
+
+def test_step_is_marked_when_all_of_it_was_read() -> None:
+    _, store = saved_once()
+    marks = ReadMarks(store, RUN, ())
+
+    assert marks.verify(10) is None
+    assert 10 in marks
+
+
+def reading_calls(filesystem: FakeFileSystem, name: str, since: int) -> list[str]:
+    calls = [call for call in filesystem.calls[since:] if call.endswith(f"/{name}")]
+    return [call.split()[0] for call in calls]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_memory_is_not_asked_what_the_disk_holds(name: str) -> None:
+    filesystem, store = saved_once()
+    marks, before = ReadMarks(store, RUN, ()), len(filesystem.calls)
+
+    marks.verify(10)
+
+    own = reading_calls(filesystem, name, before)
+    assert 10 in marks
+    assert "uncache" in own
+    assert "read" not in own[: own.index("uncache")]
+    assert "read" in own
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_memory_is_asked_by_those_who_want_an_answer_at_once(name: str) -> None:
+    filesystem, store = saved_once()
+    before = len(filesystem.calls)
+
+    store.steps()
+    store.scan(10).manifest_alone()
+    restore(store, 10)
+
+    own = reading_calls(filesystem, name, before)
+    assert "read" in own
+    assert "uncache" not in own
+
+
+def test_system_that_cannot_forget_is_read_all_the_same() -> None:
+    filesystem, store = saved_once()
+    before = len(filesystem.calls)
+    ReadMarks(store, RUN, ()).verify(10)
+    number = next(
+        number
+        for number, call in enumerate(filesystem.calls)
+        if number >= before and call.startswith("uncache")
+    )
+    filesystem, store = saved_once()
+    filesystem.fail_at(number, errno.EINVAL)
+
+    assert ReadMarks(store, RUN, ()).verify(10) is None
+
+
+def test_step_that_does_not_verify_loses_its_mark() -> None:
+    _, store = saved_once()
+    marks = ReadMarks(store, RUN, ())
+    assert marks.verify(10) is None
+    store.disk.remove_tree(store.directory / "step-000000000010")
+
+    reason = marks.verify(10)
+
+    assert reason is not None
+    assert "MANIFEST.json" in reason
+    assert 10 not in marks
+
+
+def test_damage_is_remembered_until_the_step_is_saved_or_read_again() -> None:
+    _, store = saved_once()
+
+    marks = ReadMarks(store, RUN, {10})
+    assert marks.damaged == {10}
+    assert marks.verify(10) is None
+    assert marks.damaged == set()
+
+    marks = ReadMarks(store, RUN, {10})
+    marks.forget(10)
+    assert marks.damaged == set()
+
+
+def test_step_of_another_run_does_not_verify() -> None:
+    _, store = saved_once()
+    marks = ReadMarks(store, "other", ())
+
+    assert marks.verify(10) == "it belongs to run run, not to other"
+    assert marks.damaged == {10}
+
+
+def test_step_that_cannot_be_read_just_now_is_not_called_damaged() -> None:
+    filesystem, store = saved_once()
+    marks = ReadMarks(store, RUN, ())
+    filesystem.fail_at(len(filesystem.calls), errno.EIO)
+
+    assert marks.verify(10) is not None
+    assert marks.damaged == set()
+
+
+def failing_at(unreadable: int, read: list[int]) -> Callable[[Scan], Manifest]:
+    """Return a reading that fails for one step, and remembers all that were read."""
+    verify = Scan.verify
+
+    def read_or_fail(scan: Scan) -> Manifest:
+        read.append(scan._step)
+        if scan._step == unreadable:
+            raise CheckpointUnreadable(unreadable, "Input/output error (EIO)")
+        return verify(scan)
+
+    return read_or_fail
+
+
+@pytest.mark.parametrize(("is_damaged", "left"), [(True, (50, 40, 30)), (False, (50, 40))])
+def test_step_counts_as_kept_once_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: tuple[int, ...], *, is_damaged: bool
+) -> None:
+    """A bad disk gives an error first.  The newer step alone would be one sound step, not two."""
+    store = CheckpointStore(tmp_path)
+    fill(store, 10, 20, 30, 40)
+    pruner = Pruner(store, Retention(2))
+    with monkeypatch.context() as failing:
+        failing.setattr(Scan, "verify", failing_at(40, []))
+        pruner.prune()
+    assert store.steps() == (40, 30, 20)
+
+    if is_damaged:
+        damage(store, 40)
+    fill(store, 50)
+    pruner.prune()
+
+    assert store.steps() == left
+
+
+def test_step_that_cannot_be_read_for_ever_is_read_once_a_prune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    fill(store, 10, 20, 30, 40)
+    read: list[int] = []
+    monkeypatch.setattr(Scan, "verify", failing_at(40, read))
+    pruner = Pruner(store, Retention(2))
+    for step in (50, 60):
+        fill(store, step)
+        pruner.prune()
+
+    assert read.count(40) <= 2
+    assert store.steps() == (60, 50)
+
+
+def add(store: CheckpointStore, step: int) -> None:
+    save(store, {"weights": np.full(3000, step)}, header=Header(RUN, 1, step))
+
+
+def damage_in(store: CheckpointStore, name: str) -> None:
+    flip(store.directory / name / "shard-00000-of-00001.h5", 5000)
+
+
+def add_bad(store: CheckpointStore, step: int, save_name: str = "g2-a1") -> str:
+    add(store, step)
+    name = f".bad-{step:012d}-{save_name}"
+    (store.directory / step_name(step)).rename(store.directory / name)
+    damage_in(store, name)
+    return name
+
+
+def bad_names(store: CheckpointStore) -> list[str]:
+    return [name for name in store.names() if name.startswith(".bad-")]
+
+
+def test_names_are_sorted_as_numbers() -> None:
+    names = [f".bad-{40:012d}-{save}" for save in ("g13-a1", "g9-a1", "g9-a12", "g9-a2")]
+
+    found = [bad.bad_name for bad in bad_steps([*names, step_name(40), ".bad-junk"])]
+
+    assert found == [names[0], names[2], names[3], names[1]]
+
+
+def test_newest_two_stay_and_the_others_are_told(store: CheckpointStore) -> None:
+    names = [add_bad(store, step) for step in (10, 30, 20, 40)]
+    add(store, 50)
+
+    reasons = prune(store, Retention(), RUN)
+
+    assert bad_names(store) == [names[1], names[3]]
+    assert sorted(reason.split()[0] for reason in reasons) == [names[0], names[2]]
+    assert "moved aside because it is damaged" in reasons[0]
+    assert prune(store, Retention(), RUN) == ()
+
+
+def test_newest_two_of_one_step_stay(store: CheckpointStore) -> None:
+    names = [add_bad(store, 40, save_name) for save_name in ("g9-a1", "g13-a1", "g13-a2")]
+    add(store, 40)
+
+    prune(store, Retention(), RUN)
+
+    assert bad_names(store) == sorted(names[1:])
+
+
+def test_removal_that_was_cut_short_is_completed(store: CheckpointStore) -> None:
+    bad = bad_steps([add_bad(store, 10)])[0]
+    (store.directory / bad.bad_name).rename(store.directory / bad.removed_name)
+    add(store, 50)
+
+    assert prune(store, Retention(), RUN) == ()
+
+    assert store.names() == (step_name(50),)
