@@ -158,7 +158,8 @@ class Agent:
             self._polled_at = now
             self.host.poll(now, self._mpi.pid)
             self._helpers.poll(now)
-            self._watch.poll(now, self.host.workers)
+            has_workers = any(hosted.pid is not None for hosted in self.host.workers)
+            self._watch.poll(now, has_workers=has_workers)
             self._tell_dropped()
         return now
 

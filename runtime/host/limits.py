@@ -25,10 +25,9 @@ Everything is read below a root directory, so tests can make a host of files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from holdfast.runtime.run.progress import memory
 from holdfast.runtime.system.channel import Message
@@ -39,9 +38,6 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 HOST = "the host"
 
 LOOK_EVERY_S = 2.0
-_COUNTED_EACH = 10
-"""Files and processes are counted at every so many looks."""
-
 _FULL = 0.9
 _ROOMY_AGAIN = 0.8
 
@@ -316,20 +312,8 @@ def find_too_small(usages: Iterable[Usage], workers: int) -> list[Usage]:
     ]
 
 
-class Watched(Protocol):
-    """What is looked at of a worker."""
-
-    @property
-    def worker(self) -> int:
-        """Its id."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it has one."""
-
-
 class HostWatch:
-    """Watches the limits of a host while workers run.
+    """Tells which limits are too small before the first launch, and watches memory from then on.
 
     Args:
         limits: reads them.
@@ -344,7 +328,6 @@ class HostWatch:
         self._tell = tell
         self._ask_for_save = ask_for_save
         self._looked_at = float("-inf")
-        self._looks = 0
         self._fullness = Fullness()
         self._memory: list[Usage] = []
         self._has_checked = False
@@ -361,25 +344,20 @@ class HostWatch:
         for usage in find_too_small(usages, workers):
             self._say(usage, describe_need(usage, workers))
 
-    def poll(self, now: float, workers: Sequence[Watched]) -> None:
+    def poll(self, now: float, *, has_workers: bool) -> None:
         """Look once, if the last look was long enough ago, and tell what is new.
 
         Where memory is nearly full, a checkpoint is asked for before a worker dies of it.
         """
-        living = [watched for watched in workers if watched.pid is not None]
-        if now - self._looked_at < LOOK_EVERY_S or not living:
+        if now - self._looked_at < LOOK_EVERY_S or not has_workers:
             return
         self._looked_at = now
-        self._looks += 1
         self._witness = self._witness.observe(self._victims(), now)
         self._memory = self._limits.memory()
         usages = [*self._memory, *self._limits.shared_memory()]
-        if self._looks % _COUNTED_EACH == 1:
-            usages += [*self._limits.processes(), *_files_of_agent(), *_files_of(living)]
         self._fullness = self._fullness.observe(usages)
         for usage in self._fullness.news:
-            if usage.resource.is_bytes:
-                self._ask_for_save()
+            self._ask_for_save()
             self._say(usage, describe_fullness(usage))
 
     def pass_on(self, event: Message) -> None:
@@ -421,7 +399,8 @@ class HostWatch:
 
 
 def _files_of_agent() -> list[Usage]:
-    return _files("this host's agent", os.getpid())
+    files = count_open_files(os.getpid())
+    return [] if files is None else [Usage(Resource.FILES, "this host's agent", *files)]
 
 
 def _processes_of_user() -> list[Usage]:
@@ -429,23 +408,13 @@ def _processes_of_user() -> list[Usage]:
     return [] if threads is None else [Usage(Resource.PROCESSES, "your user", *threads)]
 
 
-def _files_of(living: Sequence[Watched]) -> list[Usage]:
-    found = [_files(f"worker {w.worker}", w.pid) for w in living if w.pid is not None]
-    return [usage for usages in found for usage in usages]
-
-
-def _files(place: str, pid: int) -> list[Usage]:
-    files = count_open_files(pid)
-    return [] if files is None else [Usage(Resource.FILES, place, *files)]
-
-
 def describe_fullness(usage: Usage) -> str:
-    """Return that a limit is nearly met."""
+    """Return that a limit of memory is nearly met."""
     used, limit = (describe_amount(usage.resource, amount) for amount in (usage.used, usage.limit))
     return (
-        f"{usage.resource.value} of {usage.place}: {used} of {limit} in use; "
-        f"at the limit workers die; {_REMEDIES[usage.resource]}"
-    ) + ("; asking for a checkpoint" if usage.resource.is_bytes else "")
+        f"{usage.resource.value} of {usage.place}: {used} of {limit} in use; at the limit "
+        f"workers die; {_REMEDIES[usage.resource]}; asking for a checkpoint"
+    )
 
 
 def describe_need(usage: Usage, workers: int) -> str:

@@ -134,7 +134,8 @@ class HostAgent:
             if now - polled_at >= self._pause_s:
                 polled_at = now
                 self._part.poll(now)
-                self._watch.poll(now, self._part.workers)
+                has_workers = any(worker.pid is not None for worker in self._part.workers)
+                self._watch.poll(now, has_workers=has_workers)
                 self._send_words()
 
     def close(self) -> None:
