@@ -110,7 +110,7 @@ def _print(run: ReportedRun, console: Console) -> None:
     for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:
             console.print(wide)
-    for table_of in (_deaths, _repeats, _recoveries, _relaunches, _troubles):
+    for table_of in (_deaths, _counts, _suspected, _recoveries, _relaunches, _troubles):
         table = table_of(summary)
         if table.row_count:
             console.print(table)
@@ -193,12 +193,17 @@ def _evidence(summary: Report) -> list[str]:
     return lines
 
 
-def _repeats(summary: Report) -> Table:
-    table = Table("failures that repeat, and workers without progress")
+def _counts(summary: Report) -> Table:
+    table = Table("deaths by host and cause")
+    for sentence in summary.death_counts:
+        table.add_row(Text(sentence))
+    return table
+
+
+def _suspected(summary: Report) -> Table:
+    table = Table("workers without progress")
     for suspected in summary.suspected:
         table.add_row(Text(describe_suspected(suspected)))
-    for sentence in summary.repeated:
-        table.add_row(Text(sentence))
     return table
 
 

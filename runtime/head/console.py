@@ -11,6 +11,7 @@ has all of the evidence: limit, last lines, stacks, samples in hand.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,19 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.evidence.repeats import repeated_places, repeated_samples, repeated_step
 from holdfast.runtime.evidence.stacks import users_trace
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.run.events import death_counts
 from holdfast.runtime.run.progress import brief, count
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.own_process import usable_cores
 
 if TYPE_CHECKING:
     from holdfast.runtime.run.journal import Record, Recorder
 
-_KEPT = 1000
-"""So many newest deaths are compared with each other."""
+_COUNTED = 1000
+"""So many newest deaths are counted."""
 
 _TRACE_LINES = 12
 """Of an exception that others survive."""
@@ -250,7 +250,7 @@ class JobConsole:
                 "give --fresh"
             )
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
-            for sentence in self._deaths.in_common():
+            for sentence in death_counts(self._deaths.own):
                 self.warned(sentence)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
 
@@ -296,9 +296,6 @@ class JobConsole:
             line = _died_line(message | {"where": error.get("where")}, cause)
             self._unsaid.append(_Unsaid(line, error.get("traceback", "")))
         self._journal.record("failure", **self._deaths.died(message | trace, cause))
-        for suspicion in self._deaths.suspicions():
-            self._say(suspicion)
-            self._journal.record("suspicion", text=suspicion)
 
     def _heard_of_host(self, message: Message) -> None:
         if message["kind"] == "host_back":
@@ -366,38 +363,28 @@ class _Unsaid(NamedTuple):
 
 
 class DeathLog:
-    """The deaths of a job, and what they have in common."""
+    """The deaths of a job."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._ranks = 1
-        self._failures: list[Message] = []
-        self._named: set[tuple[str, int]] = set()
+        self.own: deque[tuple[str | None, str]] = deque(maxlen=_COUNTED)
+        """Host and cause of each worker that was not killed with others."""
 
     def launching(self, workers: Sequence[int]) -> None:
         """Take note of the ranks of a launch's workers."""
-        self._ranks = max(self._ranks, len(workers))
         self._places.update({worker: rank for rank, worker in enumerate(workers)})
 
     def died(self, message: Message, cause: str) -> Message:
         """Return the journal's fields of a death, and remember it."""
         worker = message["worker"]
+        if not message.get("collateral"):
+            self.own.append((message.get("host"), cause))
         fields = {name: message[name] for name in _COPIED if name in message}
-        fields |= {"worker": worker, "cause": cause, "launch_rank": self._places.get(worker)}
-        self._failures = [*self._failures[1 - _KEPT :], fields]
-        return fields
-
-    def suspicions(self) -> list[str]:
-        """Return a sentence for each place that has become suspicious; each only once."""
-        places = repeated_places(self._failures, ranks=self._ranks, cores=usable_cores())
-        fresh = [place for place in places if (place.kind, place.number) not in self._named]
-        self._named |= {(place.kind, place.number) for place in fresh}
-        return [f"{place}, far more than the others: is the machine sound?" for place in fresh]
-
-    def in_common(self) -> list[str]:
-        """Return sentences about the step and the samples that the newest deaths have in common."""
-        found = (repeated_step(self._failures), repeated_samples(self._failures))
-        return [str(sight) for sight in found if sight is not None]
+        return fields | {
+            "worker": worker,
+            "cause": cause,
+            "launch_rank": self._places.get(worker),
+        }
 
 
 class Comebacks:

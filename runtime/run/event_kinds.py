@@ -80,7 +80,7 @@ Texts = Annotated[tuple[str, ...], Check(_are_texts)]
 Metrics = Annotated[Mapping[str, float], Check(is_metrics)]
 Ledger = Annotated[Mapping[str, Any], Check(_is_ledger)]
 Work = Annotated[Mapping[str, Any], Check(_is_work)]
-"""The microbatch that a worker had in hand, as `evidence.repeats` reads it."""
+"""The microbatch that a worker had in hand."""
 
 _PLAIN: Mapping[Any, Check] = {
     str: Check(lambda value: isinstance(value, str)),

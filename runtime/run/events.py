@@ -10,7 +10,9 @@ begins with all of them, and dataclasses take four times as long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.runtime.run import progress
@@ -24,6 +26,9 @@ from holdfast.runtime.run.event_kinds import (
     Work,
     event,
 )
+
+_FIGURES = re.compile(r" (?:after|for) [\d.]+ s\b.*|, .*")
+"""What differs between two deaths of one cause."""
 
 
 @event("job_started")
@@ -419,13 +424,6 @@ class Failure(NamedTuple):
         return f"worker {self.worker} died{place} ({self.cause})"
 
 
-@event("suspicion")
-class Suspicion(NamedTuple):
-    """A place has lost far more workers than the others."""
-
-    text: str
-
-
 @event("memory_differs", listed="memory_differences", hidden=["generation"])
 class MemoryDiffers(NamedTuple):
     """The state of some workers is not that of the others; without a majority all may be wrong."""
@@ -496,3 +494,17 @@ def named_workers(workers: Sequence[int]) -> str:
     *first, last = map(str, workers or ("none",))
     ids = f"{', '.join(first)} and {last}" if first else last
     return f"{'worker' if len(workers) == 1 else 'workers'} {ids}"
+
+
+def death_counts(deaths: Iterable[tuple[str | None, str]]) -> tuple[str, ...]:
+    """Return how many of ``deaths``, each a host and a cause, are alike, the most first.
+
+    There is nothing to count in a single one.
+    """
+    counts = Counter((host, _FIGURES.sub("", cause)) for host, cause in deaths)
+    if counts.total() < 2:
+        return ()
+    return tuple(
+        f"{progress.count(number, 'death')}{f' on {host}' if host else ''}: {cause}"
+        for (host, cause), number in counts.most_common()
+    )

@@ -274,7 +274,7 @@ def _deaths(run: ReportedRun) -> list[Element]:
         rows.append((describe_time(failure), cause, failure.host or ""))
     columns = 3 if any(failure.host for failure in failures) else 2
     heads = ("when", "worker and cause", "host")
-    found = [_words(sentence) for sentence in run.report.repeated]
+    found = [_words(sentence) for sentence in run.report.death_counts]
     found.append(_table(heads[:columns], [row[:columns] for row in rows]))
     if len(failures) > len(rows):
         found.append(_words(f"{len(failures) - len(rows)} older deaths are in --json."))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.runtime.evidence.repeats import describe_work
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
@@ -36,6 +35,9 @@ from holdfast.runtime.run.events import (
     Suspected,
 )
 from holdfast.runtime.tools.living_job import Life
+
+_MOST_SAMPLES = 20
+"""So many are named of a microbatch."""
 
 
 class Troubling(Protocol):
@@ -87,8 +89,8 @@ class Report:
     samples: int
     epochs: tuple[EpochReport, ...]
     metrics: dict[str, float]
-    repeated: tuple[str, ...]
-    """A sentence on each step, rank or core that kills workers again and again."""
+    death_counts: tuple[str, ...]
+    """How many deaths have which cause on which host."""
     skipped_checkpoints: int
     jobs: int
     wall_s: float
@@ -237,7 +239,7 @@ def describe_evidence(failure: Failure) -> list[str]:
     """Return what is known of a death beside its cause, in lines; none if nothing is."""
     lines: list[str] = []
     if failure.samples:
-        lines += ["computing", f"  {describe_work(failure.samples)}"]
+        lines += ["computing", f"  {_describe_work(failure.samples)}"]
     if failure.traceback:
         lines += [f"  {line}" for line in failure.traceback.splitlines()]
     if failure.stacks:
@@ -245,6 +247,15 @@ def describe_evidence(failure: Failure) -> list[str]:
     if failure.stderr:
         lines += ["last lines of stderr", *(f"  {line}" for line in failure.stderr)]
     return lines
+
+
+def _describe_work(samples: Mapping[str, Any]) -> str:
+    """Return a microbatch and its samples in words."""
+    of = "validation samples" if samples["is_validation"] else "samples"
+    shown = samples["ids"][:_MOST_SAMPLES]
+    left = samples["count"] - len(shown)
+    ids = ", ".join(map(str, shown)) + (f" and {left} more" if left else "")
+    return f"microbatch {samples['microbatch']}, {of} {ids}"
 
 
 def describe_ms(milliseconds: float | None) -> str:

@@ -30,7 +30,6 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed, CheckpointSkipped
 from holdfast.runtime.run.entries import Entry, completed_step, kind_of, last_of, of
 from holdfast.runtime.run.events import (
@@ -50,7 +49,7 @@ from holdfast.runtime.run.events import (
     Restored,
     Step,
     Stopped,
-    Suspicion,
+    death_counts,
 )
 from holdfast.runtime.tools.report import EpochReport, Report
 
@@ -85,7 +84,7 @@ def summarize(entries: Entries) -> Report:
         samples=_count_samples(steps, epochs),
         epochs=epochs,
         metrics=_final_metrics(completed and completed.event, epochs),
-        repeated=_repeated(jobs, steps),
+        death_counts=_death_counts(entries),
         skipped_checkpoints=len(of(entries, CheckpointSkipped)),
         jobs=len(jobs),
         wall_s=sum(_duration(job) for job in jobs),
@@ -111,17 +110,10 @@ def _listed(entries: Entries) -> dict[str, Any]:
     return {name: tuple(events) for name, events in found.items()}
 
 
-def _repeated(jobs: Sequence[Entries], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Return what the deaths have in common; a step that was applied at last is forgiven."""
-    entries = list(itertools.chain.from_iterable(jobs))
-    failures = [entry.event._asdict() for entry in of(entries, Failure)]
-    told = [entry.event.text for entry in of(entries, Suspicion)]
-    step, samples = repeated_step(failures), repeated_samples(failures)
-    if step is not None and step.step > max((applied.step for applied in steps), default=0):
-        told.append(str(step))
-    if samples is not None:
-        told.append(str(samples))
-    return tuple(told)
+def _death_counts(entries: Entries) -> tuple[str, ...]:
+    """Return the deaths by host and cause, without those that were killed with others."""
+    failures = [entry.event for entry in of(entries, Failure)]
+    return death_counts((death.host, death.cause) for death in failures if not death.collateral)
 
 
 def _duration(job: Entries) -> float:

@@ -92,14 +92,15 @@ def test_last_lines_of_a_worker_that_crashes_are_kept(
     assert POISON in failure.samples["ids"]
 
 
-def test_sample_that_kills_each_owner_is_named_when_the_budget_is_spent(tmp_path: Path) -> None:
+def test_deaths_of_one_cause_are_counted_when_the_budget_is_spent(tmp_path: Path) -> None:
     job = _train(tmp_path, "crash", options=["--max-restarts", "1"], times=99)
 
     assert job.exit_code == 70, job.stderr
-    (named,) = job.report.repeated
-    assert named.startswith("step 8 has killed workers ")
-    assert f" {POISON}, " in named
-    assert named in job.stderr
+    (counted,) = job.report.death_counts
+    assert counted.endswith(" deaths: signal SIGSEGV")
+    assert counted in job.stderr
+    for failure in job.report.failures:
+        assert failure.collateral or POISON in (failure.samples or {})["ids"]
     assert job.leftovers == ()
 
 

@@ -67,12 +67,6 @@ class Told:
         self.voice.heard({**DEATH, "worker": worker, "cause": "exit 1"})
 
 
-@pytest.fixture(autouse=True)
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no death be blamed on a core."""
-    monkeypatch.setattr(console, "usable_cores", lambda: 64)
-
-
 @pytest.fixture
 def told() -> Told:
     return Told()
@@ -662,7 +656,7 @@ def test_end_of_a_training_that_was_told_before_a_lost_head_is_recorded_once(
     assert (completed["event"], completed["step"]) == ("completed", 12)
 
 
-def test_deaths_before_and_after_a_lost_head_have_their_step_in_common(told: Told) -> None:
+def test_deaths_before_and_after_a_lost_head_are_counted_together(told: Told) -> None:
     told.voice.lost_head(LAUNCH, "")
     told.voice.recall(exited(7, is_clean=True))
     told.voice.recall(exited(7))
@@ -673,12 +667,12 @@ def test_deaths_before_and_after_a_lost_head_have_their_step_in_common(told: Tol
 
     assert told.lines() == [
         "holdfast: error: the budget is spent",
-        "holdfast: step 4 has killed workers 7, 8",
+        "holdfast: 2 deaths: signal SIGKILL",
     ]
     assert [record["event"] for record in told.records()[-2:]] == ["warning", "job_ended"]
 
 
-def test_common_step_is_not_told_of_a_job_that_ended_otherwise(told: Told) -> None:
+def test_deaths_are_not_counted_of_a_job_that_ended_otherwise(told: Told) -> None:
     for worker in (7, 8):
         told.voice.heard(exited(worker))
     told.lines()
@@ -688,24 +682,12 @@ def test_common_step_is_not_told_of_a_job_that_ended_otherwise(told: Told) -> No
     assert told.lines() == ["holdfast: error: told to stop"]
 
 
-def test_rank_that_loses_its_workers_is_suspected_once_and_recorded(told: Told) -> None:
-    for first in range(0, 40, 10):
-        workers = tuple(WorkerId(first + rank) for rank in range(4))
-        told.voice.launching(Launch(first + 1, workers, 0, ""))
-        told.voice.heard(exited(first + 2))
-
-    suspicion = "rank 2 has lost 3 workers, far more than the others: is the machine sound?"
-    assert told.lines().count(f"holdfast: {suspicion}") == 1
-    assert [record["text"] for record in told.records("suspicion")] == [suspicion]
-
-
 def death_of(worker: int, **more: Any) -> dict[str, Any]:
     return {"kind": "worker_exited", "worker": worker, "step": 7, "samples": SAMPLES, **more}
 
 
 @pytest.fixture
-def deaths(monkeypatch: pytest.MonkeyPatch) -> DeathLog:
-    monkeypatch.setattr(console, "usable_cores", lambda: 64)
+def deaths() -> DeathLog:
     log = DeathLog()
     log.launching([4, 5, 6, 7])
     return log
@@ -722,14 +704,3 @@ def test_record_has_the_evidence_and_the_rank_at_launch(deaths: DeathLog) -> Non
     }
     assert (fields["cause"], fields["samples"]) == ("fenced", SAMPLES)
     assert "status" not in fields
-
-
-def test_step_of_the_newest_deaths_is_named_with_its_samples(deaths: DeathLog) -> None:
-    assert deaths.in_common() == []
-
-    for worker in (4, 5):
-        deaths.died(death_of(worker), "signal SIGSEGV")
-
-    assert deaths.in_common() == [
-        "step 8 has killed workers 4, 5 while they computed microbatch 1, samples 5, 17"
-    ]

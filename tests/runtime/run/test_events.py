@@ -97,7 +97,6 @@ TOLD: list[tuple[Event, str]] = [
         "worker 1 died after step 0 (signal SIGKILL)",
     ),
     (events.Failure(1, "exit 1"), "worker 1 died (exit 1)"),
-    (events.Suspicion("core 5 has lost 3 workers"), "core 5 has lost 3 workers"),
     (
         events.MemoryDiffers(5, (0, 2), has_majority=True, generation=1),
         "the memory of workers 0 and 2 differs at step 5",
@@ -267,7 +266,6 @@ LONG_NEEDED: dict[str, set[str]] = {
     "step": {"step", "epoch", "seconds", "samples", "generation"},
     "stopped": {"step"},
     "suspected": {"worker", "seconds", "step"},
-    "suspicion": {"text"},
     "unreadable": {"step", "reason", "seconds"},
     "warning": {"text"},
     "world": {"workers", "step"},

@@ -545,27 +545,22 @@ def test_relaunch_without_a_death_on_record_has_no_duration() -> None:
     assert relaunch.since_failure_ms is None
 
 
-def test_step_that_kills_again_and_again_is_told_after_what_was_suspected() -> None:
-    deaths = [
-        entry("failure", at, worker=worker, cause="signal SIGKILL", step=7)
-        for at, worker in ((1.0, 0), (2.0, 3))
-    ]
-    suspicion = entry("suspicion", 3.0, text="core 5 has lost 3 workers")
-
-    blamed = report_of(step(7, 0.5), *deaths, suspicion).repeated
-    forgiven = report_of(step(7, 0.5), *deaths, suspicion, step(8, 4.0)).repeated
-
-    assert blamed == ("core 5 has lost 3 workers", "step 8 has killed workers 0, 3")
-    assert forgiven == ("core 5 has lost 3 workers",)
-
-
-def test_deaths_of_several_jobs_accuse_a_step_together() -> None:
-    death = {"cause": "signal SIGKILL", "step": 7}
+def test_deaths_are_counted_by_host_and_cause_over_all_jobs() -> None:
+    def death(at: float, cause: str, host: str, **more: object) -> Entry[Any]:
+        return entry("failure", at, worker=0, cause=cause, host=host, **more)
 
     report = report_of(
-        entry("failure", 1.0, worker=0, **death),
+        death(1.0, "fenced after 3.02 s of silence", "b"),
+        death(1.5, "killed with its launch", "a", collateral=True),
         entry("job_started", 2.0, workers=2),
-        entry("failure", 3.0, worker=0, **death),
+        death(3.0, "fenced after 4.5 s of silence", "b"),
+        death(4.0, "exit 1", "a"),
     )
 
-    assert report.repeated == ("step 8 has killed workers 0, 0",)
+    assert report.death_counts == ("2 deaths on b: fenced", "1 death on a: exit 1")
+
+
+def test_single_death_is_not_counted() -> None:
+    report = report_of(entry("failure", 1.0, worker=0, cause="exit 1"))
+
+    assert report.death_counts == ()
