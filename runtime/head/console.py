@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.evidence.stacks import users_trace
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.run.events import death_counts
 from holdfast.runtime.run.progress import brief, count
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.worker.stacks import users_trace
 
 if TYPE_CHECKING:
     from holdfast.runtime.run.journal import Record, Recorder

@@ -13,7 +13,7 @@ The first limit is watched on each host (`silence`).  All others compare the wor
 on all hosts: those of one host alone may wait for a worker of another one, and are well.
 
 Who is found is decided in `recovery.stall`.  A worker that was found
-is killed within two seconds, with or without its stacks (`evidence.stacks`): a sign of life in
+is killed within two seconds, with or without its stacks (`worker.stacks`): a sign of life in
 between changes nothing.
 """
 

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.evidence.stacks import Inquiry
 from holdfast.runtime.host.host_messages import (
     Abandon,
     BeginLaunch,
@@ -69,6 +68,7 @@ from holdfast.runtime.system.processes import (
 )
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+from holdfast.runtime.worker.stacks import Inquiry
 
 _SHARED_MEMORY = Path("/dev/shm")
 _TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
@@ -125,7 +125,7 @@ class HostPart:
             case BeginLaunch(config):
                 self._config = config
                 self._is_watching = False
-                self._silence.close()
+                self._silence.forget()
                 self._output.speaker = config.worker
             case MakeWorkers(generation, workers):
                 self._make(generation, workers)
@@ -206,7 +206,6 @@ class HostPart:
 
     def close(self) -> None:
         """Wait for the workers, which were killed, if they end; then end pool and writer."""
-        self._silence.close()
         self.pool.close()
         processes = list(self._processes.values())
         hanging = wait_all_ended([p.pid for p in processes if p.pid], UNKILLABLE_AFTER_S)

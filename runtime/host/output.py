@@ -30,7 +30,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.runtime.evidence.stacks import LastLines
 from holdfast.runtime.host.log_lines import LogLines
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
@@ -64,6 +63,28 @@ _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
 _PIPE_HOLDS_CHUNKS = 2
 """A pipe holds 64 KiB; one that is written meanwhile is not read for ever."""
+
+MOST_LINES = 40
+_LONGEST_KEPT = 300
+
+
+class LastLines:
+    """Keeps the newest lines, each cut to its end: a progress bar writes one line for ever."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=MOST_LINES)
+
+    def take(self, lines: bytes) -> None:
+        """Keep the newest of whole ``lines``."""
+        # Most output is short, but a chunk may hold thousands of lines.
+        for line in lines.rsplit(b"\n", MOST_LINES + 1)[-MOST_LINES - 1 :]:
+            if line.strip():
+                self._lines.append(line.rstrip()[-_LONGEST_KEPT:])
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, the newest last."""
+        return tuple(line.decode(errors="replace") for line in self._lines)
 
 
 @dataclass(slots=True)

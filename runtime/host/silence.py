@@ -2,7 +2,7 @@
 
 A worker is silent while its counter stands still.  That is measured on its own host, by the
 clock of this process: no network lies between.  One that was found is killed within two seconds,
-with or without its stacks (`evidence.stacks`): a sign of life in between changes nothing.
+with or without its stacks (`worker.stacks`): a sign of life in between changes nothing.
 
 Who stands still although its heart beats is decided for all hosts at once, in `fencing`.  That asks
 here for the stacks.
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.evidence.stacks import Inquiry
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.worker_status import Phase
+from holdfast.runtime.worker.stacks import Inquiry
 
 STARTING_TIMEOUT_S = 60.0
 """A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
@@ -45,7 +45,6 @@ class _Question:
     def poll(self, now: float) -> bool:
         """Go on; return whether all is known that will be."""
         if self.process.is_buried:
-            self.inquiry.close()
             self.inquiry.is_over = True
         self.inquiry.poll(now)
         if self.is_evidence:
@@ -111,17 +110,14 @@ class SilenceWatch:
         """Answer the questions of whom there is nothing to wait for."""
         self._go_on()
 
-    def close(self) -> None:
-        """End the inquiries that still run."""
-        for question in self._questions:
-            question.inquiry.close()
+    def forget(self) -> None:
+        """Let go of the questions that are open: another launch begins."""
         self._questions = []
 
     def _go_on(self) -> None:
         over = [question for question in self._questions if question.poll(self._now)]
         self._questions = [question for question in self._questions if question not in over]
         for question in over:
-            question.inquiry.close()
             if not (question.process.is_buried or question.process.is_condemned):
                 question.conclude(question.inquiry)
 

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from holdfast.recovery.detector import HeartbeatView
-from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.host.host_messages import exit_event
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -20,6 +19,7 @@ from holdfast.runtime.system.processes import (
     last_core,
 )
 from holdfast.runtime.system.worker_status import WorkerStatus
+from holdfast.runtime.worker.stacks import Stacks
 
 
 class WorkerProcess:

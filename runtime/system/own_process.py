@@ -30,7 +30,6 @@ from holdfast.runtime.system.witnessed_time import Bound
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_PTRACER = 0x59616D61
 
 # linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
 _F_ADD_SEALS = 1033
@@ -148,15 +147,6 @@ def is_single_threaded(within_s: float) -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-def allow_reading(reader: int) -> None:
-    """Let process ``reader`` and its descendants read this one's memory, where Yama forbids it.
-
-    It changes nothing where the kernel has no Yama, and asks nobody where it has.
-    """
-    with contextlib.suppress(OSError):
-        _prctl(_PR_SET_PTRACER, ctypes.c_ulong(reader))
 
 
 def _prctl(option: int, argument: object) -> None:

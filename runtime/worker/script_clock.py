@@ -27,9 +27,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from holdfast.runtime.evidence.stacks import Frame
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_draws import exchange
+from holdfast.runtime.worker.stacks import Frame
 
 _ON_BEHALF = frozenset(
     {"os", "pathlib", "pathlib._local", "shutil", "tempfile", "contextlib", "weakref"}

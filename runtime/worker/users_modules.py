@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.digest import Digest
-from holdfast.runtime.evidence.stacks import Frame
+from holdfast.runtime.worker.stacks import Frame
 
 _OF_PYTHONS_START = frozenset({
     "__main__", "_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath",

@@ -44,7 +44,6 @@ from holdfast.runtime.errors import (
     UsageError,
     exit_code_of,
 )
-from holdfast.runtime.evidence.stacks import Frame, listen, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
@@ -61,6 +60,7 @@ from holdfast.runtime.worker.context import (
 )
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
+from holdfast.runtime.worker.stacks import Frame, listen, shortened
 from holdfast.runtime.worker.users_modules import prefer_users_modules
 
 TOLD_AFTER_S = 60
@@ -93,7 +93,7 @@ def main(
     """
     agent = Channel.adopt(control_fd)
     page = WorkerStatus(heartbeat_fd)
-    listen(page, os.getppid())
+    listen(page)
     watch = HaltWatch(page, agent.send)
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)

@@ -61,7 +61,7 @@ def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
     assert (failure.limit, failure.fenced) == (case.limit, True)
     if case is LOOP:
         assert_told_before(job)
-    if case.mistake != "stop":  # py-spy may take too long beside other work
+    if case.mistake != "stop":
         assert f"{case.function} ({SCRIPT}:" in failure.stacks
         assert f", in {case.function} (looping.py:" in job.stderr
     assert failure.samples is not None

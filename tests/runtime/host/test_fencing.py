@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.evidence.stacks import MOST_S, Frame, Stacks, Thread
 from holdfast.runtime.host import silence as module
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.host_messages import Found, Inquire
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+from holdfast.runtime.worker.stacks import MOST_S, Frame, Stacks, Thread
 
 SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
 
@@ -86,7 +86,7 @@ class FakeInquiry:
         self.pid = pid
         self.began = now
         self.stacks = Stacks()
-        self.is_over = self.is_closed = False
+        self.is_over = False
         self.all.append(self)
 
     def answer(self) -> None:
@@ -94,9 +94,6 @@ class FakeInquiry:
 
     def poll(self, now: float) -> None:
         self.is_over = self.is_over or now - self.began >= MOST_S
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class World:
@@ -125,7 +122,7 @@ class World:
 
     def begin(self, stall_timeout_s: float | None) -> None:
         self.fencing.begin(stall_timeout_s)
-        self.silence.close()
+        self.silence.forget()
 
     @property
     def is_inquiring(self) -> bool:
@@ -170,7 +167,6 @@ def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World)
 
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["where"]) == (0, "")
-    assert [inquiry.is_closed for inquiry in FakeInquiry.all] == [True]
 
 
 def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
@@ -393,13 +389,12 @@ def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: Worl
     assert [worker.limit for worker in world.workers] == ["leaving"] * 3
 
 
-def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:
+def test_another_launch_forgets_what_was_asked_of_the_one_before(world: World) -> None:
     world.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
     world.begin(0.0)
 
-    assert FakeInquiry.all[0].is_closed
     assert not world.is_inquiring
 
 

@@ -17,13 +17,13 @@ from configs import journal_of, without_faults, worker_config
 from local_communicator import LocalCommunicator
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import worker as worker_module
 from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.stacks import MOST_CHARACTERS
 from holdfast.runtime.worker.worker import main, run_script
 
 TRAINED = (Phase.STARTING, Phase.CONCLUDING)

@@ -1,28 +1,18 @@
-"""What a worker is doing and has said, found out before it is killed.
+"""What a worker is doing: its stacks, which it writes for its agent, and its tracebacks.
 
-Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the measurements):
+*The signal* at which a worker writes its stacks into its page has a handler in C
+(``faulthandler``): 2 to 4 ms, also in the middle of a C call that keeps the interpreter's lock
+(decision 0018).  It interrupts no system call that can be restarted (``SA_RESTART``).  The kernel
+tells whether a process has the handler, and whether it is done: a thread in the handler has
+the signal blocked.  So no message and no reply is needed, and a process without the handler is
+never sent a signal that would end it.  One that is stopped, or hangs in the kernel, is not asked.
 
-* the process writes them itself, at a signal: 2 to 4 ms, also inside a C call that keeps the
-  interpreter's lock, and with nothing installed.  But it must be able to run;
-* ``py-spy`` reads its memory: 30 to 50 ms, also of a process that is stopped or hangs in
-  the kernel.  But it must be installed, and allowed to.
-
-So a process that runs is asked.  Any other one, and one that does not answer soon, is read, if
-py-spy is there.
-
-*Stacks.*  Both ways list the threads with their frames, the innermost first.  Here they become one
-form, which is bounded and without what is the same in every worker:
+*Stacks* list the threads with their frames, the innermost first.  The form is bounded and without
+what is the same in every worker:
 
 * the main thread comes first; calls that lead to the user's script are left out;
 * other threads that run no code of the user's, such as idle ones of a pool, have one line;
 * long stacks lose their outer calls.
-
-*The signal* at which a worker writes its stacks into its page has a handler in C
-(``faulthandler``).  It needs no interpreter's lock, and runs in the middle of a C call that never
-gives the lock back.  It interrupts no system call that can be restarted (``SA_RESTART``).  The
-kernel tells whether a process has the handler, and whether it is done: a thread in the handler has
-the signal blocked.  So no message and no reply is needed, and a process without the handler is
-never sent a signal that would end it.
 
 Invariant: an inquiry never waits, and is over after two seconds at most.  The agent looks at it
 from its loop; a fence waits no longer.
@@ -39,16 +29,11 @@ import contextlib
 import faulthandler
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.system.own_process import allow_reading
 from holdfast.runtime.system.processes import signal_state
 from holdfast.runtime.system.worker_status import STACKS_AT, WorkerStatus
 
@@ -57,12 +42,8 @@ MOST_CHARACTERS = 16 << 10
 _MOST_FRAMES = 60
 _CUT = "\n  ... more\n"
 
-_FAULTHANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
-_FAULTHANDLER_FRAME = re.compile(
-    r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$'
-)
-_SPY_THREAD = re.compile(r'^Thread (?P<tid>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
-_SPY_FRAME = re.compile(r"^ +(?P<name>\S.*) \((?P<file>[^()]*):(?P<line>\d+)\)$")
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _HOLDFAST = str(Path(__file__).parents[2])
 _READING = f"{_HOLDFAST}/runtime/data/"
 _AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
@@ -78,14 +59,8 @@ _OF_A_CALL = ("    ", "  [Previous line repeated")
 """How the lines begin that follow a call: its source, its marks, and its repetitions."""
 
 MOST_S = 2.0
-"""A fence is later by as much at most, because of its evidence.  On an overloaded machine 50 ms
-of py-spy take a second."""
-_ASKED_FOR_S = 0.5
-"""A process that runs and has cores answers within milliseconds."""
-_SPY_WRITES_MOST = 1 << 18
-
-MOST_LINES = 40
-_LONGEST_LINE = 300
+"""A fence is later by as much at most, because of its evidence.  A process that runs and has cores
+answers within milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,35 +146,20 @@ class Stacks:
     threads: tuple[Thread, ...] = ()
 
     @staticmethod
-    def of_faulthandler(text: str) -> Stacks:
+    def of(text: str) -> Stacks:
         """Return the stacks that ``faulthandler`` has written; a torn end is left out.
 
         It writes the newest thread first, so the main thread is the last one.
         """
         blocks: list[list[Frame]] = []
         for line in text.splitlines():
-            if _FAULTHANDLER_THREAD.match(line):
+            if _THREAD.match(line):
                 blocks.append([])
-            elif (found := _FAULTHANDLER_FRAME.match(line)) and blocks:
+            elif (found := _FRAME.match(line)) and blocks:
                 blocks[-1].append(Frame(found["file"], found["line"], found["name"]))
         main = [Thread("main thread", tuple(block)) for block in blocks[-1:]]
         others = [Thread(f"thread {n}", tuple(b)) for n, b in enumerate(blocks[-2::-1], start=2)]
         return Stacks(tuple(main + others))
-
-    @staticmethod
-    def of_py_spy(text: str) -> Stacks:
-        """Return the stacks that ``py-spy dump`` has printed."""
-        blocks: list[tuple[str, list[Frame]]] = []
-        for line in text.splitlines():
-            if found := _SPY_THREAD.match(line):
-                blocks.append((found["name"] or f"thread {found['tid']}", []))
-            elif (found := _SPY_FRAME.match(line)) and blocks:
-                blocks[-1][1].append(Frame(found["file"], found["line"], found["name"]))
-        named = [
-            Thread("main thread" if name == "MainThread" else name, tuple(frames))
-            for name, frames in blocks
-        ]
-        return Stacks(tuple(sorted(named, key=lambda thread: thread.name != "main thread")))
 
     @property
     def where(self) -> str:
@@ -232,13 +192,9 @@ class Stacks:
         return text[: MOST_CHARACTERS - len(end)] + end
 
 
-def listen(page: WorkerStatus, agent: int) -> None:
-    """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only).
-
-    ``agent`` and what it starts may read this process's memory, as py-spy does.
-    """
+def listen(page: WorkerStatus) -> None:
+    """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only)."""
     faulthandler.register(STACK_SIGNAL, file=page.fd, all_threads=True, chain=False)
-    allow_reading(agent)
 
 
 class Inquiry:
@@ -248,114 +204,33 @@ class Inquiry:
         self._pid = pid
         self._page = page
         self._began = now
-        self._spy: _Spy | None = None
-        self._is_asked = False
         self.stacks = Stacks()
-        self.is_over = False
         state = signal_state(pid, STACK_SIGNAL)
         self._blocked_before = state.blocked_in
-        if state.runs_no_code:
-            self._start_spy()
-        elif state.is_caught and not state.is_gone:
-            self._ask()
-        else:
-            self.is_over = True  # it does not listen yet: it has run no code of the user's
+        # Without a handler it has run no code of the user's.
+        self.is_over = state.runs_no_code or state.is_gone or not state.is_caught
+        if not self.is_over:
+            # Its descriptor is ours too, and so is the offset.
+            os.lseek(page.fd, STACKS_AT, os.SEEK_SET)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACK_SIGNAL)
 
     def poll(self, now: float) -> None:
         """Go on, as far as that takes no waiting."""
-        if not self.is_over and self._is_asked:
-            self._look_for_answer(now)
-        if not self.is_over and self._spy is not None and self._spy.has_ended:
-            self._end(Stacks.of_py_spy(self._spy.printed))
-        if not self.is_over and now - self._began >= MOST_S:
-            self._end(Stacks())
-
-    def close(self) -> None:
-        """End a py-spy that still runs."""
-        if self._spy is not None:
-            self._spy.close()
-            self._spy = None
-
-    def _ask(self) -> None:
-        """Let the worker, which listens, write its stacks."""
-        self._is_asked = True
-        # Its descriptor is ours too, and so is the offset.
-        os.lseek(self._page.fd, STACKS_AT, os.SEEK_SET)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, STACK_SIGNAL)
+        if self.is_over:
+            return
+        state = signal_state(self._pid, STACK_SIGNAL)
+        is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
+        if is_answered or state.is_gone:
+            self.stacks = Stacks.of(self._answer())
+            self.is_over = True
+        elif now - self._began >= MOST_S:
+            self.is_over = True
 
     def _answer(self) -> str:
         """Return what the worker has written since it was asked."""
         length = os.lseek(self._page.fd, 0, os.SEEK_CUR) - STACKS_AT
         return os.pread(self._page.fd, max(0, length), STACKS_AT).decode(errors="replace")
-
-    def _look_for_answer(self, now: float) -> None:
-        state = signal_state(self._pid, STACK_SIGNAL)
-        is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
-        if is_answered or state.is_gone:
-            self._end(Stacks.of_faulthandler(self._answer()))
-        elif self._spy is None and (state.runs_no_code or now - self._began >= _ASKED_FOR_S):
-            self._start_spy()
-
-    def _start_spy(self) -> None:
-        program = _py_spy()
-        self._spy = None if program is None else _Spy.start(program, self._pid)
-        if self._spy is None and not self._is_asked:
-            self._end(Stacks())
-
-    def _end(self, stacks: Stacks) -> None:
-        self.close()
-        self.stacks = stacks
-        self.is_over = True
-
-
-class _Spy:
-    """A ``py-spy`` at work; it prints into memory, so that nothing reads a pipe for it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], memory: int) -> None:
-        self._process = process
-        self._memory = memory
-
-    @staticmethod
-    def start(program: str, pid: int) -> _Spy | None:
-        """Let ``program`` read the process ``pid`` without stopping it."""
-        memory = os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC)
-        argv = _spy_argv(program, pid)
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=memory, stderr=subprocess.DEVNULL
-            )
-        except OSError:
-            os.close(memory)
-            return None
-        return _Spy(process, memory)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has printed all that it will."""
-        return self._process.poll() is not None
-
-    @property
-    def printed(self) -> str:
-        """What it has printed."""
-        return os.pread(self._memory, _SPY_WRITES_MOST, 0).decode(errors="replace")
-
-    def close(self) -> None:
-        """Kill it, if it still runs, and wait for nothing: the agent reaps all its children."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.returncode = -signal.SIGKILL
-        os.close(self._memory)
-
-
-def _spy_argv(program: str, pid: int) -> list[str]:
-    return [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
-
-
-def _py_spy() -> str | None:
-    """Return the path of py-spy, which stands beside our Python or in ``PATH``; None without."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def users_trace(trace: str) -> str:
@@ -393,22 +268,3 @@ def shortened(trace: str) -> str:
         return trace
     half = MOST_CHARACTERS // 2 - len(_CUT)
     return f"{trace[:half]}{_CUT}{trace[-half:]}"
-
-
-class LastLines:
-    """Keeps the newest lines, each cut to its end: a progress bar writes one line for ever."""
-
-    def __init__(self) -> None:
-        self._lines: deque[bytes] = deque(maxlen=MOST_LINES)
-
-    def take(self, lines: bytes) -> None:
-        """Keep the newest of whole ``lines``."""
-        # Most output is short, but a chunk may hold thousands of lines.
-        for line in lines.rsplit(b"\n", MOST_LINES + 1)[-MOST_LINES - 1 :]:
-            if line.strip():
-                self._lines.append(line.rstrip()[-_LONGEST_LINE:])
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The lines, the newest last."""
-        return tuple(line.decode(errors="replace") for line in self._lines)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence import stacks as module
-from holdfast.runtime.evidence.stacks import MOST_S, Inquiry
 from holdfast.runtime.system.processes import signal_state
 from holdfast.runtime.system.worker_status import WorkerStatus
+from holdfast.runtime.worker.stacks import MOST_S, Inquiry
 
 pytestmark = pytest.mark.process
 
 PROGRAM = """
 import ctypes, os, re, signal, sys, threading
-from holdfast.runtime.evidence.stacks import STACK_SIGNAL, listen
+from holdfast.runtime.worker.stacks import STACK_SIGNAL, listen
 from holdfast.runtime.system.worker_status import WorkerStatus
 
 def loop_for_ever():
@@ -45,15 +42,10 @@ def block_for_ever():
     threading.Event().wait()
 
 if sys.argv[2] != "deaf":
-    listen(WorkerStatus(int(sys.argv[1])), os.getppid())
+    listen(WorkerStatus(int(sys.argv[1])))
 {"deaf": loop_for_ever, "loop": loop_for_ever, "match": match_for_ever,
  "stop": stop_for_ever, "block": block_for_ever}[sys.argv[2]]()
 """
-
-NEEDS_PY_SPY = pytest.mark.skipif(
-    shutil.which("py-spy") is None and not (Path(sys.executable).parent / "py-spy").exists(),
-    reason="py-spy is not installed",
-)
 
 
 @contextmanager
@@ -82,11 +74,7 @@ def result_of(pid: int, page: WorkerStatus) -> Inquiry:
 
 
 @pytest.mark.parametrize("kind", ["loop", "match"])
-def test_process_that_runs_writes_its_stacks_itself(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_py_spy", lambda: None)
-
+def test_process_that_runs_writes_its_stacks(kind: str) -> None:
     with process(kind) as (pid, page):
         first, second = result_of(pid, page), result_of(pid, page)
 
@@ -95,24 +83,7 @@ def test_process_that_runs_writes_its_stacks_itself(
         assert f"{kind}_for_ever" in [frame.name for frame in main.frames]
 
 
-@NEEDS_PY_SPY
-@pytest.mark.parametrize("kind", ["stop", "block"])
-def test_process_that_cannot_answer_is_read_by_py_spy(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # It takes 50 ms, and seconds on a machine that does much else.
-    monkeypatch.setattr(module, "MOST_S", 60.0)
-
-    with process(kind) as (pid, page):
-        found = result_of(pid, page)
-
-        assert f"{kind}_for_ever" in [frame.name for frame in found.stacks.threads[0].frames]
-        assert kind == "block" or signal_state(pid, signal.SIGKILL).state == "T"
-
-
-def test_process_that_has_no_handler_is_not_sent_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_py_spy", lambda: None)
-
+def test_process_that_has_no_handler_is_not_sent_a_signal() -> None:
     with process("deaf") as (pid, page):
         found = Inquiry(pid, page, 0.0)
 
@@ -121,20 +92,20 @@ def test_process_that_has_no_handler_is_not_sent_a_signal(monkeypatch: pytest.Mo
         assert signal_state(pid, signal.SIGKILL).state in ("R", "S")
 
 
-@pytest.mark.parametrize("kind", ["stop", "block"])
-def test_inquiry_without_an_answer_ends_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is the test's: no process is waited for."""
-    endless = "/bin/sleep"
-    monkeypatch.setattr(module, "_py_spy", lambda: endless)
-    monkeypatch.setattr(module, "_spy_argv", lambda program, pid: [program, "600"])
+def test_stopped_process_is_not_asked_and_stays_stopped() -> None:
+    with process("stop") as (pid, page):
+        assert Inquiry(pid, page, 0.0).is_over
+        assert signal_state(pid, signal.SIGKILL).state == "T"
 
-    with process(kind) as (pid, page):
+
+def test_inquiry_without_an_answer_ends_in_time() -> None:
+    """The time is the test's: no process is waited for."""
+    with process("block") as (pid, page):
         inquiry = Inquiry(pid, page, 100.0)
         inquiry.poll(100.0 + MOST_S / 2)
         assert not inquiry.is_over
         inquiry.poll(100.0 + MOST_S)
 
-    os.wait()  # as the agent does, which reaps all of its children
     assert inquiry.is_over
     assert inquiry.stacks.threads == ()
 

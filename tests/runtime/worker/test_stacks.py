@@ -1,4 +1,4 @@
-"""Stacks, tracebacks and last lines, as a user reads them."""
+"""Stacks and tracebacks, as a user reads them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.evidence import stacks as module
-from holdfast.runtime.evidence.stacks import (
+from holdfast.runtime.worker import stacks as module
+from holdfast.runtime.worker.stacks import (
     MOST_CHARACTERS,
-    MOST_LINES,
     Frame,
-    LastLines,
     Stacks,
     Thread,
     users_trace,
@@ -31,18 +29,6 @@ Current thread 0x00007f23073f7b80 (most recent call first):
   File "{HOLDFAST}/runtime/training/loop.py", line 168 in _compute
   File "/home/ann/train.py", line 99 in <module>
   File "<frozen runpy>", line 88 in _run_code
-"""
-PY_SPY = f"""Process 27382: python3 -m holdfast.runtime.host.pool --agent 12
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread 27383 (idle): "holdfast-pulse"
-    wait (/usr/lib/python3.11/threading.py:331)
-Thread 27382 (active+gil): "MainThread"
-    match (/usr/lib/python3.11/re/__init__.py:166)
-    Model.contribute (/home/ann/train.py:42)
-    _compute ({HOLDFAST}/runtime/training/loop.py:168)
-    <module> (/home/ann/train.py:99)
-    _run_code (<frozen runpy>:88)
 """
 
 FIT = Frame("/home/ann/train.py", "99", "<module>")
@@ -81,22 +67,14 @@ ValueError: no such column
 
 
 def test_faulthandlers_last_thread_is_the_main_thread_and_comes_first() -> None:
-    stacks = Stacks.of_faulthandler(FAULTHANDLER)
+    stacks = Stacks.of(FAULTHANDLER)
 
     assert [thread.name for thread in stacks.threads] == ["main thread", "thread 2"]
     assert stacks.threads[0].frames[1] == Frame("/home/ann/train.py", "42", "contribute")
 
 
-def test_py_spys_main_thread_comes_first() -> None:
-    stacks = Stacks.of_py_spy(PY_SPY)
-
-    assert [thread.name for thread in stacks.threads] == ["main thread", "holdfast-pulse"]
-    assert stacks.threads[0].frames[1] == Frame("/home/ann/train.py", "42", "Model.contribute")
-
-
 def test_place_of_a_worker_is_the_innermost_call_that_is_no_librarys() -> None:
-    assert Stacks.of_faulthandler(FAULTHANDLER).where == "contribute (train.py:42)"
-    assert Stacks.of_py_spy(PY_SPY).where == "Model.contribute (train.py:42)"
+    assert Stacks.of(FAULTHANDLER).where == "contribute (train.py:42)"
 
 
 def test_place_in_holdfasts_own_code_is_not_blamed_on_the_script() -> None:
@@ -138,7 +116,7 @@ def test_place_in_code_that_waits_for_the_script_is_the_scripts(
 
 
 def test_text_ends_with_the_script_and_has_one_line_for_an_idle_thread() -> None:
-    text = str(Stacks.of_faulthandler(FAULTHANDLER))
+    text = str(Stacks.of(FAULTHANDLER))
 
     assert text.splitlines()[:2] == [
         "  main thread:",
@@ -150,21 +128,23 @@ def test_text_ends_with_the_script_and_has_one_line_for_an_idle_thread() -> None
 
 
 def test_nothing_is_known_of_a_process_that_wrote_nothing() -> None:
-    for empty in (Stacks.of_faulthandler(""), Stacks.of_py_spy("Error: no such process")):
-        assert (empty.where, str(empty)) == ("", "")
+    empty = Stacks.of("")
+
+    assert (empty.where, str(empty)) == ("", "")
 
 
 def test_a_line_that_was_torn_off_is_left_out() -> None:
     torn = FAULTHANDLER[: FAULTHANDLER.index("line 42")]
 
-    (main, _) = Stacks.of_faulthandler(torn).threads
+    (main, _) = Stacks.of(torn).threads
     assert [frame.name for frame in main.frames] == ["match"]
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF) | st.just("\n"), max_size=400))
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    for stacks in (Stacks.of_faulthandler(text), Stacks.of_py_spy(text)):
-        assert isinstance(str(stacks) + stacks.where, str)
+    stacks = Stacks.of(text)
+
+    assert isinstance(str(stacks) + stacks.where, str)
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -213,33 +193,3 @@ def test_trace_that_python_writes_is_understood() -> None:
     assert "  [2 calls of holdfast: -v shows more]\n" in shown
     assert shown.splitlines()[0] == trace.splitlines()[0]
     assert shown.splitlines()[-1] == trace.splitlines()[-1]
-
-
-def test_newest_lines_are_kept_in_order() -> None:
-    last = LastLines()
-
-    last.take(b"first\n")
-    last.take(b"".join(b"line %d\n" % n for n in range(MOST_LINES)))
-
-    assert last.lines == tuple(f"line {n}" for n in range(MOST_LINES))
-
-
-def test_end_of_a_progress_bar_is_kept() -> None:
-    last = LastLines()
-
-    last.take(b"\r".join(b"%d of 1000" % n for n in range(1000)) + b"\n")
-
-    (line,) = last.lines
-    assert line.endswith("999 of 1000")
-    assert len(line) == 300
-
-
-@given(st.lists(st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=60)))
-def test_lines_are_the_last_of_all_that_are_not_empty(chunks: list[list[bytes]]) -> None:
-    last, everything = LastLines(), []
-    for chunk in chunks:
-        last.take(b"".join(line + b"\n" for line in chunk))
-        everything += [line.rstrip().decode(errors="replace") for line in chunk if line.strip()]
-
-    newest = everything[-MOST_LINES:]
-    assert last.lines[len(last.lines) - len(newest) :] == tuple(newest) or not newest
