@@ -13,7 +13,6 @@ each run.  Exits 1 if any run was bad.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import signal
 import statistics
@@ -21,17 +20,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from workload import UNEVEN, Workload, complaints_of, remembering, request_of
 
 from holdfast.recovery.fault import Fault, FaultKind, Site
 from holdfast.recovery.world import WorkerId
-from holdfast.testing import JobRun, run_job
+from holdfast.testing import JobRun, start_job
 
-SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "02_custom_replica.py"
-SAMPLES, GLOBAL_BATCH, EPOCHS, SAVE_EVERY = 173, 25, 3, 4
-STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
+TRAINED = replace(UNEVEN, save_every=4)
 TIMEOUT_S = 240.0
 
 _FENCED_KINDS = frozenset({FaultKind.STOP, FaultKind.GIL})
@@ -46,12 +46,9 @@ class Case:
     seed: int
     workers: int
     spares: int
-    microbatches: int
-    features: int
+    workload: Workload
     faults: tuple[Fault, ...]
     shards: int
-    mode: tuple[str, ...] = ()
-    """Options of the job that do not follow from the seed."""
 
     @staticmethod
     def of(seed: int) -> Case:
@@ -60,31 +57,24 @@ class Case:
         workers = choose.randint(2, 6)
         spares = choose.randint(0, 1)
         count = choose.choices(range(5), weights=(1, 2, 3, 3, 3))[0]
-        return Case(
-            seed=seed,
-            workers=workers,
-            spares=spares,
-            microbatches=choose.randint(1, 9),
-            features=choose.choice((32, 2000)),  # one exchange is gathered, the other sliced
-            faults=_faults(choose, count, first_launch=workers + spares),
-            shards=choose.choice((1, 2)),
-        )
+        microbatches = choose.randint(1, 9)
+        features = choose.choice((32, 2000))  # one exchange is gathered, the other sliced
+        faults = _faults(choose, count, first_launch=workers + spares)
+        workload = replace(TRAINED, microbatches=microbatches, features=features)
+        return Case(seed, workers, spares, workload, faults, choose.choice((1, 2)))
 
     @property
-    def terms(self) -> tuple[int, int]:
-        """The terms that the final bytes depend on."""
-        return (self.microbatches, self.features)
-
-    @property
-    def heartbeat_timeout_s(self) -> int:
-        """The timeout in seconds, short if a fault makes a worker stand still."""
-        return 5 if any(fault.kind in _FENCED_KINDS for fault in self.faults) else 10
+    def options(self) -> tuple[str, ...]:
+        """Options of the job; its timeout is short if a fault makes a worker stand still."""
+        timeout_s = 5 if any(fault.kind in _FENCED_KINDS for fault in self.faults) else 10
+        terms = ("--spares", str(self.spares), "--heartbeat-timeout", str(timeout_s))
+        return (*terms, "--shards", str(self.shards))
 
     def __str__(self) -> str:
         faults = "; ".join(map(str, self.faults)) or "no fault"
         return (
-            f"seed {self.seed}: {self.workers}+{self.spares} workers, "
-            f"M {self.microbatches}, {self.features} features, "
+            f"seed {self.seed}: {self.workers}+{self.spares} workers, M "
+            f"{self.workload.microbatches}, {self.workload.features} features, "
             f"{self.shards} shards; {faults}"
         )
 
@@ -112,11 +102,11 @@ def main() -> int:
     mode = ("--no-shrink",) if options.no_shrink else ()
     mode += ("--mpiexec", options.mpiexec) if options.mpiexec else ()
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-campaign-") as name:
-        undisturbed = _Undisturbed(Path(name))
+    with tempfile.TemporaryDirectory(prefix="holdfast-campaign-") as root:
+        undisturbed = remembering(lambda name: Path(tempfile.mkdtemp(prefix=name, dir=root)))
         for seed in range(options.seed, options.seed + options.runs):
-            case = dataclasses.replace(Case.of(seed), mode=mode)
-            outcome = run_case(case, Path(name), undisturbed.sha256)
+            case = Case.of(seed)
+            outcome = run_case(case, Path(root) / str(seed), mode, undisturbed(case.workload))
             outcomes.append(outcome)
             print(describe(outcome), flush=True)
     print(table(outcomes))
@@ -127,65 +117,36 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def run_case(case: Case, root: Path, expected: Callable[[Case], str]) -> Outcome:
+def run_case(case: Case, run_dir: Path, mode: Sequence[str], expected: str) -> Outcome:
     """Run a case; a job whose budget is spent is run again without faults."""
     began = time.monotonic()
     jobs: list[JobRun] = []
+    options = [*case.options, *mode]
+    plain = request_of(case.workload, run_dir, workers=case.workers, options=options)
     try:
-        jobs.append(_run(case, root, list(map(str, case.faults))))
-        if jobs[0].exit_code == 70:
-            jobs.append(_run(case, root, []))
+        for faults in (tuple(map(str, case.faults)), ()):
+            with start_job(replace(plain, faults=faults), timeout_s=TIMEOUT_S) as job:
+                jobs.append(job.wait())
+            if jobs[-1].exit_code != 70:
+                break
     except TimeoutError as error:
         return Outcome(case, tuple(jobs), (str(error),), time.monotonic() - began)
-    found = tuple(complaints(jobs, expected(case)))
+    found = (*_complaints(jobs), *complaints_of(jobs[-1], case.workload, expected))
     return Outcome(case, tuple(jobs), found, time.monotonic() - began)
 
 
-def complaints(jobs: list[JobRun], expected: str) -> Iterator[str]:
-    """Yield a sentence for each thing that must hold and does not."""
+def _complaints(jobs: Sequence[JobRun]) -> Iterator[str]:
+    """Yield what must not be, whatever the end: ill words, and deaths that nothing explains."""
     first, last = jobs[0], jobs[-1]
     for job in jobs:
-        yield from (f"left behind: {what}" for what in job.leftovers)
         if "Traceback" in job.stderr and "InjectedFault" not in job.stderr:
             yield f"a traceback of ours: {job.stderr}"
     if first.exit_code == 70 and "budget" not in (first.report.reason or ""):
         yield f"gave up, and not for its budget: {first.report.reason}"
-    if last.exit_code != 0:
-        yield f"exit code {last.exit_code}: {last.stderr}"
-        return
-    if last.sha256 != expected:
-        yield f"wrong bytes: {last.sha256} instead of {expected}"
-    if [epoch.epoch for epoch in last.report.epochs] != list(range(1, EPOCHS + 1)):
-        yield f"epochs {last.report.epochs}"
-    if not all(epoch.exact and epoch.samples == SAMPLES for epoch in last.report.epochs):
-        yield f"the ledger is not exact: {last.report.epochs}"
-    yield from _unexplained(last)
-
-
-def _unexplained(job: JobRun) -> Iterator[str]:
-    """Yield every death that no fault and no end of a launch accounts for."""
-    struck = {fault.worker for fault in job.report.faults}
-    for failure in job.report.failures:
+    struck = {fault.worker for fault in last.report.faults}
+    for failure in last.report.failures:
         if failure.worker not in struck and not failure.cause.startswith(_OURS):
             yield f"worker {failure.worker} died for no reason: {failure.cause}"
-
-
-class _Undisturbed:
-    """The bytes of one undisturbed worker, once for each kind of case."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._known: dict[tuple[int, int], str] = {}
-
-    def sha256(self, case: Case) -> str:
-        """Return the digest that ``case`` must end with."""
-        if case.terms not in self._known:
-            alone = Case(0, 1, 0, case.microbatches, case.features, (), 1)
-            job = _run(alone, self._root / "undisturbed", [])
-            if job.sha256 is None:
-                raise SystemExit(f"the undisturbed run of {case} failed: {job.stderr}")
-            self._known[case.terms] = job.sha256
-        return self._known[case.terms]
 
 
 def describe(outcome: Outcome) -> str:
@@ -232,9 +193,9 @@ def _faults(choose: random.Random, count: int, first_launch: int) -> tuple[Fault
     for _ in range(count):
         others = [fault.step for fault in faults.values() if fault.site is not Site.REPAIR]
         site = choose.choice(list(Site))
-        step = choose.randint(1, STEPS)
+        step = choose.randint(1, TRAINED.steps)
         if site is Site.SAVE:
-            step = choose.randrange(SAVE_EVERY, STEPS + 1, SAVE_EVERY)
+            step = choose.randrange(TRAINED.save_every, TRAINED.steps + 1, TRAINED.save_every)
         elif others and (site is Site.REPAIR or choose.random() < togetherness):
             step = choose.choice(others)
         fault = Fault(
@@ -253,28 +214,6 @@ def _victim(choose: random.Random, first_launch: int) -> WorkerId:
     if choose.random() < 0.1:
         return WorkerId(first_launch + choose.randint(0, 2))
     return WorkerId(choose.randrange(first_launch))
-
-
-def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
-    return run_job(
-        SCRIPT,
-        run_dir=root / f"seed-{case.seed}-{case.microbatches}-{case.features}",
-        workers=case.workers,
-        microbatches=case.microbatches,
-        faults=faults,
-        options=[
-            *("--spares", str(case.spares), "--threads", "1"),
-            *("--heartbeat-timeout", str(case.heartbeat_timeout_s)),
-            *("--shards", str(case.shards)),
-            *case.mode,
-        ],
-        argv=[
-            *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
-            *("--epochs", str(EPOCHS), "--save-every", str(SAVE_EVERY)),
-            *("--features", str(case.features)),
-        ],
-        timeout_s=TIMEOUT_S,
-    )
 
 
 def _counts(counter: Counter[object] | Counter[str] | Counter[int]) -> str:

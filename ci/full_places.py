@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from workload import Workload, complaints_of, remembering, request_of
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "jobs" / "scripts" / "paced.py"
-ARGUMENTS = (
-    *("--samples", "160", "--global-batch", "40", "--epochs", "15"),
-    *("--save-every", "4", "--pause-ms", "50", "--features", "32"),
+from holdfast.testing import RunningJob, start_job
+
+TRAINED = Workload(
+    microbatches=6, samples=160, global_batch=40, epochs=15, save_every=4, pause_ms=50
 )
 DISK_STEP, SHM_STEP = 10, 20
 SHARED_MEMORY = Path("/dev/shm")
@@ -94,13 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             full_place(folder / "disk", options.disk_mb) as disk,
             full_place(SHARED_MEMORY, options.shm_mb) as shm,
         ):
-            with start_job(_request(folder / "twin")) as running:
-                twin = running.wait()
-            with start_job(_request(disk.path / "run")) as running:
+            expected = remembering(folder.joinpath)(TRAINED)
+            terms = ("--heartbeat-timeout", "5")
+            request = request_of(TRAINED, disk.path / "run", workers=3, options=terms)
+            with start_job(request) as running:
                 _fill(running, disk, DISK_STEP, options.for_s)
                 _fill(running, shm, SHM_STEP, options.for_s)
                 struck = running.wait()
-    return _judge(struck, twin)
+    complaints = list(complaints_of(struck, TRAINED, expected))
+    print("\n".join(complaints) or f"good: {struck.sha256}")
+    return 1 if complaints else 0
 
 
 def is_private() -> bool:
@@ -129,17 +133,6 @@ def _namespace() -> str:
     return os.readlink("/proc/self/ns/mnt")
 
 
-def _request(run_dir: Path) -> JobRequest:
-    return JobRequest(
-        script=SCRIPT,
-        run_dir=run_dir,
-        workers=3,
-        microbatches=6,
-        argv=ARGUMENTS,
-        options=["--threads", "1", "--heartbeat-timeout", "5"],
-    )
-
-
 def _fill(running: RunningJob, place: FullPlace, step: int, seconds: float) -> None:
     """Let a place be full for a while from a step on."""
     running.wait_for("step", step=step)
@@ -147,20 +140,6 @@ def _fill(running: RunningJob, place: FullPlace, step: int, seconds: float) -> N
     print(f"{place.path} takes nothing from step {step} on, for {seconds:g} s", flush=True)
     time.sleep(seconds)
     place.release()
-
-
-def _judge(struck: JobRun, twin: JobRun) -> int:
-    """Print what the job came to; return the exit code."""
-    complaints = [
-        f"{name} ended with exit code {job.exit_code}: {job.stderr}"
-        for name, job in (("the job", struck), ("its twin", twin))
-        if job.exit_code
-    ]
-    if struck.sha256 != twin.sha256:
-        complaints.append(f"wrong bytes: {struck.sha256} instead of {twin.sha256}")
-    complaints += [f"left behind: {what}" for what in struck.leftovers]
-    print("\n".join(complaints) or f"good: {struck.sha256}")
-    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

@@ -13,44 +13,71 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.testing import JobRequest, RunningJob, start_job
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "02_custom_replica.py"
-SAMPLES, GLOBAL_BATCH = 1200, 120
-STEPS_AN_EPOCH = SAMPLES // GLOBAL_BATCH
 LOOK_S = 2.0
-MIB = 2**20
-MORE_BYTES = 12 * MIB
-MORE_SHARE = 1.1
-MORE_DESCRIPTORS = 4
-MORE_FILES = 30
-"""A prune or a save may be under way at a look."""
+BOUNDS = {"bytes": (1.1, 12 * 2**20), "descriptors": (1.0, 4), "files": (1.0, 30)}
+"""How much a figure may grow, as a factor and beyond it; a prune may be under way at a look."""
 JOURNAL_BYTES_A_SAVE = 3000.0
 
-
-@dataclass
-class Series:
-    """Figures of one process, or of the run directory, look by look."""
-
-    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, name: str, value: float) -> None:
-        """Take one figure in."""
-        self.figures[name].append(value)
-
-    def ends(self, name: str) -> tuple[float, float]:
-        """Return the medians of the second and of the last quarter."""
-        values = self.figures[name]
-        quarter = max(1, len(values) // 4)
-        return statistics.median(values[quarter : 2 * quarter]), statistics.median(
-            values[-quarter:]
-        )
+Figures = dict[tuple[str, str], list[float]]
+"""What was seen, look by look, of each process and of the run directory."""
 
 
-def poll(job: RunningJob, run_dir: Path, found: dict[str, Series]) -> None:
+def main() -> int:
+    """Run the job; return 1 if anything has grown or went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--saves", type=int, default=5000)
+    saves = parser.parse_args().saves
+    with tempfile.TemporaryDirectory(prefix="holdfast-months-") as place:
+        complaints = list(watch(Path(place), saves))
+    for complaint in complaints:
+        print(f"BAD {complaint}")
+    return 1 if complaints else 0
+
+
+def watch(place: Path, saves: int) -> Iterator[str]:
+    """Train until so many saves are committed; yield a sentence for each thing that is wrong."""
+    request = JobRequest(
+        script=SCRIPT,
+        run_dir=place / "run",
+        workers=2,
+        microbatches=4,
+        argv=[
+            *("--samples", "1200", "--global-batch", "120"),
+            *("--epochs", str(40 * saves), "--save-every", "1"),  # it is stopped before
+        ],
+        options=["--threads", "1"],
+    )
+    found: Figures = defaultdict(list)
+    began, done, journal = time.monotonic(), 0, place / "run" / "journal.jsonl"
+    with start_job(request, timeout_s=7200.0) as job:
+        job.wait_for("checkpoint")
+        with journal.open("rb") as lines:
+            while done < saves and job.exit_code is None:
+                time.sleep(LOOK_S)
+                look(job, place / "run", found)
+                done += lines.read().count(b'"event": "checkpoint"')
+        size = journal.stat().st_size
+        job.signal(15)
+        ended = job.wait()
+    seconds = time.monotonic() - began
+    print(f"{done} saves in {seconds:.0f} s, {size / done:.0f} bytes of journal a save")
+    yield from grown(found)
+    if size / done > JOURNAL_BYTES_A_SAVE:
+        yield f"the journal has {size / done:.0f} bytes for each save"
+    if ended.exit_code != 75:
+        yield f"the job ended with {ended.exit_code}: {ended.stderr[-500:]}"
+    failed = [record for record in ended.journal if record["event"].endswith("_failed")]
+    yield from (f"{record['event']}: {record.get('reason')}" for record in failed[:5])
+    yield from ended.leftovers
+
+
+def look(job: RunningJob, run_dir: Path, found: Figures) -> None:
     """Note the memory and descriptors of every process, and the files of the run."""
     for pid, name in job.processes().items():
         try:
@@ -59,95 +86,24 @@ def poll(job: RunningJob, run_dir: Path, found: dict[str, Series]) -> None:
         except OSError:
             continue  # it has just ended
         (private,) = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")]
-        found[name].add("bytes", 1024 * float(private))
-        found[name].add("descriptors", descriptors)
+        found[name, "bytes"].append(1024 * float(private))
+        found[name, "descriptors"].append(descriptors)
     files = sum(len(names) for _, _, names in os.walk(run_dir))
-    found["run directory"].add("files", files)
+    found["run directory", "files"].append(files)
 
 
-def complaints_of(found: dict[str, Series]) -> list[str]:
-    """Return a sentence for each figure that has grown."""
-    bounds = {"bytes": (MORE_SHARE, MORE_BYTES), "descriptors": (1.0, MORE_DESCRIPTORS)}
-    bounds["files"] = (1.0, MORE_FILES)
-    complaints = []
-    for who, series in sorted(found.items()):
-        for what in series.figures:
-            if len(series.figures[what]) < 8:
-                continue  # a process that is there for a moment
-            before, after = series.ends(what)
-            print(f"{who:24} {what:12} {before:14,.0f} → {after:14,.0f}")
-            share, more = bounds[what]
-            if after > share * before + more:
-                complaints.append(f"{who}: {what} grew from {before:,.0f} to {after:,.0f}")
-    return complaints
-
-
-def main() -> int:
-    """Run the job; return 1 if anything has grown or went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--saves", type=int, default=5000)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-months-") as place:
-        return watch(Path(place), options.saves)
-
-
-def watch(place: Path, saves: int) -> int:
-    """Train until so many saves are committed, and judge what was seen."""
-    epochs = 40 * saves  # it is stopped before
-    request = JobRequest(
-        script=SCRIPT,
-        run_dir=place / "run",
-        workers=2,
-        microbatches=4,
-        argv=[
-            *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
-            *("--epochs", str(epochs), "--save-every", "1"),
-        ],
-        options=["--threads", "1"],
-    )
-    found: dict[str, Series] = defaultdict(Series)
-    began = time.monotonic()
-    with start_job(request, timeout_s=7200.0) as job:
-        job.wait_for("checkpoint")
-        done = 0
-        journal = place / "run" / "journal.jsonl"
-        while done < saves:
-            time.sleep(LOOK_S)
-            poll(job, place / "run", found)
-            done = _saves_in(journal)
-            if not job.processes():
-                print(job.stderr, file=sys.stderr)
-                return 1
-        size = journal.stat().st_size
-        job.signal(15)
-        ended = job.wait()
-    complaints = complaints_of(found)
-    seconds = time.monotonic() - began
-    print(f"{done} saves in {seconds:.0f} s, {size / done:.0f} bytes of journal a save")
-    if size / done > JOURNAL_BYTES_A_SAVE:
-        complaints.append(f"the journal has {size / done:.0f} bytes for each save")
-    if ended.exit_code != 75:
-        complaints.append(f"the job ended with {ended.exit_code}: {ended.stderr[-500:]}")
-    failed = [record for record in ended.journal if record["event"].endswith("_failed")]
-    complaints += [f"{record['event']}: {record.get('reason')}" for record in failed[:5]]
-    complaints += list(ended.leftovers)
-    for complaint in complaints:
-        print(f"BAD {complaint}")
-    return 1 if complaints else 0
-
-
-_counted = {"position": 0, "saves": 0}
-
-
-def _saves_in(journal: Path) -> int:
-    """Count the committed checkpoints, reading only what is new."""
-    with journal.open("rb") as file:
-        file.seek(_counted["position"])
-        content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    _counted["position"] += len(whole)
-    _counted["saves"] += whole.count(b'"event": "checkpoint"')
-    return _counted["saves"]
+def grown(found: Figures) -> Iterator[str]:
+    """Yield a sentence for each figure that has grown from the second quarter to the last."""
+    for (who, what), values in sorted(found.items()):
+        quarter = len(values) // 4
+        if quarter < 2:
+            continue  # a process that is there for a moment
+        before = statistics.median(values[quarter : 2 * quarter])
+        after = statistics.median(values[-quarter:])
+        print(f"{who:24} {what:12} {before:14,.0f} → {after:14,.0f}")
+        factor, more = BOUNDS[what]
+        if after > factor * before + more:
+            yield f"{who}: {what} grew from {before:,.0f} to {after:,.0f}"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from struck_journal import (
     outage_of,
     updates_in,
 )
-from workload import Undisturbed, Workload, request_of
+from workload import UNEVEN, Undisturbed, Workload, request_of
 
 from holdfast.checkpoint.names import MANIFEST_NAME, STORE_NAME
 
@@ -40,27 +40,15 @@ _SLOTS = 2
 _TIMEOUT_S = 300.0
 _HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 _OPTIONS = ("--heartbeat-timeout", str(HEARTBEAT_S))
-_SHORT = Workload(
-    microbatches=8, samples=173, global_batch=25, epochs=50, save_every=7, pause_ms=20
-)
-_LONG = Workload(
-    microbatches=8,
-    samples=92,
-    global_batch=12,
-    epochs=40,
-    save_every=7,
-    pause_ms=20,
-    features=100_000,
-)
+_SHORT = replace(UNEVEN, microbatches=8, epochs=50, save_every=7, pause_ms=20)
+_LONG = replace(_SHORT, samples=92, global_batch=12, epochs=40, features=100_000)
 """Vectors of 4 MB, so that a loss often meets a transfer."""
-_OF_WORKER = {Loss.WORKER_KILLED.value, Loss.WORKER_STOPPED.value}
 _COMES_BACK = {
     loss.value for loss in (Loss.KILL, Loss.POWER, Loss.CUT, Loss.DEAF, Loss.MUTE, Loss.FREEZE)
 }
 _LOSSES, _OTHERS = 3, 2
 """How many hosts a run loses, and how often it is struck in another way."""
 _LOOK_S = 0.1
-_MOST_SHUFFLES = 200
 
 
 def _takes_host(kind: str) -> bool:
@@ -115,13 +103,13 @@ def case_of(seed: int, kinds: Sequence[str]) -> Case:
     takers = [kind for kind in kinds if _takes_host(kind)]
     rest = [kind for kind in kinds if not _takes_host(kind)]
     dealt = [*_dealt(takers, seed, _LOSSES), *_dealt(rest, seed, _OTHERS)]
-    targets = choose.sample(others, _LOSSES)
-    while (victims := _shuffled(choose, dealt, targets, others)) is None:
-        dealt = list(dict.fromkeys(dealt))  # one worker of a host that is lost later is enough
+    choose.shuffle(dealt)
+    placed = list(_placed(choose, dealt, others))
+    dealt = [kind for kind, _ in placed]
     pairs = [n for n, kind in enumerate(dealt[:-1]) if {kind, dealt[n + 1]} <= set(takers)]
     paired = choose.choice(pairs) if pairs and choose.random() < 1 / 4 else None
     blows = []
-    for number, (kind, host) in enumerate(zip(dealt, victims, strict=True)):
+    for number, (kind, host) in enumerate(placed):
         comes_back = kind in _COMES_BACK and choose.random() < 2 / 3
         back = choose.uniform(0.1, 3.0) if comes_back else None
         delay = choose.uniform(0.0, 0.1)
@@ -140,7 +128,7 @@ def links_case_of(seed: int) -> Case:
             kind = BLINK if span < 1.0 else Loss.CUT.value
             delay = choose.uniform(0.0, 0.1)
             blows.append(Blow(kind, host, choose.randint(1, 8), delay, span, is_timed=True))
-    return Case(seed, replace(_LONG, epochs=40), hosts, tuple(blows))
+    return Case(seed, _LONG, hosts, tuple(blows))
 
 
 def _terms(choose: random.Random) -> tuple[Workload, str, list[str]]:
@@ -160,39 +148,23 @@ def _dealt(kinds: Sequence[str], seed: int, count: int) -> Iterator[str]:
         yield deck[place % len(deck)]
 
 
-def _shuffled(
-    choose: random.Random, dealt: list[str], targets: Sequence[str], others: Sequence[str]
-) -> list[str] | None:
-    """Put the kinds into an order that has a host for each; None if none seems to have."""
-    for _ in range(_MOST_SHUFFLES):
-        choose.shuffle(dealt)
-        if victims := _victims(choose, dealt, targets, others):
-            return victims
-    return None
-
-
-def _victims(
-    choose: random.Random, kinds: Sequence[str], targets: Sequence[str], others: Sequence[str]
-) -> list[str] | None:
-    """Return the host of each loss, None if one would have none; each host is lost once."""
-    waiting, victims, worn = list(targets), [], set[str]()
+def _placed(
+    choose: random.Random, kinds: Sequence[str], others: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each loss with a host that has not been lost; none may be left for a worker."""
+    waiting, whole = choose.sample(others, _LOSSES), set(others)
     for kind in kinds:
-        if kind in (HEAD_KILLED, HEAD_LOST):
-            victims.append(_HOSTS[0])
-            continue
-        if _takes_host(kind):
-            host = waiting.pop()
-        else:
-            living = [host for host in others if host not in worn]
-            if not living:
-                return None
-            host = choose.choice(living)
-        if kind != Loss.WATCHDOG_KILLED.value:
-            worn.add(host)
-        victims.append(host)
-        if kind in _OF_WORKER and host in waiting and kinds.count(kind) > 1:
-            return None  # both of its workers might be gone before the host is
-    return victims
+        host = _HOSTS[0]
+        if kind not in (HEAD_KILLED, HEAD_LOST):
+            if _takes_host(kind):
+                host = waiting.pop()
+            elif whole:
+                host = choose.choice(sorted(whole))
+            else:
+                continue
+            if kind != Loss.WATCHDOG_KILLED.value:
+                whole.discard(host)  # one worker of a host that is lost later is enough
+        yield kind, host
 
 
 @dataclass(frozen=True, slots=True)

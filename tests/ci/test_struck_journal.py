@@ -97,7 +97,7 @@ def test_a_loss_that_nothing_has_caused_is_told() -> None:
     assert "host b was lost" in told
 
 
-def test_each_seed_has_a_case_of_four_losses_or_five() -> None:
+def test_each_seed_has_a_case_of_three_losses_to_five() -> None:
     cases = [case_of(seed, KINDS) for seed in range(2000)]
-    assert {len(case.blows) for case in cases} == {4, 5}
+    assert {len(case.blows) for case in cases} == {3, 4, 5}
     assert {blow.kind for case in cases for blow in case.blows} == set(KINDS)

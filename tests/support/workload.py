@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,13 +123,22 @@ def wait_for_checkpoints(job: RunningJob, count: int) -> None:
 
 def assert_whole(job: JobRun, workload: Workload, sha256: str) -> None:
     """The run is complete, with these bytes and every sample once, and nothing is left."""
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 == sha256, job.stderr
-    assert job.report.steps == workload.steps
-    assert [epoch.epoch for epoch in job.report.epochs] == list(range(1, workload.epochs + 1))
-    assert all(epoch.exact for epoch in job.report.epochs)
-    assert {epoch.samples for epoch in job.report.epochs} == {workload.samples}
-    assert job.leftovers == ()
+    assert not list(complaints_of(job, workload, sha256)), job.stderr
+
+
+def complaints_of(job: JobRun, workload: Workload, sha256: str) -> Iterator[str]:
+    """Yield a sentence for each thing that must hold at the end of a run and does not."""
+    yield from (f"left behind: {what}" for what in job.leftovers)
+    if job.exit_code != 0:
+        yield f"exit code {job.exit_code}: {job.stderr}"
+        return
+    report = job.report
+    if job.sha256 != sha256:
+        yield f"wrong bytes: {job.sha256} instead of {sha256}"
+    found = [(epoch.epoch, epoch.samples, epoch.exact) for epoch in report.epochs]
+    wanted = [(number, workload.samples, True) for number in range(1, workload.epochs + 1)]
+    if (report.steps, found) != (workload.steps, wanted):
+        yield f"not every sample once: {report.steps} steps, epochs {report.epochs}"
 
 
 def assert_struck(job: JobRun, faults: Sequence[str]) -> None:
