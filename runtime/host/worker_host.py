@@ -117,9 +117,8 @@ class WorkerHost:
         return self._launch.progress
 
     def describe(self) -> Message:
-        """Return how far training has come, the other hosts, and a line for each worker."""
-        hosts = [host.name for host in self._others if not host.is_lost]
-        return {**self._launch.describe(), "hosts": hosts}
+        """Return how far training has come, and a line for each worker."""
+        return self._launch.describe()
 
     @property
     def is_helpless(self) -> bool:

@@ -40,10 +40,6 @@ class JobTraces:
         """Return the name of every living process of the job, as ``ps`` shows it, by process id."""
         return marked_processes(self.mark)
 
-    def signal(self, pid: int, *numbers: signal.Signals) -> bool:
-        """Send signals to a process of the job, if it still is one; return whether it is."""
-        return signal_marked(pid, self.mark, *numbers)
-
     def leftovers(self, clients: Iterable[int]) -> tuple[str, ...]:
         """Name each process and file that exists now outside the run directory."""
         processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
@@ -55,7 +51,7 @@ class JobTraces:
         """SIGKILL every process of the job, and wait until all have ended."""
         while alive := self.processes():
             for pid in alive:
-                self.signal(pid, signal.SIGKILL)
+                signal_marked(pid, self.mark, signal.SIGKILL)
             wait_all_ended(alive, ENDS_WITHIN_S)
 
     def remove_files(self, clients: Iterable[int]) -> None:
