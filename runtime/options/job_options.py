@@ -216,6 +216,13 @@ class JobOptions:
         check=_check_schedule,
         group="Checkpoints",
     )
+    keep: int | None = _number(
+        "--keep",
+        "How many of the newest checkpoints stay, at least 2.",
+        None,
+        2,
+        default_text="what the script says, or 3",
+    )
     snapshot_memory: int | None = option(
         "--snapshot-memory",
         "Memory of this host that snapshots of the state may take, such as 8GiB.",

@@ -323,13 +323,13 @@ def describe_job(
     order = _order_of(request, config, stage)
     schedule = _schedule_of(request, config)
     wanted = wanted_of(request.keep_every, request.keep_best, after=stage.before)
-    steps, verify_every = order.steps_per_epoch, config.options.verify_every
+    steps, options = order.steps_per_epoch, config.options
     work_plan = WorkPlan(
         steps_per_epoch=min(request.steps_per_epoch or steps, steps),
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=request.verify_every if verify_every is None else verify_every,
+        verify_every=request.verify_every if options.verify_every is None else options.verify_every,
         # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=wanted.every,
@@ -348,7 +348,7 @@ def describe_job(
         numerics,
         schedule,
         retention_of(
-            request.keep,
+            request.keep if options.keep is None else options.keep,
             (*(earlier.wanted for earlier in stages[:-1]), wanted),
             forever=_ends(work_plan, stages),
         ),

@@ -177,6 +177,11 @@ def test_command_line_decides_how_often_states_are_compared(asked: int | None, e
     assert described.work_plan.verify_every == every
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(None, 5), (2, 2)])
+def test_command_line_decides_how_many_checkpoints_stay(asked: int | None, kept: int) -> None:
+    assert job(options={"keep": asked}, keep=5).retention.newest == kept
+
+
 @pytest.mark.parametrize(
     ("source", "steps", "pass_steps"),
     [(data(23), 3, 3), (feed(), 3, 4), (feed(repeats=True), 3, None)],
