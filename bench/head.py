@@ -24,9 +24,8 @@ import harness
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import HostedLaunch
-from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
-from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting

@@ -6,6 +6,12 @@ would keep to itself until its child has ended.
 
 A controller that is down or busy lets its clients wait for minutes.  So each call has a time
 limit, and none may stop a job.  Times are read as people and batch systems write them.
+
+An allocation with ``--no-kill`` goes on without a lost node, and be it the one of the batch script.
+Then nothing of the job runs, but it keeps its other nodes until its limit.  Slurm (22.05) leaves it
+so, even when the lost node is back.  So a host that has lost the head asks Slurm whether the
+script's node is still one of the job's (`bring_back`).  When it was given up, the host has the job
+requeued.  Where sites switch that off, it ends the job, and the next one of a chain begins.
 """
 
 from __future__ import annotations
@@ -17,13 +23,15 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.batch.schedulers import CHAIN, expand_hosts
+from holdfast.runtime.batch.schedulers import CHAIN, Scheduler, expand_hosts, find_allocation
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.system.own_process import answer_of
 
@@ -34,6 +42,10 @@ _FORMS = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:min
 
 ANSWERS_WITHIN_S = 8.0
 _SUBMITS_WITHIN_S = 60.0
+
+_LOOK_S = 5.0
+_LOOKS = 240
+"""After much more than Slurm's ``SlurmdTimeout`` the head has ended by something else."""
 
 _WAIT_FOR_LEASE_S = 120
 """How long a link waits for the processes of the link before it."""
@@ -350,3 +362,33 @@ def clock_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def bring_back(
+    environ: Mapping[str, str],
+    ask: Callable[[str], BatchNodes] = nodes_of,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Have the batch job around this process begin again, if it has lost its script's node.
+
+    It returns at once outside of Slurm's batch jobs.  Slurm's SIGTERM ends the process meanwhile.
+    """
+    allocation = find_allocation(environ)
+    if allocation is None or allocation.scheduler is not Scheduler.SLURM or not allocation.is_batch:
+        return
+    job = environ["SLURM_JOB_ID"]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for _ in range(_LOOKS):
+        sleep(_LOOK_S)
+        try:
+            nodes = ask(job)
+        except SlurmRefused:
+            continue  # Slurm's controller may be on the lost node
+        if not nodes.is_running:
+            return
+        if nodes.script_is_lost:
+            try:
+                requeue(job)  # Slurm gives no job a node that is down
+            except SlurmRefused:
+                cancel(job)
+            return

@@ -252,7 +252,7 @@ def _refuse_faults_elsewhere(options: JobOptions) -> None:
     faults = [fault for fault in given if isinstance(fault, Fault) and fault.host]
     if not faults:
         return
-    from holdfast.runtime.hosts.named_hosts import settle_hosts
+    from holdfast.runtime.hosts.checked_hosts import settle_hosts
 
     names = [host.name for host in settle_hosts(options)]
     for fault in faults:
@@ -269,8 +269,7 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
     """
     if not options.hosts:
         return None
-    from holdfast.runtime.hosts.checked_hosts import check_hosts
-    from holdfast.runtime.hosts.named_hosts import settle_hosts
+    from holdfast.runtime.hosts.checked_hosts import check_hosts, settle_hosts
 
     named = settle_hosts(options)
     hosts = usable_hosts(named, _losses_in(options))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.runtime.host.streams import ERR, OUT, Streams
+from holdfast.runtime.host.output import ERR, OUT, Streams
 from holdfast.runtime.run.live_line import Part, Picture, live_line
 from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.system.channel import Message

@@ -12,6 +12,9 @@ and what the sinks cannot hold is dropped and counted.
 The newest lines of each pipe are kept.  All that a process has written before its end is in its
 pipe by then, so ``last_lines`` reads the pipe itself, and waits for nobody.
 
+*Streams* are stdout and stderr of the client that shows the job, which another client may exchange.
+If both are the same terminal or file, one sink keeps the order of their lines.
+
 *Noise* are remarks that mean nothing to a user whose job goes on.  After a death Open MPI and PMIx
 print lines about broken pipes and aborted schedules.  Their banners announce the end of a job
 that does not end.  Only lines known from real runs are noise; any other line is shown.  The runs
@@ -31,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.runtime.host.log_lines import LogLines
+from holdfast.runtime.system.line_sink import LineSink
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _LINE = re.compile(
@@ -58,6 +62,8 @@ _FOLDED_BEGIN = re.compile(
 """How banners of Open MPI's libraries begin that may tell something: they are shown in one line."""
 _BLANK = re.compile(rb"^[\s\0]*$")
 _LONGEST_BANNER_LINES = 40
+
+OUT, ERR = 1, 2
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
@@ -368,3 +374,46 @@ class NoiseFilter:
 def without_rules(words: str) -> str:
     """Return what a launcher has said, without the rules around its banners and empty lines."""
     return "\n".join(line for line in words.splitlines() if set(line.strip()) - {"-"})
+
+
+class Streams:
+    """Owns a sink for each of both streams, or one for both."""
+
+    def __init__(self) -> None:
+        self._left: list[LineSink] = []
+        self._sinks = _open()
+
+    def __getitem__(self, fd: int) -> LineSink:
+        """Return the sink of ``OUT`` or ``ERR``."""
+        return self._sinks[fd]
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that were not written."""
+        return sum(sink.dropped for sink in {*self._sinks.values(), *self._left})
+
+    def redirect(self) -> None:
+        """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
+        before, self._sinks = set(self._sinks.values()), _open()
+        for sink in before:
+            sink.close(0.0)
+        self._left += before
+
+    def close(self, within_s: float) -> None:
+        """Write what is left, but not for long."""
+        bound = Bound(within_s)
+        for sink in set(self._sinks.values()):
+            sink.close(bound.left_s())
+
+
+def _open() -> dict[int, LineSink]:
+    err = LineSink(ERR)
+    return {ERR: err, OUT: err if _are_the_same() else LineSink(OUT)}
+
+
+def _are_the_same() -> bool:
+    try:
+        out, err = os.fstat(OUT), os.fstat(ERR)
+    except OSError:
+        return False
+    return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)

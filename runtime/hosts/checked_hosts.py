@@ -28,6 +28,7 @@ from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, PROBE, HostFacts, Que
 from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set
+from holdfast.runtime.system import network
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.devices import Devices
@@ -43,6 +44,7 @@ _KERNELS = (
 """OpenBLAS's kernels for an instruction set, by how oneDNN's name of that begins.  OpenBLAS looks
 at the model of the processor, too, so models with one instruction set may differ in their bits."""
 
+_LOCALHOST = "localhost"
 _MOST_SENTENCES = 4
 _SHOWN_LETTERS = 60
 _TOLD_AFTER_S = 10.0
@@ -331,3 +333,42 @@ def common_numerics(environment: Mapping[str, str], found: Sequence[HostFacts]) 
     are_unlike = len({instruction_set(environment, host.flags) for host in found}) > 1
     limit = {_ONEDNN: name} if are_unlike else {}
     return limit | ({} if environment.get(_OPENBLAS) else {_OPENBLAS: kernels})
+
+
+def settle_hosts(options: JobOptions) -> tuple[HostSlots, ...]:
+    """Return the hosts of a job, the head's first; none if this host is the only one.
+
+    Hosts come from ``--hosts``, ``--hostfile`` or the batch system: the options hold them all.
+    If none of them is this host, it has the head alone, and takes no worker.
+    """
+    if not options.hosts:
+        return ()
+    own = own_host(options.hosts)
+    others = tuple(host for host in options.hosts if host is not own)
+    if not others:
+        return ()
+    if own is None:
+        return (HostSlots(network.own_name(), 0), *others)
+    name = network.own_name() if _without_user(own.name) == _LOCALHOST else own.name
+    return (replace(own, name=name), *others)
+
+
+def own_host(
+    hosts: Sequence[HostSlots],
+    own_names: Callable[[], frozenset[str]] = network.own_names,
+    is_own: Callable[[str], bool] = network.is_own_name,
+) -> HostSlots | None:
+    """Return the first of ``hosts`` that is this one, None if none is.
+
+    Names are compared first: a resolver may take seconds for each name that it does not know.
+    """
+    known = own_names() | {_LOCALHOST}
+    for host in hosts:
+        if _without_user(host.name) in known:
+            return host
+    return next((host for host in hosts if is_own(_without_user(host.name))), None)
+
+
+def _without_user(name: str) -> str:
+    """Return a host as it is called by itself: ``ssh`` takes ``user@host``."""
+    return name.rpartition("@")[2]

@@ -21,10 +21,10 @@ from holdfast.runtime.hosts.checked_hosts import (
     ask_hosts,
     common_numerics,
     differences,
+    settle_hosts,
     unlike_devices,
 )
 from holdfast.runtime.hosts.link_trial import LinkQuestion, measure_pairs
-from holdfast.runtime.hosts.named_hosts import settle_hosts
 from holdfast.runtime.hosts.network import JobNetwork, choose
 from holdfast.runtime.hosts.probe import Question
 from holdfast.runtime.hosts.remote_shell import RemoteShell

@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.hosts.checked_hosts import check_hosts
-from holdfast.runtime.hosts.named_hosts import settle_hosts
+from holdfast.runtime.hosts.checked_hosts import settle_hosts
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.options.host_list import read_hosts

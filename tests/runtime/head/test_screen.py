@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, say
-from holdfast.runtime.host.streams import Streams
+from holdfast.runtime.host.output import Streams
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.codec import to_plain

@@ -11,9 +11,9 @@ import pytest
 from configs import worker_config
 
 from holdfast.runtime.errors import JobError
+from holdfast.runtime.host.agent import Orders
 from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.mpi_host import MpiOrder
-from holdfast.runtime.host.orders import Orders
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import RequestFlag

@@ -18,9 +18,9 @@ from holdfast.runtime.host.output import (
     LastLines,
     NoiseFilter,
     OutputForwarder,
+    Streams,
     without_rules,
 )
-from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.system.line_sink import LineSink
 
 BOUND_S = 90.0

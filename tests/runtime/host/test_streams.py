@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from open_files import open_files
 
-from holdfast.runtime.host import streams as module
-from holdfast.runtime.host.streams import Streams
+from holdfast.runtime.host import output as module
+from holdfast.runtime.host.output import Streams
 
 BOUND_S = 90.0
 

@@ -15,9 +15,8 @@ from configs import worker_config
 
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
-from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
-from holdfast.runtime.host.streams import Streams
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import records_message
