@@ -33,13 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.callbacks.callback_files import PrivateFolder
-from holdfast.runtime.fit.mlflow_store import PREFIX
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript
 from holdfast.runtime.worker.script_draws import exchange
 
 _OPEN_RUNS: dict[str, Callable[[Any], Any]] = {
-    "mlflow": lambda module: None if _shared_uri() else module.active_run(),
+    "mlflow": lambda module: module.active_run(),
     "wandb": lambda module: module.run,
 }
 """How to ask a library for the run that it has open in this process."""
@@ -67,12 +66,7 @@ class ScriptStores:
 
     def new_words(self, workers: int) -> Iterator[str]:
         """Say a line for each store that the script has opened, and not been told of."""
-        shared = _shared_uri()
-        written = [
-            path
-            for path, then in self._databases.items()
-            if _changed_at(path) != then and not (shared and os.path.basename(path) in shared)
-        ]
+        written = [path for path, then in self._databases.items() if _changed_at(path) != then]
         for store in [*written, *_open_runs()]:
             if store not in self._told:
                 self._told.add(store)
@@ -88,13 +82,6 @@ def _open_runs() -> Iterator[str]:
         module = sys.modules.get(name)
         if module is not None and ask(module) is not None:
             yield f"a run of {name}"
-
-
-def _shared_uri() -> str:
-    """Return MLflow's store if all workers share it (`mlflow_store`), else nothing."""
-    ask = getattr(sys.modules.get("mlflow"), "get_tracking_uri", str)
-    uri = str(ask())
-    return uri if uri.startswith(PREFIX) else ""
 
 
 def _changed_at(path: str) -> int:

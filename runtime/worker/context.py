@@ -156,11 +156,6 @@ def rank() -> int:
     return int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
-def run_id() -> str | None:
-    """Return the id of the run that this process works for, None if nobody has launched it."""
-    return None if _current is None else _current.config.run_id
-
-
 def plan(steps: int) -> None:
     """Remember how many steps the training of this process has."""
     global _planned_steps  # noqa: PLW0603  (one job trains one model)
