@@ -115,6 +115,14 @@ class LaunchRenewing:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryLost:
+    """The run directory is gone, or another job's: this job can save nothing any more."""
+
+    exit_code: ExitCode
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchEnded:
     """No process of the launch is left."""
 
@@ -161,6 +169,7 @@ Event: TypeAlias = (
     | TimeIsShort
     | SlotsChanged
     | StopAsked
+    | DirectoryLost
 )
 
 

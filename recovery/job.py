@@ -43,6 +43,7 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
+    DirectoryLost,
     End,
     Event,
     ExitCode,
@@ -129,6 +130,8 @@ class JobMachine:
         self._next_generation = terms.first_generation
         self._relaunches = 0
         self._stop_code: ExitCode | None = None
+        self._lost: End | None = None
+        """The end of a job whose run directory is its own no more."""
         self._is_short_of_time = False
         self._has_checkpoint = terms.has_checkpoint
         self._has_lost_host_early = False
@@ -143,7 +146,7 @@ class JobMachine:
     @property
     def is_stopping(self) -> bool:
         """Whether the end of the job was asked for."""
-        return self._stop_code is not None
+        return self._stop_code is not None or self._lost is not None
 
     @property
     def view(self) -> LaunchView:
@@ -277,6 +280,14 @@ class JobMachine:
         self._stop_code = event.exit_code
         return (AskToStop(),)
 
+    def _lose_directory(self, event: Event) -> Commands:
+        """Kill the launch, ending: nothing can be saved any more, and no launch follows."""
+        assert isinstance(event, DirectoryLost)
+        self._lost = self._lost or End(event.exit_code, event.reason)
+        if self._state is JobState.ENDING:
+            return ()
+        return self._kill("its run directory is its own no more", is_urgent=True)
+
     def _cut_short(self, event: Event) -> Commands:
         """Kill a launch that takes too long, ending."""
         assert isinstance(event, LaunchOverdue)
@@ -296,7 +307,9 @@ class JobMachine:
         """Give the verdict: over, or the next launch if the budget allows it, else over."""
         assert isinstance(event, LaunchEnded)
         self._has_checkpoint |= self._view.checkpoints > 0
-        end = conclude(self._view, self._stop_code, has_checkpoint=self._has_checkpoint)
+        end = self._lost or conclude(
+            self._view, self._stop_code, has_checkpoint=self._has_checkpoint
+        )
         if end is not None:
             return self._finish(end)
         if self._view.was_renewed:
@@ -415,6 +428,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
     | {(state, SlotsChanged): JobMachine._change_slots for state in _ALIVE}
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
+    | {(state, DirectoryLost): JobMachine._lose_directory for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,

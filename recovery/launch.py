@@ -36,6 +36,7 @@ from enum import Enum
 from holdfast.recovery.detector import counted_s
 from holdfast.recovery.event import (
     CheckpointCommitted,
+    DirectoryLost,
     End,
     Event,
     ExitCode,
@@ -107,6 +108,8 @@ class LaunchView:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
             case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | SlotsChanged():
+                return True
+            case DirectoryLost():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)

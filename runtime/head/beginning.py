@@ -153,11 +153,6 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
         kept = RunDirectory(options.run_dir).previous_runs
         many = f"; {kept} are there now, and `rm -r {options.run_dir}/previous-*` removes them"
         yield f"moved the previous run to {setup.set_aside} (--fresh)" + (many if kept > 1 else "")
-    if setup.copied_from is not None:
-        yield (
-            f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "
-            "from here on each of the two goes its own way"
-        )
     if setup.is_without_locks:
         yield (
             f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "

@@ -17,7 +17,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
@@ -41,7 +40,7 @@ from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
 from holdfast.runtime.run.files import BoundedCalls, answering
-from holdfast.runtime.run.find_run import moved_to, refuse_no_run
+from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import count
@@ -238,8 +237,7 @@ def attach(run_dir: Path) -> int:
     try:
         with answering(run_dir, say):
             refuse_no_run(run_dir)
-            is_copy = moved_to(RunDirectory(run_dir)) is not None
-            found = None if is_copy else _found(RunDirectory(run_dir))
+            found = _found(RunDirectory(run_dir))
     except StoppedHeadEnded as ended:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
     if found is None:
@@ -256,9 +254,6 @@ def _next(run_dir: Path) -> str:
     """Return what there is to do about a run without a job, in words."""
     from holdfast.runtime.run.entries import completed_step, entries_of  # a job needs no entries
 
-    place = moved_to(RunDirectory(run_dir))
-    if place is not None:
-        return f"it was moved or copied from {place}, which holds its run as well"
     reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
     step = None
     with contextlib.suppress(OSError):  # it may not be there
@@ -401,11 +396,6 @@ class Client:
             case "event":
                 self._deaths_in_vain = 0
                 self._log.note(message["event"])
-            case "lease":
-                self._lease.release()
-                self._lease = Lease(message[FDS][0])
-                self._terms = replace(self._terms, lease=self._lease.fileno())
-                self._name_head(self._head)
             case "stop_asked":  # by another process: another head must know of it
                 self._stops.add(signal.SIGTERM)
             case "ended":

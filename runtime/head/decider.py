@@ -23,6 +23,7 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
+    DirectoryLost,
     End,
     Event,
     KillLaunch,
@@ -51,6 +52,9 @@ from holdfast.runtime.system.codec import from_plain
 
 _IDLE_POLLS = 10
 """After so many the end of a launch would have been told, if there was one."""
+
+_CHECKED_EVERY_S = 5.0
+"""So often the writer looks whose the run directory is."""
 
 _TIME_IS_UP = {
     False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
@@ -96,6 +100,7 @@ class Decider:
         self._is_warm = False
         self._has_failed = False
         self._idle_polls = 0
+        self._checked_at = 0.0
         self._has_stopped = False
         """Whether workers were told to stop although nothing is decided any more."""
         self._is_complete = False
@@ -148,6 +153,8 @@ class Decider:
         self._history.saw(record)
         if record["event"] == "fault":
             self._struck.add(fault_address(record))
+        elif record["event"] == "checkpoint_failed":  # perhaps the directory is gone
+            self._run.check()
 
     def poll(self, now: float, *, is_idle: bool) -> None:
         """Mind the time of the job and the bounds of its launch; call it twice a second.
@@ -161,11 +168,19 @@ class Decider:
             if self._idle_polls >= _IDLE_POLLS:
                 self._end_undecided()
             return
+        if now - self._checked_at >= _CHECKED_EVERY_S:
+            self._checked_at = now
+            self._run.check()
         self._mind_time()
         self._clock = self._clock.observe(self._machine.view.workers, self._situation, now)
         overdue = self._clock.overdue
         if overdue is not None:
             self._handle(overdue)
+
+    def lose_directory(self, exit_code: ExitCode, reason: str) -> None:
+        """End the job, whose run directory is gone or another job's."""
+        if not self._has_failed:  # else it ends with its launch
+            self._handle(DirectoryLost(exit_code, reason))
 
     def failed(self, error: Exception) -> None:
         """Decide nothing any more: the workers go on, and the job ends with their launch."""
@@ -247,7 +262,6 @@ class Decider:
     def _decide(self, message: Message) -> None:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
-            self._run.check()
             self.limits.saved(message["report"])
         if event is not None:
             self._handle(event)
@@ -307,7 +321,6 @@ class Decider:
 
     def _finish(self, end: End) -> None:
         self.end = end
-        self._run.check()
         if end.exit_code == ExitCode.DONE:
             for sentence in self._missed_faults():
                 self._console.warned(sentence)

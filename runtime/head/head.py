@@ -270,14 +270,14 @@ class Head:
         lost = {"losses": dict(job.losses), "missing": list(job.missing)}
         self._job_fields = {**message["job"], **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
-        run = RunLink(self._reactor, job, lease, self._agent.socket, os.getpid())
+        run = RunLink(self._reactor, job, lease)
         self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
         progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
         console = JobConsole(job, run, self._screen.say, progress)
         self._hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
-        self._job = _RunningJob(job, run, progress, console, decider, saves, self)
+        self._job = _RunningJob(job, run, progress, console, decider, saves)
         run.serve(self._job)
         if self._writers is not None:
             run.connect(self._writers)
@@ -388,14 +388,6 @@ class Head:
                 job.console.warned(f"no host takes a worker just now: waiting for {names}")
         return must_wait
 
-    def take_lease(self, fd: int) -> None:
-        """Hold the lease of a run directory that was made again, in place of the old one."""
-        if self._lease is not None:
-            self._lease.release()
-        self._lease = Lease(fd)
-        if self._client is not None:
-            self._client.channel.post({"kind": "lease"}, (fd,))
-
     def _dismiss(self, channel: Channel) -> None:
         self._reactor.forget(channel)
         channel.close()
@@ -435,7 +427,6 @@ class _RunningJob:
         console: JobConsole,
         decider: Decider,
         saves: SaveRequests,
-        head: Head,
     ) -> None:
         self.job = job
         self.run = run
@@ -443,7 +434,6 @@ class _RunningJob:
         self.console = console
         self.decider = decider
         self.saves = saves
-        self._head = head
 
     @contextlib.contextmanager
     def errors_told(self) -> Iterator[None]:
@@ -464,15 +454,10 @@ class _RunningJob:
         with self.errors_told():
             self.console.warned(text)
 
-    def on_journal_begun_again(self) -> None:
-        """Write down once more how the job began."""
+    def on_directory_lost(self, exit_code: int, reason: str) -> None:
+        """End the job."""
         with self.errors_told():
-            self.run.record_again("job_started", **self.job.started)
-
-    def on_lease(self, fd: int) -> None:
-        """Hold the lease of a directory that was made again."""
-        self.run.hold(fd)
-        self._head.take_lease(fd)
+            self.decider.lose_directory(ExitCode(exit_code), reason)
 
 
 def _without_lost(job: Job, told: Iterable[Message]) -> Job:

@@ -36,10 +36,8 @@ from holdfast.recovery.job import JobTerms
 from holdfast.recovery.placement import HostSlots, total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import RunRecord
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 
@@ -107,11 +105,6 @@ class Job:
             spares=options.spares,
         )
 
-    @property
-    def started(self) -> dict[str, object]:
-        """The fields of ``job_started`` in the journal."""
-        return started(self.config.options, self.config.record)
-
     def order_of(self, launch: Launch, config: WorkerConfig) -> Message:
         """Return the agent's order for a launch whose workers are told ``config``."""
         options = self.config.options
@@ -133,21 +126,6 @@ class Job:
         """Return whether a request is for another job: is it fresh, its script, its arguments."""
         options = self.config.options
         return asked != [False, str(options.script), *options.argv]
-
-
-def started(options: JobOptions, record: RunRecord) -> dict[str, object]:
-    """Return the fields of ``job_started`` in the journal."""
-    return {
-        "workers": options.workers,
-        "spares": options.spares,
-        "microbatches": record.microbatches,
-        "seed": record.seed,
-        "threads": record.threads,
-        "script": str(options.script),
-        "argv": list(options.argv),
-        **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
-        **({"options": list(options.told)} if options.told else {}),
-    }
 
 
 def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:

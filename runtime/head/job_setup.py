@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.head_process import HeadTerms
-from holdfast.runtime.head.job import Job, fault_address, started
+from holdfast.runtime.head.job import Job, fault_address
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import (
     TENSORFLOW,
@@ -41,7 +41,6 @@ from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
-from holdfast.runtime.run.find_run import moved_to
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -94,8 +93,6 @@ class JobSetup:
     """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
     """Where the run lies now that ``--fresh`` has moved out of the way."""
-    copied_from: Path | None = None
-    """The directory that this one was copied from, if that holds the run as well."""
     checked_hosts: CheckedHosts | None = None
     """The hosts of the job and their network, None if it has no other host."""
 
@@ -131,7 +128,19 @@ class JobSetup:
     @property
     def started(self) -> dict[str, object]:
         """The fields of ``job_started`` in the journal."""
-        return started(self.options, self.record) | {"terms": script_terms(self.options)}
+        options, record = self.options, self.record
+        return {
+            "workers": options.workers,
+            "spares": options.spares,
+            "microbatches": record.microbatches,
+            "seed": record.seed,
+            "threads": record.threads,
+            "script": str(options.script),
+            "argv": list(options.argv),
+            "terms": script_terms(options),
+            **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
+            **({"options": list(options.told)} if options.told else {}),
+        }
 
     def job(self, limits: TimeLimits) -> Job:
         """Return what the head is told, once the journal knows of the job's begin."""
@@ -197,7 +206,6 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     with answering(options.run_dir, say):
         directory = RunDirectory(options.run_dir)
         directory.prepare()
-        copied_from = moved_to(directory)  # asked before the lease is this job's
         lease = directory.acquire_lease(watch=watch)
     try:
         checked = _check_hosts(options, library, lease)
@@ -211,7 +219,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         # --fresh has perhaps moved what another job has saved: that job must see so.
         lease.end(is_refused=not options.fresh)
         raise
-    return replace(setup, copied_from=copied_from)
+    return setup
 
 
 def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:

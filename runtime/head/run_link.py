@@ -12,12 +12,11 @@ import select
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.run.journal import Record, line_of, stamped
-from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.channel import Channel, ChannelError, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -40,17 +39,14 @@ class RunOwner(Protocol):
     def on_run_warning(self, text: str) -> None:
         """Show a sentence about the run directory to the user."""
 
-    def on_journal_begun_again(self) -> None:
-        """Write down once more how the job began: the journal was removed."""
-
-    def on_lease(self, fd: int) -> None:
-        """Hold the lease of a directory that was made again."""
+    def on_directory_lost(self, exit_code: int, reason: str) -> None:
+        """End the job: its run directory is gone, or another job's."""
 
 
 class RunLink:
     """Sends records and questions to the writer, and passes its answers on."""
 
-    def __init__(self, reactor: Reactor, job: Job, lease: int, socket: Path, pid: int) -> None:
+    def __init__(self, reactor: Reactor, job: Job, lease: int) -> None:
         self._reactor = reactor
         self._owner: RunOwner | None = None
         self._common: Record = {"run_id": job.config.record.run_id}
@@ -58,14 +54,14 @@ class RunLink:
             "kind": "open",
             "run_dir": str(job.config.run_dir),
             "record": job.config.record.encode().decode(),
-            "socket": str(socket),
-            "pid": pid,
         }
         metrics_file = job.config.options.metrics_file
         if metrics_file is not None:
             self._opening["metrics_file"] = str(metrics_file)
         self._is_looking = False
         """Whether the present writer has still to take what was seen of the workers."""
+        self._is_checking = False
+        """Whether the present writer has still to say whose the directory is."""
         self._lease = lease
         self._channel: Channel | None = None
         self._has_answered = False
@@ -105,17 +101,9 @@ class RunLink:
         channel.post(self._opening, (self._lease,))
         self._send(list(self._waiting), is_again=True)
 
-    def hold(self, lease: int) -> None:
-        """Give the next writer this lease."""
-        self._lease = lease
-
     def record(self, event: str, /, **fields: object) -> None:
         """Write an event of the head itself into the journal."""
         self._take([stamped(event, fields, 0.0, self._common | {"source": SOURCE})])
-
-    def record_again(self, event: str, /, **fields: object) -> None:
-        """Write an event of the head once more, which its owner knows already."""
-        self._write([line_of(stamped(event, fields, 0.0, self._common | {"source": SOURCE}))])
 
     def take(self, message: Message) -> None:
         """Write the records of another process into the journal, with the head's own moments."""
@@ -154,9 +142,10 @@ class RunLink:
             self._logged += len(text)
 
     def check(self) -> None:
-        """Let the writer make again what was removed of the run directory."""
-        if self._channel is not None:
+        """Have the writer find out whether the run directory is still the job's own."""
+        if self._channel is not None and not self._is_checking:
             self._channel.post({"kind": "check"})
+            self._is_checking = True
 
     def close(self, *, is_over: bool) -> None:
         """Wait until all is written, but not for long; then let go of the writer.
@@ -222,10 +211,10 @@ class RunLink:
                 self._logged -= message["size"]
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
-            case "checked" if owner is not None and message["is_begun_again"]:
-                owner.on_journal_begun_again()
-            case "lease" if owner is not None:
-                owner.on_lease(message[FDS][0])
+            case "checked":
+                self._is_checking = False
+            case "lost" if owner is not None:
+                owner.on_directory_lost(message["exit_code"], message["reason"])
 
     def _forget(self, count: int) -> None:
         """Forget the oldest lines that were sent: the writer has written so many."""
@@ -242,7 +231,7 @@ class RunLink:
             self._channel = None
         self._lost += self._unkept
         self._sent = self._unkept = self._traced = self._logged = 0
-        self._is_looking = False
+        self._is_looking = self._is_checking = False
 
 
 def _is_ready(channel: Channel, within_s: float) -> bool:

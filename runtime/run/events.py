@@ -33,7 +33,7 @@ _FIGURES = re.compile(r" (?:after|for) [\d.]+ s\b.*|, .*")
 
 @event("job_started")
 class JobStarted(NamedTuple):
-    """A job begins, or goes on with a journal that was begun again."""
+    """A job begins."""
 
     workers: Count
     spares: int | None
@@ -482,11 +482,6 @@ class JournalGap(NamedTuple):
     """So many lines before this one could not be written."""
 
     lines: Count
-
-
-@event("journal_removed", is_told=False)
-class JournalRemoved(NamedTuple):
-    """The journal was removed during a job, and begins again."""
 
 
 def named_workers(workers: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""
 
 _TELLING = (
-    *("job_started", "job_ended", "journal_removed", "relaunch"),
+    *("job_started", "job_ended", "relaunch"),
     *("rejected", "checkpoint", "mended"),
 )
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
@@ -72,9 +72,6 @@ class RunHistory:
             self._failures += self._began is not None
             self._seconds += self._open_seconds(self._last)
             self._began = now
-        elif event == "journal_removed":  # its job goes on, and writes down its begin once more
-            self._seconds += self._open_seconds(self._last)
-            self._began = None
         elif event == "job_ended" and self._began is not None:
             self._seconds += max(0.0, now - self._began)
             self._began = None

@@ -1,14 +1,10 @@
-"""Which run a path means: a run or none, or a copy of a run.
+"""Which run a path means, or why it means none.
 
 A path that is no run is refused in one sentence for all commands, with the runs that are near it.
-
-A copy of a run directory has its run's id.  A job makes its directory again when it is moved away.
-The lease names the directory that it was made in, so the moved one tells where the run is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -16,11 +12,9 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import (
-    BoundedCalls,
     is_there,
     refusal,
 )
-from holdfast.runtime.run.lease import directory_in
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _MOST_NAMED = 3
@@ -133,32 +127,3 @@ def _folders_in(folder: Path) -> list[Path]:
 def _is_begun(folder: Path) -> bool:
     """Return whether a job has begun a run here."""
     return os.path.lexists(RunDirectory(folder).record_path)
-
-
-def moved_to(directory: RunDirectory) -> Path | None:
-    """Return where the run is, if a directory was moved or copied from there.
-
-    None if that cannot be told, or if the disk of that place does not answer within a second.
-    """
-    found: list[Path] = []
-
-    def poll() -> None:
-        with contextlib.suppress(OSError, ValueError, UsageError):
-            place, run = directory_in(directory.lease_owner()), directory.load_record()
-            if place is None or run is None:
-                return
-            if _is_copy(place, directory.path, run.run_id):
-                found.append(place)
-
-    calls = BoundedCalls("holdfast-copies")
-    calls.run(poll)
-    calls.close(0.0)
-    return found[0] if found else None
-
-
-def _is_copy(place: Path, run_dir: Path, run_id: str) -> bool:
-    """Return whether another directory, ``place``, holds the run as well."""
-    if place.samefile(run_dir):
-        return False
-    record = RunDirectory(place).load_record()
-    return record is not None and record.run_id == run_id

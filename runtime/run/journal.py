@@ -12,9 +12,8 @@ line is exactly one ``write``.  Six things can still go wrong, and each has one 
 * the file system is full, fails or is gone: training goes on without its journal.
   Lines are counted as lost, and one warning is logged.  The first line that can be
   written again is a ``journal_gap`` with the number of missing lines;
-* a user removes the file, or the run directory: it is made again, and begins with a
-  ``journal_removed``.  A network file system may show that as a descriptor that fails.
-  Another run may have begun there meanwhile: its journal gets no line of this one;
+* a user removes the file: it is made again.  A network file system may show that as a
+  descriptor that fails.  If the directory is gone or another job's, lines are lost;
 * another user puts a link or another file in its place: that is refused, like a file that
   cannot be opened (`files`);
 * the file system hangs: a thread of its own writes, and nobody waits for it for more than
@@ -51,7 +50,7 @@ from holdfast.runtime.run.files import (
     read_at_most,
     refusal,
 )
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
 Record: TypeAlias = dict[str, Any]
 
@@ -130,9 +129,11 @@ class JournalFile:
     Its methods may hang with their disk, and raise nothing but for ``open``.
     """
 
-    def __init__(self, path: Path, run_id: str, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, owner: Ownership, warn: Callable[[str], None] | None = None
+    ) -> None:
         self._path = path
-        self._run_id = run_id
+        self._owner = owner
         self._warn = warn or (lambda text: _LOG.warning("holdfast: %s", text))
         self._fd = _CLOSED
         self.lost = 0
@@ -142,18 +143,10 @@ class JournalFile:
         """Open the file for appending.
 
         Raises:
-            OSError: it cannot be created or opened, or belongs to another run.
+            OSError: it cannot be created or opened, or belongs to another job.
         """
-        intruder = RunDirectory(self._path.parent).intruder(self._run_id)
-        if intruder is not None:
-            raise OSError(f"its directory belongs to run {intruder} now")
-        fd = open_to_write(self._path, os.O_APPEND)
-        try:
-            self._is_empty = os.fstat(fd).st_size == 0
-        except OSError:
-            close(fd)
-            raise
-        self._fd = fd
+        self._owner.refuse_taken()
+        self._fd = open_to_write(self._path, os.O_APPEND)
 
     def open_or_warn(self) -> None:
         """Open the file; warn if it cannot be opened: the next line tries again."""
@@ -184,13 +177,12 @@ class JournalFile:
         """Return whether a file can be written; begin it again if it was removed or moved.
 
         A file that was moved goes on if there cannot be another one in its place, as when its
-        directory is another run's now.
+        directory is another job's now.
         """
         before = self._fd
         if before != _CLOSED and _has_name(before, self._path):
             return True
         try:
-            self._path.parent.mkdir(exist_ok=True)
             self.open()
         except OSError as error:
             if before != _CLOSED and _has_name(before):
@@ -199,12 +191,12 @@ class JournalFile:
             return False
         if before != _CLOSED:
             close(before)
-            if self._is_empty:
-                self._append(self._own("journal_removed", {}))
         return True
 
     def _own(self, event: str, fields: Record) -> str:
-        return line_of(stamped(event, fields, 0.0, {"run_id": self._run_id, "source": "journal"}))
+        return line_of(
+            stamped(event, fields, 0.0, {"run_id": self._owner.run_id, "source": "journal"})
+        )
 
     def _append(self, line: str) -> bool:
         """Write one line as one piece; return whether all of it was taken."""
@@ -248,7 +240,7 @@ class Journal:
         self._path = path
         self._common: Record = {"run_id": run_id, "source": source}
         self._calls = BoundedCalls("holdfast-journal")
-        self._file = JournalFile(path, run_id)
+        self._file = JournalFile(path, Ownership(path.parent, run_id))
         self._file.open()
 
     def record(self, event: str, /, **fields: object) -> None:

@@ -218,14 +218,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """How a job takes a lease.
-
-    ``token`` is that of a job that has owned the directory already, "" for a new job.  All
-    attempts of one job have one ``watch``.
-    """
+    """How a job takes a lease; all attempts of one job have one ``watch``."""
 
     takes_orders: bool
-    token: str
     watch: Stillness
 
 
@@ -283,7 +278,7 @@ class LeaseFile:
         seen, still_s = taking.watch.poll(lambda: _read(descriptor))
         owner = _owner_in(seen)
         if owner is not None:
-            if has_ended(owner) or (taking.token and token_in(owner) == taking.token):
+            if has_ended(owner):
                 return seen
             if not _must_be_renewed(owner):
                 if has_locks:
@@ -338,7 +333,7 @@ class LeaseFile:
         return open_existing(self.path)
 
     def _begun(self, lease: Lease, taking: Taking, *, has_locks: bool) -> Lease:
-        token = taking.token or _new_secret()
+        token = _new_secret()
         lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
         if not has_locks:
             self._read_back(token)
@@ -409,12 +404,6 @@ def token_in(owner: Mapping[str, object]) -> str:
     """Return the token in what a lease says of its owner, "" without one."""
     token = owner.get("token")
     return token if isinstance(token, str) else ""
-
-
-def directory_in(owner: Mapping[str, object]) -> Path | None:
-    """Return the directory in which a lease was made, None if it does not say."""
-    directory = owner.get(_DIRECTORY)
-    return Path(directory) if isinstance(directory, str) else None
 
 
 def _must_be_renewed(owner: Mapping[str, object]) -> bool:

@@ -23,9 +23,8 @@ other's checkpoints for their own, and remove the newest ones.
 
 So `Ownership` reads the record of the run and that of the lease back each time, before anything is
 renamed or removed.  The run's id tells another run.  The token, which each owner writes into the
-lease when it takes it, tells another job of the same run.  What is not there proves nothing: the
-writer of the job makes it again.  What cannot be read is no proof either, and nothing is
-changed.
+lease when it takes it, tells another job of the same run.  A directory without a record is gone.
+Then the job ends (`DirectoryLost`).  What cannot be read proves nothing, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from typing import Any
 
 from holdfast.checkpoint.errors import TRANSIENT, CommitRefused
 from holdfast.checkpoint.names import STORE_NAME, step_of
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.files import (
     ForeignFile,
     create_durably,
@@ -74,7 +73,6 @@ FORMAT = 1
 
 _PREVIOUS = re.compile(r"previous-\d+")
 _LARGEST_RECORD_BYTES = 1 << 20
-_ADVICE = "stop one of the two jobs, and move its run directory elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +230,7 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def acquire_lease(
-        self, *, takes_orders: bool = True, token: str = "", watch: Stillness | None = None
-    ) -> Lease:
+    def acquire_lease(self, *, takes_orders: bool = True, watch: Stillness | None = None) -> Lease:
         """Take the directory for this job; never waits.
 
         Only a process that is given the descriptor inherits it: a head that gets it
@@ -242,7 +238,6 @@ class RunDirectory:
 
         Args:
             takes_orders: whether the owner saves and stops when it is asked to.
-            token: that of a job that owns the directory already; "" for a new job.
             watch: one for all attempts of a job, to see that an owner without a lock is dead.
 
         Raises:
@@ -250,7 +245,7 @@ class RunDirectory:
             UsageError: the lease file cannot be written or locked.
         """
         try:
-            return self._lease_file.take(Taking(takes_orders, token, watch or Stillness()))
+            return self._lease_file.take(Taking(takes_orders, watch or Stillness()))
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -272,10 +267,16 @@ class RunDirectory:
             return ""
 
     def agent_socket(self) -> Path | None:
-        """Return where the agent of the job listens that the lease names, None on another host."""
+        """Return where the head of the job listens that the lease names; None on another host.
+
+        A copy of a run directory, and one that was moved, have a lease of another place.
+        """
         try:
             owner = self.lease_owner()
-            return Path(owner["agent"]) if owner["host"] == os.uname().nodename else None
+            is_here = owner["host"] == os.uname().nodename and self.path.samefile(
+                owner["directory"]
+            )
+            return Path(owner["agent"]) if is_here else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -337,18 +338,6 @@ class RunDirectory:
                 f"{self.record_path} is not a valid run record: {error}; "
                 "restore it, or start over with --fresh (which sets the old run aside)"
             ) from error
-
-    def intruder(self, run_id: str) -> str | None:
-        """Return the id of the run that the directory belongs to, None unless that is another one.
-
-        A user may remove or move a run directory while its job lives, and start another run
-        there.  The lease is a new file then, so both jobs own the directory.
-        """
-        try:
-            record = self.load_record()
-        except UsageError:
-            return None
-        return record.run_id if record is not None and record.run_id != run_id else None
 
     def set_aside(self) -> Path | None:
         """Move an existing run into a new folder ``previous-<n>``; return it, if any.
@@ -425,6 +414,14 @@ def prove_also(proof: Callable[[], None]) -> None:
     _PROOFS.append(proof)
 
 
+class DirectoryLost(CommitRefused):
+    """A job's directory is gone, or another job's; ``exit_code`` is that of the job, which ends."""
+
+    def __init__(self, exit_code: ExitCode, reason: str) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """The claim of one job to one run directory; ``token`` is "" for a job without a lease."""
@@ -436,26 +433,47 @@ class Ownership:
     def prove(self) -> None:
         """Return if the directory is still this job's.
 
-        Raises ``CommitRefused`` if it is another one's, or if that cannot be told just now, or if
-        this process may change nothing for a reason of its own (`prove_also`).
+        Raises ``DirectoryLost`` if it is not, and ``CommitRefused`` if that cannot be told just
+        now, or if this process may change nothing for a reason of its own (`prove_also`).
         """
-        directory = RunDirectory(self.run_dir)
         try:
-            record = directory.load_record()
-            token = directory.lease_token()
+            taken, record = self._read()
         except (OSError, UsageError) as error:
             raise CommitRefused(
                 f"it cannot be told just now whose {self.run_dir} is, so nothing is changed in "
                 f"it: {error}"
             ) from error
-        if record is not None and record.run_id != self.run_id:
-            raise CommitRefused(
-                f"{self.run_dir} belongs to run {record.run_id} now, not to {self.run_id}; "
-                f"{_ADVICE}"
+        if taken:
+            raise DirectoryLost(
+                ExitCode.RUN_DIRECTORY_BUSY, f"{taken}; this job ends, and leaves it alone"
             )
-        if self.token and token not in ("", self.token):
-            raise CommitRefused(
-                f"another job has taken the lease of {self.run_dir}; {_ADVICE}, or let it go on"
+        if record is None:
+            raise DirectoryLost(
+                ExitCode.RECOVERY_IMPOSSIBLE,
+                f"{self.run_dir} was removed or moved, or its RUN.json was: this job cannot save, "
+                "and ends; where the run is now, go on with it by `holdfast run --run-dir`",
             )
         for proof in _PROOFS:
             proof()
+
+    def refuse_taken(self) -> None:
+        """Return unless another job has the directory, or if that cannot be told.
+
+        Raises ``OSError`` if another one has it.
+        """
+        taken = ""
+        with contextlib.suppress(OSError, UsageError):
+            taken, _ = self._read()
+        if taken:
+            raise OSError(taken)
+
+    def _read(self) -> tuple[str, RunRecord | None]:
+        """Return who has taken the directory, "" if nobody has, and its record."""
+        directory = RunDirectory(self.run_dir)
+        record, token = directory.load_record(), directory.lease_token()
+        if record is not None and record.run_id != self.run_id:
+            its, this = record.run_id, self.run_id
+            return f"{self.run_dir} belongs to run {its} now, not to {this}", record
+        if self.token and token not in ("", self.token):
+            return f"another job has taken the lease of {self.run_dir}", record
+        return "", record

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import close, open_to_read, open_to_write
+from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.system.codec import WrongValue, decode
 from holdfast.runtime.system.timeline import Change, changes_in
 
@@ -62,9 +63,14 @@ class TraceFiles:
     """The files, as their writer has them; its methods may hang with their disk."""
 
     def __init__(
-        self, folder: Path, warn: Callable[[str], None], file_bytes: int = _FILE_BYTES
+        self,
+        folder: Path,
+        owner: Ownership,
+        warn: Callable[[str], None],
+        file_bytes: int = _FILE_BYTES,
     ) -> None:
         self._folder = folder
+        self._owner = owner
         self._warn = warn
         self._file_bytes = file_bytes
         self._fd = _NONE
@@ -93,7 +99,8 @@ class TraceFiles:
             self._fd = _NONE
 
     def _open(self, number: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._owner.refuse_taken()
+        self._folder.mkdir(exist_ok=True)
         fd = open_to_write(self._folder / f"{number:06}{_SUFFIX}", os.O_APPEND)
         self.close()
         self._fd = fd

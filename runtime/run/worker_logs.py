@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import close, open_to_read, open_to_write
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
 FILE_BYTES = 8 << 20
 """Some 100,000 lines; a worker has two such files."""
@@ -36,10 +36,14 @@ class WorkerLogs:
     """The files, as their writer has them; its methods may hang with their disk."""
 
     def __init__(
-        self, folder: Path, run_id: str, warn: Callable[[str], None], file_bytes: int = FILE_BYTES
+        self,
+        folder: Path,
+        owner: Ownership,
+        warn: Callable[[str], None],
+        file_bytes: int = FILE_BYTES,
     ) -> None:
         self._folder = folder
-        self._run_id = run_id
+        self._owner = owner
         self._warn = warn
         self._file_bytes = file_bytes
         self._files: dict[str, int] = {}
@@ -93,15 +97,14 @@ class WorkerLogs:
             fd = self._open(name, path)
         found = os.fstat(fd).st_size
         if found and found + size > self._file_bytes:
+            self._owner.refuse_taken()
             os.replace(path, path.with_name(f"{path.name}.1"))
             fd = self._open(name, path)
         return fd
 
     def _open(self, name: str, path: Path) -> int:
-        intruder = RunDirectory(self._folder.parent).intruder(self._run_id)
-        if intruder is not None:
-            raise OSError(f"their directory belongs to run {intruder} now")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._owner.refuse_taken()
+        self._folder.mkdir(exist_ok=True)
         self._thin_out()
         fd = open_to_write(path, os.O_APPEND)
         before = self._files.pop(name, None)

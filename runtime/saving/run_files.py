@@ -1,7 +1,7 @@
 """The writer's other half: the files of the run directory that are no checkpoints.
 
 The head touches no disk.  It sends the lines of the journal here, ready as they are to be
-written, and the lease and the record of the run, which are made again if they are removed.
+written, and the lease and the record of the run.  It asks whether the directory is still its own.
 A thread of its own serves, so that no line waits for a save.  A disk that hangs holds it up, and
 nobody else.
 
@@ -21,10 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.run.run_directory import (
+    DirectoryLost,
+    Ownership,
+    RunDirectory,
+    RunRecord,
+)
 from holdfast.runtime.run.trace_files import TraceFiles
 from holdfast.runtime.run.worker_logs import WorkerLogs
 from holdfast.runtime.system.channel import FDS, Channel, Message
@@ -40,7 +45,7 @@ class RunFiles:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._journal: JournalFile | None = None
-        self._keeper: RunKeeper | None = None
+        self._lease: Lease | None = None
         self._metrics: MetricsShown | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="holdfast-files", daemon=True)
@@ -49,8 +54,8 @@ class RunFiles:
     def close(self, within_s: float) -> None:
         """Wait for the end of the thread, but not for long; write down the end of the job."""
         has_ended(self._thread, Bound(within_s))
-        if self._is_over and self._keeper is not None:
-            self._keeper.lease.end()
+        if self._is_over and self._lease is not None:
+            self._lease.end()
 
     def _serve(self) -> None:
         verbs = {
@@ -80,22 +85,21 @@ class RunFiles:
         """Take the run: its directory, record and lease, the descriptor of which comes along."""
         record = RunRecord.decode(message["record"].encode())
         directory = RunDirectory(Path(message["run_dir"]))
-        self._journal = JournalFile(directory.journal_path, record.run_id, self._warn)
-        self._journal.open_or_warn()
-        lease = Lease(message[FDS][0])
+        self._lease = Lease(message[FDS][0])
         with contextlib.suppress(OSError):  # nothing to spare: the lease lasts for a minute
-            lease.keep()
-        self._keeper = RunKeeper(directory, record, lease, self._warn, self._hand_on)
+            self._lease.keep()
+        self._owner = owner = Ownership(directory.path, record.run_id, self._lease.token)
+        self._journal = JournalFile(directory.journal_path, owner, self._warn)
+        self._journal.open_or_warn()
         self._path = directory.journal_path
-        self._traces = TraceFiles(directory.trace_path, self._warn)
+        self._traces = TraceFiles(directory.trace_path, owner, self._warn)
         if "metrics_file" in message:
             from holdfast.runtime.saving.metrics import MetricsShown  # Prometheus, for this alone
 
             file = Path(message["metrics_file"])
             self._metrics = MetricsShown(record.run_id, file, self._warn)
             self._metrics.go_on(self._path)
-        self._logs = WorkerLogs(directory.logs_path, record.run_id, self._warn)
-        self._head = int(message["pid"]), Path(message["socket"])
+        self._logs = WorkerLogs(directory.logs_path, owner, self._warn)
 
     def _write(self, message: Message) -> None:
         journal, lines = self._journal, message["lines"]
@@ -144,21 +148,21 @@ class RunFiles:
         return frozenset()
 
     def _check(self, _: Message) -> None:
-        """Make again what was removed of the directory; tell whether the journal begins anew."""
-        assert self._keeper is not None
-        self._send({"kind": "checked", "is_begun_again": self._keeper.poll()})
+        """Tell whether the directory is still the job's; what cannot be told is left open."""
+        try:
+            self._owner.prove()
+        except DirectoryLost as lost:
+            self._send({"kind": "lost", "exit_code": lost.exit_code, "reason": str(lost)})
+        except CommitRefused:
+            pass
+        self._send({"kind": "checked"})
 
     def _end(self, _: Message) -> None:
         self._is_over = True
 
-    def _hand_on(self, lease: Lease) -> None:
-        with contextlib.suppress(OSError):  # the lock counts; nobody could attach to the job
-            lease.name_head(*self._head)
-        self._send({"kind": "lease"}, (lease.fileno(),))
-
     def _warn(self, text: str) -> None:
         self._send({"kind": "warning", "text": text})
 
-    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(message, fds)
+            self._channel.send(message)

@@ -1,9 +1,9 @@
 """The job that lives in a run directory: whether one does, and what it is asked over its socket.
 
 The lease names the head's process and socket.  A socket with a listener is a living head: the
-kernel ends it with the process.  Its answer says which directory it works in, as this one may have
-been moved or copied.  A job that is just starting has the lease, and no head yet: so a process that
-holds that very lease file counts, and no number of a process that was used again.
+kernel ends it with the process.  A directory that was moved or copied has the lease of another
+place, so no job lives there.  A job that is just starting has the lease, and no head yet: so a
+process that holds that very lease file counts, and no number of a process that was used again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
-from holdfast.runtime.run.find_run import moved_to, no_run
-from holdfast.runtime.run.lease import directory_in, has_ended
+from holdfast.runtime.run.find_run import no_run
+from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
 from holdfast.runtime.system.processes import is_stopped
@@ -41,8 +41,6 @@ class Life(Enum):
     RUNNING = "running"
     DETACHED = "detached"
     """It runs, and no client shows it."""
-    ELSEWHERE = "elsewhere"
-    """Its run is in another directory: this one was moved or copied."""
     ENDED = "ended"
     """It has said its end in the lease."""
     GONE = "gone"
@@ -52,7 +50,6 @@ class Life(Enum):
 
 _NOBODY = "no job runs in {}; start one with `holdfast run`"
 _REASONS = {
-    Life.ELSEWHERE: "{} was moved or copied{}; ask there",
     Life.ENDED: _NOBODY,
     Life.GONE: _NOBODY,
     Life.UNKNOWN: _NOBODY,
@@ -105,10 +102,6 @@ def find_life(directory: RunDirectory, answer: Mapping[str, Any] | None) -> tupl
 
 
 def _life_of_answer(directory: RunDirectory, answer: Mapping[str, Any]) -> tuple[Life, str]:
-    place = Path(answer["run_dir"])
-    if _is_another(place, directory.path):
-        error = _elsewhere(directory, answer["pid"], place)
-        return error.life, str(error)
     if answer.get("client") is None:
         where = shlex.quote(str(directory.path))
         return Life.DETACHED, f"take it over: `holdfast attach {where}`"
@@ -130,39 +123,15 @@ def living_head(directory: RunDirectory) -> Channel | None:
         )
     takes_orders = owner.get("takes_orders") is not False  # `holdfast repair` takes none
     if takes_orders:
-        with contextlib.suppress(OSError, TypeError):
-            return _connected_here(directory, owner)
+        socket = directory.agent_socket()
+        with contextlib.suppress(OSError):
+            if socket is not None:
+                return connect(socket)
         holders = [owner[name] for name in ("pid", "client") if name in owner]
         if any(_holds(pid, directory.lease_path) for pid in holders):
             return None
-    place = moved_to(directory)
-    if place is not None:
-        raise OutOfReach(Life.ELSEWHERE, directory, f" from {place}, which holds its run as well")
     is_over = has_ended(owner) or not takes_orders
     raise OutOfReach(Life.ENDED if is_over else Life.GONE, directory)
-
-
-def _connected_here(directory: RunDirectory, owner: Mapping[str, Any]) -> Channel:
-    """Return a connection to the head that a lease names; that of another directory is refused.
-
-    Raises ``OSError`` if no head listens.
-    """
-    channel, place = connect(Path(owner["agent"])), directory_in(owner)
-    if place is not None and _is_another(place, directory.path):
-        channel.close()
-        raise _elsewhere(directory, owner["pid"], place)
-    return channel
-
-
-def _is_another(place: Path, path: Path) -> bool:
-    """Return whether both are there, and are not one directory."""
-    with contextlib.suppress(OSError):
-        return not place.samefile(path)
-    return False
-
-
-def _elsewhere(directory: RunDirectory, pid: int, place: Path) -> OutOfReach:
-    return OutOfReach(Life.ELSEWHERE, directory, f", and its job (pid {pid}) works in {place}")
 
 
 def _owner_of(directory: RunDirectory) -> dict[str, Any]:

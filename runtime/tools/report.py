@@ -114,8 +114,6 @@ class Report:
     """The step that the last launch has completed; its script may go on for a while."""
     lost_events: int = 0
     """Events that the journal lacks, so that the numbers are lower bounds."""
-    is_begun_again: bool = False
-    """Whether the journal was removed during a job, so that it lacks all that was before."""
     lost_lines: int = 0
     """Lines of the workers that stdout and stderr have not taken."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
@@ -285,7 +283,6 @@ def finite(value: Any) -> Any:
 _LIVES = {
     Life.RUNNING: "still running",
     Life.DETACHED: "still running without a client: `holdfast attach {}` shows it",
-    Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
     Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
     Life.GONE: "lost with its head: go on with `holdfast run`",
     Life.UNKNOWN: "still running, or lost",
@@ -308,7 +305,6 @@ def describe_journal(report: Report, life: Life) -> str:
     events = "1 event" if report.lost_events == 1 else f"{report.lost_events} events"
     has_no_end = report.jobs > 0 and report.exit_code is None and life is Life.ENDED
     lacks = {
-        "all that was before it was removed during a job": report.is_begun_again,
         f"{events} that could not be written": report.lost_events > 0,
         "the end of the last job": has_no_end,
     }

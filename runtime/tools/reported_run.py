@@ -22,7 +22,7 @@ from holdfast.runtime.tools.living_job import Life, life_of
 from holdfast.runtime.tools.report import Report, describe_outcome
 from holdfast.runtime.tools.summary import Entries, summarize
 
-_LIVING = (Life.RUNNING, Life.DETACHED, Life.ELSEWHERE)
+_LIVING = (Life.RUNNING, Life.DETACHED)
 
 
 @dataclass(frozen=True, slots=True)

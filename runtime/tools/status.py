@@ -56,7 +56,6 @@ _RUNNING = {
 }
 
 _WITHOUT_END = {
-    Life.ELSEWHERE: "{}",
     Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
     Life.GONE: "lost with its head; go on with `holdfast run`",
     Life.UNKNOWN: "running, or lost: {}",

@@ -40,7 +40,6 @@ from holdfast.runtime.run.events import (
     JobEnded,
     JobStarted,
     JournalGap,
-    JournalRemoved,
     Launch,
     OutputDropped,
     Paused,
@@ -94,7 +93,6 @@ def summarize(entries: Entries) -> Report:
         paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.value],
         final_sha256=completed and completed.event.sha256,
         lost_events=sum(entry.event.lines for entry in of(entries, JournalGap)),
-        is_begun_again=bool(of(entries, JournalRemoved)),
         lost_lines=sum(map(_lost_lines, jobs)),
         **(_listed(entries) | computed),
     )

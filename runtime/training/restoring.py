@@ -46,7 +46,6 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run import events
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.ordered_mends import AgentMemory, mends_of
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.consistency import (
@@ -162,13 +161,10 @@ class JobRestore:
 
     def _refuse_intruder(self) -> None:
         """Refuse to restore from, or to say anything of, the checkpoints of another run."""
-        run_dir, run_id = self._context.run_dir, self._context.config.run_id
-        found = RunDirectory(run_dir).intruder(run_id)
-        if found is not None:
-            raise RunDirectoryBusy(
-                f"{run_dir} belongs to run {found} now, not to {run_id}; stop one of the two jobs, "
-                "and move its run directory elsewhere"
-            )
+        try:
+            self._context.config.ownership.refuse_taken()
+        except OSError as taken:
+            raise RunDirectoryBusy(f"{taken}; this job ends, and leaves it alone") from taken
 
     def _tell_of_rejected(self, step: int, newest: int) -> None:
         is_told = newest in {*self._tries.unread, *self._other_stages}

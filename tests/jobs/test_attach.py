@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -206,38 +204,6 @@ def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-
-
-def test_job_whose_directory_was_made_again_is_still_one_job(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Its agent holds the new lease, too, and the new lease names the agent."""
-    run_dir = tmp_path / "run"
-    with start_job(gated(tmp_path, LATE_GATE)) as orphan:
-        orphan.wait_for("checkpoint")
-        _remove(run_dir)
-        assert "is made again" in str(orphan.wait_for("warning")["text"])
-        orphan.signal(signal.SIGKILL)
-
-        attached = _attach(run_dir, LATE_GATE)
-
-        assert attached.exit_code == 0, attached.stderr
-        assert attached.sha256 == undisturbed(LONG)
-        assert orphan.wait().leftovers == ()
-
-
-def _remove(run_dir: Path) -> None:
-    """Remove a directory into which a job may write meanwhile; its name goes at once."""
-    gone = run_dir.rename(run_dir.with_name("gone"))
-    for _ in range(_MOST_TRIES):
-        try:
-            shutil.rmtree(gone)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-        else:
-            return
-    pytest.fail(f"{run_dir} was never empty")
 
 
 _STOP_BEFORE_THE_HEAD_IS_UP = """

@@ -1,4 +1,4 @@
-"""A job takes its run directory: lease, record and journal; and goes on when they are removed.
+"""A job takes its run directory: lease, record and journal.
 
 Either the directory is new, or a job that was killed has left its lease, a checkpoint and a
 line of the journal that is torn.
@@ -25,8 +25,13 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import LASTS_S, Lease
-from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.run.run_directory import (
+    FORMAT,
+    DirectoryLost,
+    Ownership,
+    RunDirectory,
+    RunRecord,
+)
 from holdfast.runtime.system.witnessed_time import Stillness
 
 OLD, NEW, NEXT = 10, 20, 30
@@ -90,7 +95,7 @@ class Begin:
             file.write(_TORN)
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
-        """Begin, save, and look after the directory as a writer does."""
+        """Begin, save, and prove the directory as a writer does."""
         try:
             job = take(RunDirectory(folder / RUN))
         except JobError as error:
@@ -169,24 +174,14 @@ def _save(job: Job, seed: int, say: Say) -> None:
 
 
 def _look(job: Job, say: Say) -> None:
-    """Look after record and lease; then after the lease's file was removed by somebody."""
-    told: list[str] = []
-    keeper = RunKeeper(job.directory, job.record, job.lease, told.append)
-    keeper.poll()
-    with contextlib.suppress(OSError):
-        job.directory.lease_path.unlink()
-    keeper.poll()
-    if told:  # it looks again after each save
-        say(f"told: {told}")
-        keeper.poll()
-    else:
-        _refuse_a_second(job, say)
+    """Look whose the directory is, and end the job."""
     try:
         job.claim.prove()
+    except DirectoryLost as error:
+        say(f"not its own: {error}")
     except CommitRefused as error:
-        say(f"not its own: {error}" if "another job" in str(error) else f"unproved: {error}")
-    keeper.lease.end()
-    keeper.lease.release()
+        say(f"unproved: {error}")
+    job.lease.end()
 
 
 def _judge_lines(after: Aftermath, job: Job) -> None:

@@ -26,7 +26,6 @@ from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.saving.committer import Committer
 from victims.begin import Job, take
 from victims.maintenance import rest, saves
@@ -81,11 +80,9 @@ class Rivals:
             say("refused: another run is there")
             return
         plan = plan_of(directory.path, token=lease.token)
-        keeper = RunKeeper(directory, record, lease, lambda text: say(f"told: {text}"))
         committer = Committer(plan, QuietReport())
         for _ in saves(committer, SAVES, seed, say):
             rest(committer)
-            keeper.poll()
         committer.close(10.0)
 
     def judge(self, after: Aftermath) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from extended import extended
 from workload import LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
 
 from holdfast.checkpoint.reader import restore
@@ -134,31 +131,6 @@ def _kill_both(running: RunningJob) -> None:
 
 def _remount(mount: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(mount)], check=True)
-
-
-@pytest.mark.parametrize("how", ["removed", extended("moved")])
-def test_run_directory_that_vanishes_whole_holds_a_run_again(
-    tmp_path: Path, undisturbed: Undisturbed, how: str
-) -> None:
-    run_dir = tmp_path / "run"
-    with start_job(request_of(LONG, run_dir, workers=2)) as running:
-        began = running.wait_for("checkpoint")
-        if how == "removed":
-            shutil.rmtree(run_dir, ignore_errors=True)
-        else:
-            run_dir.rename(tmp_path / "elsewhere")
-        job = running.wait()
-    with start_job(request_of(LONG, run_dir, workers=2)) as running:
-        resumed = running.wait()
-
-    assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(LONG), ())
-    # The job makes files again while the directory is being removed.
-    assert re.search(r"(was|were) removed .*(is|are) (made|begun) again", job.stderr), job.stderr
-    assert (job.report.jobs, job.report.exit_code, job.report.wall_s > 0) == (1, 0, True)
-    removed = {record["run_id"] for record in job.journal if record["event"] == "journal_removed"}
-    assert removed == {began["run_id"]}
-    assert resumed.exit_code == 0
-    assert [r["step"] for r in resumed.journal if r["event"] == "restored"] == [LONG.steps]
 
 
 def _failures(running: RunningJob, at_least: int) -> list[Record]:

@@ -8,14 +8,14 @@ import pytest
 
 from holdfast.runtime.cli import logs
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.worker_logs import WorkerLogs
 from holdfast.runtime.tools.living_job import Life
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> WorkerLogs:
-    files = WorkerLogs(RunDirectory(tmp_path).logs_path, "r", print)
+    files = WorkerLogs(RunDirectory(tmp_path).logs_path, Ownership(tmp_path, "r"), print)
     files.write(0, "", b"zero \xc3\xbc\n", 0)
     files.write(2, "b", b"two\n", 0)
     return files

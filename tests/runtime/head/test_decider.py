@@ -19,7 +19,7 @@ from heads import (
     report,
 )
 
-from holdfast.recovery.event import Launch
+from holdfast.recovery.event import End, Launch
 from holdfast.recovery.launch import LaunchLimits
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import Deadline
@@ -121,14 +121,28 @@ def test_death_ends_the_launch_only_if_others_would_wait_for_ever(
     assert made.kinds == ["launch", *["kill"] * is_killed]
 
 
-def test_run_directory_is_looked_after_at_each_checkpoint_and_at_the_end() -> None:
+def test_run_directory_is_looked_at_every_few_seconds_and_after_a_save_that_failed() -> None:
     made = decided()
+    made.begin(WARM, *joined(0, 1))
 
-    made.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5))
-    assert made.run.checks == 1
-    made.hear(*completed(0, 1))
-
+    for now in (100.0, 100.5, 104.5, 105.0):
+        made.decider.poll(now, is_idle=False)
     assert made.run.checks == 2
+    made.decider.on_record({"event": "checkpoint_failed", "step": 5})
+
+    assert made.run.checks == 3
+
+
+def test_job_whose_directory_is_lost_ends_with_one_sentence() -> None:
+    made = decided()
+    made.begin(WARM, *joined(0, 1))
+
+    made.decider.lose_directory(ExitCode.RUN_DIRECTORY_BUSY, "/run belongs to run b now")
+    made.hear(*LOST)
+
+    assert made.kinds == ["launch", "kill"]
+    assert made.lines[-1] == "holdfast: error: /run belongs to run b now"
+    assert made.decider.end == End(ExitCode.RUN_DIRECTORY_BUSY, "/run belongs to run b now")
 
 
 def test_second_order_to_stop_ends_the_launch_at_once() -> None:

@@ -659,46 +659,6 @@ def test_warning_of_the_writer_is_told_and_recorded(headed: Headed) -> None:
     assert lines_of(writer)[-1]["text"] == "the disk is full"
 
 
-def test_journal_that_was_begun_again_gets_the_begin_and_the_run_no_failure(
-    headed: Headed,
-) -> None:
-    writer = headed.writer()
-    headed.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5))
-
-    writer.post({"kind": "checked", "is_begun_again": True})
-    headed.turn()
-    headed.tell(*LOST)
-
-    (begun,) = [record for record in lines_of(writer) if record["event"] == "job_started"]
-    assert (begun["script"], begun["workers"]) == ("/a/train.py", 2)
-    failures = [order["config"]["history"]["failures"] for order in headed.agent.orders]
-    assert failures == [0, 1]
-
-
-def test_lease_that_was_made_again_is_held_handed_on_and_that_of_the_next_writer(
-    headed: Headed,
-) -> None:
-    writer = headed.writer()
-    client = headed.begin()
-    told(client)
-
-    with open("/dev/full", "rb") as lease:
-        device = os.fstat(lease.fileno()).st_rdev
-        writer.post({"kind": "lease"}, (lease.fileno(),))
-        headed.turn()
-
-    (handed_on,) = client.drain()
-    assert handed_on["kind"] == "lease"
-    held = [handed_on[FDS][0]]
-    held.append(headed.writer().drain()[0][FDS][0])
-    client.close()
-    headed.turn()
-    held.append(headed.attach().drain()[0][FDS][0])
-    assert [os.fstat(fd).st_rdev for fd in held] == [device] * 3
-    for fd in held:
-        os.close(fd)
-
-
 def test_client_hears_the_end_with_the_limits_that_were_hit(headed: Headed) -> None:
     client = headed.begin(WARM, *joined(0, 1))
     told(client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -19,7 +18,6 @@ from holdfast.checkpoint.names import step_name
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head import job_setup
-from holdfast.runtime.head.beginning import Beginning
 from holdfast.runtime.head.job_setup import (
     JobSetup,
     check_files,
@@ -176,23 +174,6 @@ def test_hosts_of_the_job_before_are_known(tmp_path: Path) -> None:
     assert setup.hosts_before == ("a:1", "b:1")
     setup.journal.close()
     setup.lease.release()
-
-
-def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
-    first = ended(tmp_path)
-    shutil.copytree(first.options.run_dir, tmp_path / "copy")
-    options = dataclasses.replace(first.options, run_dir=tmp_path / "copy")
-
-    setup = job_setup.prepare_job(options, Stillness())
-    begins_again = job_setup.prepare_job(first.options, Stillness())
-
-    assert (setup.copied_from, begins_again.copied_from) == (first.options.run_dir, None)
-    said: list[str] = []
-    Beginning(setup, said.append).tell("")
-    assert any("each of the two goes its own way" in text for text in said)
-    for job in (setup, begins_again):
-        job.journal.close()
-        job.lease.release()
 
 
 def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
@@ -419,16 +400,14 @@ def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
 def test_refusal_that_is_known_beforehand_leaves_the_saves_of_a_living_job(
     options: JobOptions, directory: RunDirectory
 ) -> None:
-    """A user has moved its directory away, and its writer has made that again for a save."""
+    """A user has moved its directory away, and put checkpoints in its place."""
     lease = directory.acquire_lease()
-    owner = Ownership(options.run_dir, "a" * 16, lease.token)
     directory.path.rename(directory.path.with_name("moved"))
     (directory.checkpoints_path / step_name(40)).mkdir(parents=True)
 
     with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json"):
         job_setup.prepare_job(options, Stillness())
 
-    owner.prove()
     assert [path.name for path in directory.path.iterdir()] == ["checkpoints"]
     lease.release()
 

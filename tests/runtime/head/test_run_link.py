@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ class Linked:
     def __init__(self) -> None:
         self.reactor = Reactor()
         self.lease = os.open(os.devnull, os.O_RDONLY)
-        self.link = RunLink(self.reactor, job_of(), self.lease, Path("/dev/shm/h/agent.sock"), 12)
+        self.link = RunLink(self.reactor, job_of(), self.lease)
         self.link.serve(self)
         self.heard: list[tuple[str, Any]] = []
         self.records: list[Record] = []
@@ -74,12 +73,8 @@ class Linked:
     def on_run_warning(self, text: str) -> None:
         self.heard.append(("warning", text))
 
-    def on_journal_begun_again(self) -> None:
-        self.heard.append(("begun again", None))
-
-    def on_lease(self, fd: int) -> None:
-        self.heard.append(("lease", os.fstat(fd).st_rdev))
-        os.close(fd)
+    def on_directory_lost(self, exit_code: int, reason: str) -> None:
+        self.heard.append(("lost", (exit_code, reason)))
 
     def close(self) -> None:
         self.link.close(is_over=False)
@@ -108,8 +103,7 @@ def test_writer_is_told_the_run_and_gets_its_lease(linked: Linked) -> None:
     assert os.path.samestat(os.fstat(lease), os.fstat(linked.lease))
     assert writer.opening["kind"] == "open"
     assert RunRecord.decode(writer.opening["record"].encode()) == RECORD
-    told = {name: writer.opening[name] for name in ("run_dir", "socket", "pid")}
-    assert told == {"run_dir": "/run", "socket": "/dev/shm/h/agent.sock", "pid": 12}
+    assert writer.opening["run_dir"] == "/run"
 
 
 def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
@@ -201,7 +195,7 @@ def test_of_lines_that_no_writer_takes_the_newest_are_kept_and_the_rest_is_count
 
 def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones() -> None:
     reactor = Reactor()
-    link = RunLink(reactor, job_of(lost_lines=2), 2, Path("/dev/shm/h/agent.sock"), 12)
+    link = RunLink(reactor, job_of(lost_lines=2), 2)
     link.record("launch")
 
     writer = Writer(link)
@@ -250,49 +244,24 @@ def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_he
     assert [message["lost"] for message in slow.told()] == [0] * 6
 
 
-def test_lease_that_was_handed_on_is_that_of_the_next_writer(linked: Linked) -> None:
-    lease = os.open("/dev/full", os.O_RDONLY)
-
-    linked.link.hold(lease)
-
-    (found,) = linked.connect().opening[FDS]
-    assert os.fstat(found).st_rdev == os.fstat(lease).st_rdev
-    os.close(lease)
-
-
-def test_begin_that_is_written_once_more_is_news_to_nobody(linked: Linked) -> None:
-    """The history of the run would count a second job, and a failure of the first one."""
-    writer = linked.connect()
-
-    linked.link.record_again("job_started", workers=2)
-
-    assert events(writer.lines()) == ["job_started"]
-    assert linked.records == []
-
-
 def test_what_the_writer_tells_reaches_the_owner(linked: Linked) -> None:
     writer = linked.connect()
-    with open("/dev/full", "rb") as lease:
-        device = os.fstat(lease.fileno()).st_rdev
-        linked.answer(writer, "warning", text="the disk is full")
-        linked.answer(writer, "checked", is_begun_again=False)
-        linked.answer(writer, "checked", is_begun_again=True)
-        writer.channel.post({"kind": "lease"}, (lease.fileno(),))
-        linked.turn()
+    linked.answer(writer, "warning", text="the disk is full")
+    linked.answer(writer, "lost", exit_code=76, reason="it is another run's")
 
-    assert linked.heard == [
-        ("warning", "the disk is full"),
-        ("begun again", None),
-        ("lease", device),
-    ]
+    assert linked.heard == [("warning", "the disk is full"), ("lost", (76, "it is another run's"))]
 
 
-def test_directory_is_looked_after_by_the_writer_alone(linked: Linked) -> None:
+def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: Linked) -> None:
     linked.link.check()  # nobody is there
 
     writer = linked.connect()
     linked.link.check()
+    linked.link.check()  # its disk hangs, perhaps
 
+    assert writer.told() == [{"kind": "check"}]
+    linked.answer(writer, "checked")
+    linked.link.check()
     assert writer.told() == [{"kind": "check"}]
 
 

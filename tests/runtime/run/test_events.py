@@ -139,7 +139,6 @@ TOLD: list[tuple[Event, str]] = [
     (events.PoolRestarted("signal SIGKILL"), ""),
     (events.OutputDropped(3), ""),
     (events.JournalGap(3), ""),
-    (events.JournalRemoved(), ""),
 ]
 """Events with all their fields, each with its sentence, or nothing if people are not told of it."""
 

@@ -61,16 +61,6 @@ def test_history_is_told_by_jobs_and_relaunches(
     assert found == FailureHistory(seconds, failures)
 
 
-def test_journal_that_was_removed_during_a_job_is_no_failure(path: Path) -> None:
-    path.write_bytes(b"".join(lines(("job_started", 10.0), *[("step", 15.0)] * 9)))
-    reader = HistoryReader(path)
-    reader.read()
-    again = lines(("journal_removed", 16.0), ("job_started", 17.0), ("step", 20.0))
-    path.write_bytes(b"".join(again))
-
-    assert reader.read() == FailureHistory(8.0, 0)
-
-
 def test_renewal_is_no_failure(path: Path) -> None:
     renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
     journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]

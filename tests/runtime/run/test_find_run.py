@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run import files, find_run
 from holdfast.runtime.run.find_run import (
-    moved_to,
     no_run,
     refuse_no_run,
 )
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
 ID = "3f0b5ec9f31f4da5"
@@ -80,73 +76,3 @@ def test_relative_path_names_runs_as_one_would_type_them(
 
     for path in (".", "train.py"):
         assert str(no_run(Path(path))).endswith("; runs near it: holdfast-train")
-
-
-def begun(path: Path) -> RunDirectory:
-    """Return a run directory that a job has owned."""
-    run = RunDirectory(path)
-    run.prepare()
-    run.create_record(RECORD)
-    run.acquire_lease().release()
-    return run
-
-
-def copy_of(run: RunDirectory, path: Path) -> RunDirectory:
-    shutil.copytree(run.path, path)
-    return RunDirectory(path)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return begun(tmp_path / "run")
-
-
-def test_copy_names_the_directory_that_it_was_made_of(run: RunDirectory, tmp_path: Path) -> None:
-    copy = copy_of(run, tmp_path / "copy")
-
-    assert moved_to(copy) == run.path
-    assert moved_to(run) is None
-
-
-def test_directory_that_was_moved_for_good_names_none(run: RunDirectory, tmp_path: Path) -> None:
-    moved = RunDirectory(run.path.rename(tmp_path / "moved"))
-
-    assert moved_to(moved) is None
-
-
-def test_link_to_a_run_directory_is_no_copy(run: RunDirectory, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(run.path)
-
-    assert moved_to(RunDirectory(link)) is None
-
-
-@pytest.mark.parametrize("content", ["[" * 5000, "{}", "", '{"directory": 7}'])
-def test_lease_that_makes_no_sense_names_none(
-    run: RunDirectory, tmp_path: Path, content: str
-) -> None:
-    copy = copy_of(run, tmp_path / "copy")
-    copy.lease_path.write_text(content)
-
-    assert moved_to(copy) is None
-
-
-def test_record_that_makes_no_sense_at_that_place_names_none(
-    run: RunDirectory, tmp_path: Path
-) -> None:
-    copy = copy_of(run, tmp_path / "copy")
-    run.record_path.write_text("[" * 5000)
-
-    assert moved_to(copy) is None
-
-
-def test_disk_that_hangs_at_that_place_names_none(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = copy_of(run, tmp_path / "copy")
-    answers = threading.Event()
-    monkeypatch.setattr(find_run, "_is_copy", lambda *_: answers.wait())
-    monkeypatch.setattr(files, "WAITS_S", 0.2)
-
-    assert moved_to(copy) is None
-    answers.set()

@@ -19,8 +19,13 @@ from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S, Lease
-from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.run.run_directory import (
+    FORMAT,
+    DirectoryLost,
+    Ownership,
+    RunDirectory,
+    RunRecord,
+)
 
 NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
 RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
@@ -65,19 +70,17 @@ def test_lock_that_fails_otherwise_is_named_with_what_to_mount(
 def test_owner_that_was_replaced_is_told_and_undoes_nothing(place: Place) -> None:
     dead = place.take()
     place.directory.create_record(RECORD)
-    told: list[str] = []
-    keeper = RunKeeper(place.directory, RECORD, dead, told.append)
+    claim = Ownership(place.directory.path, RECORD.run_id, dead.token)
     place.watch_to_the_end()
     lease = place.take()
     content = place.directory.lease_path.read_bytes()
 
     renew(dead)  # it wakes up
     dead.end()
-    keeper.poll()
 
     assert place.directory.lease_path.read_bytes() == content
-    assert len(told) == 1
-    assert "another job has taken the lease" in told[0]
+    with pytest.raises(DirectoryLost, match="another job has taken the lease"):
+        claim.prove()
     for one in (lease, dead):
         one.release()
 
@@ -131,50 +134,6 @@ def test_lease_of_another_job_is_not_ended(place: Place) -> None:
     assert "ended" not in place.owner
     for one in (old, fresh):
         one.release()
-
-
-def test_job_takes_its_own_lease_again(place: Place) -> None:
-    """Somebody has put a copy in its place."""
-    lease = place.take()
-    place.directory.create_record(RECORD)
-    told: list[str] = []
-    keeper = RunKeeper(place.directory, RECORD, lease, told.append)
-    content = place.directory.lease_path.read_bytes()
-    place.directory.lease_path.unlink()
-    place.directory.lease_path.write_bytes(content)
-
-    keeper.poll()
-
-    assert told == []
-    assert keeper.lease.token == place.owner["token"] == json.loads(content)["token"]
-    assert renew(keeper.lease)
-    keeper.lease.release()
-
-
-def test_lease_that_was_removed_is_made_again_with_its_token_from_the_first(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that proved in between found another token, and refused its save."""
-    lease = place.take()
-    place.directory.create_record(RECORD)
-    keeper = RunKeeper(place.directory, RECORD, lease, lambda _: None)
-    claim = Ownership(place.directory.path, RECORD.run_id, lease.token)
-    place.directory.lease_path.unlink()
-    written: list[bytes] = []
-    write = os.pwrite
-
-    def prove_between(descriptor: int, content: bytes, offset: int) -> int:
-        claim.prove()
-        written.append(content)
-        count = write(descriptor, content, offset)
-        claim.prove()
-        return count
-
-    monkeypatch.setattr(os, "pwrite", prove_between)
-    keeper.poll()
-
-    assert written
-    keeper.lease.release()
 
 
 def test_holders_renew_beside_everything_else_until_they_let_go(

@@ -18,7 +18,7 @@ from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import refusal
 from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.journal import Journal, next_generation
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 
 NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.ENOTSUP]
 NO_SYNC = [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP]
@@ -255,11 +255,11 @@ def test_journal_loses_lines_and_raises_nothing(
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
-def test_history_and_intruder_are_unknown_while_the_files_fail(
+def test_history_and_owner_are_unknown_while_the_files_fail(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(files, "_open_name", _fail(number))
 
     assert HistoryReader(directory.journal_path).read().failures == 0
-    assert directory.intruder("ours") is None
+    Ownership(directory.path, "ours").refuse_taken()
     assert directory.agent_socket() is None

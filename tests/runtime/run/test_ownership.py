@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import random
 import shutil
@@ -19,11 +18,16 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run import run_directory
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.run.run_directory import (
+    FORMAT,
+    DirectoryLost,
+    Ownership,
+    RunDirectory,
+    RunRecord,
+)
 
 RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
 OTHER = replace(RECORD, run_id="b" * 16)
@@ -38,11 +42,9 @@ class Job:
     lease: Lease
 
     def __post_init__(self) -> None:
-        self.told: list[str] = []
         self.acknowledged: list[int] = []
-        self.keeper = RunKeeper(self.directory, self.record, self.lease, self.told.append)
-        claim = Ownership(self.directory.path, self.record.run_id, self.lease.token)
-        files = LocalFileSystem(self.directory.path, claim.prove)
+        self.claim = Ownership(self.directory.path, self.record.run_id, self.lease.token)
+        files = LocalFileSystem(self.directory.path, self.claim.prove)
         self.store = CheckpointStore(self.directory.path, files)
         self._pruner = Pruner(self.store, Retention(2), self.record.run_id)
 
@@ -58,9 +60,9 @@ class Job:
 
     def save(self, step: int) -> bool:
         """Save and prune as a committer does; return whether the step was acknowledged."""
-        self.keeper.poll()
         header = Header(self.record.run_id, 1, step)
         try:
+            self.claim.prove()
             save(self.store, {"a": np.full(100, step)}, header=header)
         except CheckpointError:
             return False
@@ -94,8 +96,9 @@ def test_owner_proves_its_directory(job: Job) -> None:
 def test_directory_of_another_run_is_refused_by_name(job: Job) -> None:
     claim = Ownership(job.directory.path, OTHER.run_id, job.lease.token)
 
-    with pytest.raises(CommitRefused, match=f"belongs to run {RECORD.run_id} now, not to"):
+    with pytest.raises(DirectoryLost, match=f"belongs to run {RECORD.run_id} now, not to") as lost:
         claim.prove()
+    assert lost.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
 
 
 def test_another_job_of_the_same_run_is_refused(job: Job) -> None:
@@ -103,50 +106,12 @@ def test_another_job_of_the_same_run_is_refused(job: Job) -> None:
     job.directory.lease_path.unlink()
     second = Job.begin(job.directory.path, RECORD)
 
-    with pytest.raises(CommitRefused, match="another job has taken the lease"):
-        Ownership(job.directory.path, RECORD.run_id, job.lease.token).prove()
+    with pytest.raises(DirectoryLost, match="another job has taken the lease"):
+        job.claim.prove()
 
-    job.keeper.poll()
-    assert "another job has taken the lease" in job.told[0]
     assert second.save(10)
     assert not job.save(20)
     assert second.has(10)
-
-
-def test_lease_that_was_removed_is_taken_again_before_another_job_comes(job: Job) -> None:
-    token = job.lease.token
-    job.directory.lease_path.unlink()
-
-    job.keeper.poll()
-
-    assert job.told == []
-    assert job.keeper.lease.token == token
-    with pytest.raises(RunDirectoryBusy):
-        job.directory.acquire_lease()
-
-
-@pytest.mark.parametrize("call", [("pwrite", 1), ("pwrite", 2), ("ftruncate", 1), ("ftruncate", 2)])
-def test_lease_that_could_not_be_written_at_once_stays_the_jobs(
-    job: Job, monkeypatch: pytest.MonkeyPatch, call: tuple[str, int]
-) -> None:
-    """Else the job would find another token than its own, and save no more."""
-    name, fails_at = call
-    plain, calls = getattr(os, name), itertools.count(1)
-
-    def fail_once(*arguments: object) -> object:
-        if next(calls) == fails_at:
-            raise OSError(errno.EIO, "Input/output error")
-        return plain(*arguments)
-
-    job.directory.lease_path.unlink()
-    monkeypatch.setattr(os, name, fail_once)
-    job.keeper.poll()
-    job.keeper.poll()
-
-    assert job.save(10)
-    assert not any("another job" in text for text in job.told)
-    with pytest.raises(RunDirectoryBusy):
-        job.directory.acquire_lease()
 
 
 def test_token_is_known_though_the_lease_cannot_be_read_just_now(
@@ -180,13 +145,15 @@ def test_what_cannot_be_read_is_no_proof(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.save(30), "it was only for a moment"
 
 
-def test_directory_that_was_removed_is_its_own_again(job: Job) -> None:
+def test_directory_that_was_removed_is_lost_and_not_made_again(job: Job) -> None:
     shutil.rmtree(job.directory.path)
 
-    assert job.save(10)
+    with pytest.raises(DirectoryLost, match="was removed or moved") as lost:
+        job.claim.prove()
 
-    assert job.has(10)
-    Ownership(job.directory.path, RECORD.run_id, job.lease.token).prove()
+    assert lost.value.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
+    assert not job.save(10)
+    assert not job.directory.path.exists()
 
 
 def test_file_of_another_run_is_not_removed_either(job: Job) -> None:
@@ -258,7 +225,7 @@ class Play:
         """Kill the first job and resume its run, if that is still here."""
         if RunDirectory(self.path).load_record() == RECORD:
             old = self.jobs["A"]
-            old.keeper.lease.release()
+            old.lease.release()
             self.jobs["A"] = Job.begin(self.path, RECORD)
             self.jobs["A"].acknowledged = old.acknowledged
 
@@ -271,7 +238,7 @@ class Play:
 
     def close(self) -> None:
         for job in self.jobs.values():
-            job.keeper.lease.release()
+            job.lease.release()
 
 
 @pytest.mark.parametrize("seed", range(60))

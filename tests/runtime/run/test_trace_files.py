@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.run.trace_files import TraceFiles, TracePiece, read_trace
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.timeline import Activity, Change
@@ -23,7 +24,7 @@ def piece(worker: int) -> TracePiece:
 def write(folder: Path, *workers: int, file_bytes: int = 1 << 20) -> list[str]:
     """Write a piece for each worker; return the warnings."""
     warnings: list[str] = []
-    files = TraceFiles(folder, warnings.append, file_bytes)
+    files = TraceFiles(folder, Ownership(folder.parent, "r"), warnings.append, file_bytes)
     for worker in workers:
         files.write(encode(piece(worker)).decode())
     files.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import worker_logs
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.worker_logs import FILE_BYTES, LogReader, WorkerLogs
 
 
@@ -22,7 +21,10 @@ class Logs:
         self.warnings: list[str] = []
         self.directory = RunDirectory(folder)
         self.files = WorkerLogs(
-            self.directory.logs_path, "r", self.warnings.append, file_bytes=file_bytes
+            self.directory.logs_path,
+            Ownership(folder, "r"),
+            self.warnings.append,
+            file_bytes=file_bytes,
         )
 
     def write(self, worker: int | None, lines: bytes, lost: int = 0, host: str = "") -> None:
@@ -118,8 +120,9 @@ def test_lines_that_a_full_disk_does_not_take_are_counted_and_warned_of_once(
     assert "have gaps" in logs.warnings[0]
 
 
-def test_another_run_in_the_directory_gets_no_line(logs: Logs, monkeypatch: Any) -> None:
-    monkeypatch.setattr(RunDirectory, "intruder", lambda *_: "another")
+def test_another_run_in_the_directory_gets_no_line(logs: Logs) -> None:
+    other = RunRecord("another", FORMAT, 1.5, microbatches=1, seed=0, threads=1)
+    logs.directory.create_record(other)
 
     logs.write(0, b"one\n")
 

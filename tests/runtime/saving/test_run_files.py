@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalFile, line_of, read_journal, stamped
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.run_files import RunFiles
-from holdfast.runtime.system.channel import FDS, Message, pair
+from holdfast.runtime.system.channel import Message, pair
 
 BOUND_S = 90.0
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)
@@ -36,8 +37,6 @@ class Files:
             "kind": "open",
             "run_dir": str(directory.path),
             "record": RECORD.encode().decode(),
-            "socket": "/dev/shm/h/agent.sock",
-            "pid": 12,
             **asked,
         }
         self.channel.post(opening, (lease.fileno(),))
@@ -238,73 +237,57 @@ def test_directory_that_is_whole_is_left_as_it_is(files: Files, directory: RunDi
     files.send(line("launch"))
     before = {path: path.read_bytes() for path in directory.path.iterdir() if path.is_file()}
 
-    assert files.check() == [{"kind": "checked", "is_begun_again": False}]
+    assert files.check() == [{"kind": "checked"}]
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_record_that_was_removed_is_made_again(files: Files, directory: RunDirectory) -> None:
+@pytest.mark.parametrize("gone", ["directory", "record"])
+def test_directory_that_is_gone_is_lost_and_not_made_again(
+    files: Files, directory: RunDirectory, gone: str
+) -> None:
     files.send(line("launch"))
-    directory.record_path.unlink()
+    if gone == "directory":
+        shutil.rmtree(directory.path)
+    else:
+        directory.record_path.unlink()
 
-    warning, checked = files.check()
+    lost, _ = files.check()
 
-    assert "RUN.json was removed from" in warning["text"]
-    assert checked["is_begun_again"] is False
-    assert directory.load_record() == RECORD
+    assert (lost["kind"], lost["exit_code"]) == ("lost", ExitCode.RECOVERY_IMPOSSIBLE)
+    assert f"{directory.path} was removed or moved, or its RUN.json was" in lost["reason"]
+    files.send(line("job_ended"))
+    assert directory.path.exists() == (gone == "record")
+    assert not directory.record_path.exists()
 
 
-def test_journal_that_was_removed_is_begun_again_and_that_is_told(
+def test_directory_of_another_run_is_lost_and_gets_no_line(
     files: Files, directory: RunDirectory
 ) -> None:
     files.send(line("launch"))
-    assert files.check()[-1]["is_begun_again"] is False
-    directory.journal_path.unlink()
+    directory.path.rename(directory.path.with_name("moved"))
+    directory.prepare()
+    directory.create_record(replace(RECORD, run_id="other"))
 
-    *_, checked = files.check()
-    files.send(line("job_started"))
+    lost, _ = files.check()
 
-    assert checked["is_begun_again"] is True
-    assert events(directory) == ["journal_removed", "job_started"]
+    assert (lost["kind"], lost["exit_code"]) == ("lost", ExitCode.RUN_DIRECTORY_BUSY)
+    assert f"{directory.path} belongs to run other now, not to r" in lost["reason"]
+    files.send(line("job_ended"))
+    assert [path.name for path in directory.path.iterdir()] == ["RUN.json"]
 
 
-@pytest.mark.parametrize("is_written", [True, False])
-def test_directory_that_was_removed_is_made_again_and_its_lease_handed_on(
-    files: Files, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
+def test_directory_whose_lease_was_removed_is_the_jobs_until_another_one_takes_it(
+    files: Files, directory: RunDirectory
 ) -> None:
-    """Even if nothing can be written into the lease."""
+    directory.lease_path.unlink()
+    assert files.check() == [{"kind": "checked"}]
 
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    other = directory.acquire_lease()
 
-    files.send(line("launch"))
-    shutil.rmtree(directory.path)
-    if not is_written:
-        monkeypatch.setattr(Lease, "name_head", fail)
-
-    lease, warning, checked = files.check()
-
-    assert lease["kind"] == "lease"
-    (fd,) = lease[FDS]
-    assert os.path.samestat(os.fstat(fd), directory.lease_path.stat())
-    os.close(fd)
-    assert "is made again without the journal and the checkpoints" in warning["text"]
-    assert checked["is_begun_again"] is True
-    assert directory.load_record() == RECORD
-    agent = Path("/dev/shm/h/agent.sock")
-    assert directory.agent_socket() == (agent if is_written else None)
-
-
-def test_lease_keeps_its_token_through_a_removal(files: Files, directory: RunDirectory) -> None:
-    """The token tells savers of the same job from those of another one."""
-    token = directory.lease_token()
-    files.send(line("launch"))
-    shutil.rmtree(directory.path)
-
-    for answer in files.check():
-        for fd in answer.get(FDS, ()):
-            os.close(fd)
-
-    assert directory.lease_token() == token
+    lost, _ = files.check()
+    assert lost["exit_code"] == ExitCode.RUN_DIRECTORY_BUSY
+    assert "another job has taken the lease" in lost["reason"]
+    other.release()
 
 
 @pytest.mark.parametrize("is_over", [True, False])

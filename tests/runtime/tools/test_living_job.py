@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -130,27 +129,6 @@ def test_lease_of_another_host_is_told_with_both_names(directory: RunDirectory) 
     )
 
 
-def test_directory_that_was_moved_names_the_one_its_run_goes_on_in(
-    directory: RunDirectory, lease: Lease, tmp_path: Path
-) -> None:
-    moved = RunDirectory(directory.path.rename(tmp_path / "moved"))
-    write_lease(moved, NOBODY, directory=str(directory.path))
-    before = life(moved)[0]
-    directory.prepare()
-    directory.create_record(dataclasses.replace(RUN, run_id="another run"))
-    beside_another_run = life(moved)[0]
-    directory.record_path.unlink()
-
-    directory.create_record(RUN)
-
-    assert (before, beside_another_run) == (Life.GONE, Life.GONE)
-    assert life(moved) == (
-        Life.ELSEWHERE,
-        f"{moved.path} was moved or copied from {directory.path}, which holds its run as well; "
-        "ask there",
-    )
-
-
 @pytest.mark.parametrize("takes_orders", [True, False])
 def test_search_leaves_no_descriptor_open(directory: RunDirectory, *, takes_orders: bool) -> None:
     lease = directory.acquire_lease(takes_orders=takes_orders)
@@ -238,14 +216,10 @@ def test_head_that_has_not_been_told_its_job_is_running(directory: RunDirectory)
 def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) -> None:
     with head_of(directory, lambda _: [status_of(directory)]) as head:
         copy = copy_of(directory)
-        told = (
-            f"{copy.path} was moved or copied, and its job (pid {os.getpid()}) works in "
-            f"{directory.path}; ask there"
-        )
+        told = f"no job runs in {copy.path}; start one with `holdfast run`"
         before = open_descriptors()
 
-        assert find_life(copy, status_of(directory)) == (Life.ELSEWHERE, told)
-        assert find_life(copy, None) == (Life.ELSEWHERE, told), "nor if it answers nothing"
+        assert life_of(copy) is Life.GONE
         with pytest.raises(NotSaved) as save:
             order_save(copy, timeout_s=BOUND_S, is_waiting=True)
         with pytest.raises(NotSaved) as stop:
@@ -255,9 +229,6 @@ def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) 
         assert head.heard == [], "and it is ordered nothing"
         while open_descriptors() > before:  # the head sees the end of a connection later
             time.sleep(0.001)
-    assert life_of(copy) is Life.ELSEWHERE, "the run itself is still there"
-    shutil.rmtree(directory.path)
-    assert life_of(copy) is Life.GONE
 
 
 def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:

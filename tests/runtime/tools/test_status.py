@@ -227,7 +227,6 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
         (["completed"], Life.UNKNOWN, "completed step 5", True),
         ([], Life.GONE, "lost with its head; go on with `holdfast run`", True),
         ([], Life.UNKNOWN, "running, or lost: why", False),
-        ([], Life.ELSEWHERE, "why", True),
         ([], Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`", True),
         (["completed"], Life.ENDED, "completed step 5", True),
         (["job_ended"], Life.ENDED, "ended with exit code 0: done", True),

@@ -395,11 +395,6 @@ def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> N
     assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
 
 
-def test_journal_that_was_begun_again_is_known(story: Story) -> None:
-    assert not summarize(story.entries).is_begun_again
-    assert summarize(story.tell("journal_removed").entries).is_begun_again
-
-
 def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
     for lines in (3, 7, 2):  # the third is of another agent
         story.tell("output_dropped", lines=lines)

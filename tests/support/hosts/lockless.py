@@ -37,8 +37,8 @@ class Place:
             raise OSError(self.number, os.strerror(self.number))
         self._flock(descriptor, kind)
 
-    def take(self, token: str = "") -> Lease:
-        return self.directory.acquire_lease(token=token, watch=self.watch)
+    def take(self) -> Lease:
+        return self.directory.acquire_lease(watch=self.watch)
 
     def watch_to_the_end(self) -> None:
         """Let the watch see the lease for as long as one lasts."""
