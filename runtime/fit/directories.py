@@ -17,29 +17,25 @@ a training has ended.
 
 A file of ``Dataset.cache(file)`` is one that every worker would fill.  TensorFlow lets one pass at
 a time do so, and keeps others away by a lock file.  Here every worker looks at its first batch, and
-more than one may read a whole pass.  A reader that is killed leaves its lock file behind.
-
-Invariant: nobody but a script's end writes a cache of the name that the script gives, and what has
-that name is whole.  Until then each worker fills a cache of its own beside it.  What a dead worker
-of the run has left is removed by the next launch, or gets the name if it is whole.
+more than one may read a whole pass.  So each fills a cache of its own, in each launch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.callbacks.callback_files import HeldLogs
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript, is_in_training
 from holdfast.runtime.worker.script_draws import exchange
@@ -63,7 +59,7 @@ class TemporaryDirectories:
         self._script = script
         self._is_first = is_first
         self._counts: Counter[str] = Counter()
-        self._names: dict[str, str] = {}
+        self._made: set[str] = set()
         self._apart: dict[str, str] = {}
         """The key in the record of each that is this worker's own."""
         self._of_libraries: set[str] = set()
@@ -78,24 +74,19 @@ class TemporaryDirectories:
             self._of_libraries.add(made)
             return made
         self._counts[line] += 1
-        name = f"temporary directory {self._counts[line]} of {line}"
         # Another batch job may have another place for temporary files, and not this one.
-        key = f"{name} in {os.path.dirname(made)}"
+        key = f"temporary directory {self._counts[line]} of {line} in {os.path.dirname(made)}"
         if not self._is_first():
-            self._names[made], self._apart[made] = name, key
+            self._made.add(made)
+            self._apart[made] = key
             return made
         shared: str = self._record.first(key, made)
         if shared != made:
             os.rmdir(made)
             with contextlib.suppress(FileExistsError):
                 _plain_mkdir(shared, 0o700)
-        self._names[shared] = name
+        self._made.add(shared)
         return shared
-
-    def lasting_name(self, path: str) -> str:
-        """Return how later launches know a path; a temporary directory may lie elsewhere then."""
-        own = self._holder(path)
-        return path if own is None else self._names[own] + path.removeprefix(own)
 
     def place(self, path: str) -> str:
         """Return where a path lies on the first worker, whose callbacks have come as far."""
@@ -154,7 +145,7 @@ class TemporaryDirectories:
 
     def take_back(self, path: str) -> bool:
         """Return whether the script removes one of these: it is done when nobody reads there."""
-        if path not in self._names:
+        if path not in self._made:
             return False
         if path in self._apart and not os.path.islink(path):
             _plain_rmtree(path, ignore_errors=True)
@@ -172,7 +163,7 @@ class TemporaryDirectories:
 
     def _holder(self, path: str) -> str | None:
         """Return the directory of the script that a path is, or lies in."""
-        return _holder(path, self._names)
+        return _holder(path, self._made)
 
 
 def _holder(path: str, directories: Iterable[str]) -> str | None:
@@ -191,96 +182,18 @@ _INDEX = ".index"
 """The end of the name of the file that TensorFlow writes last."""
 
 
-def share_caches(
-    tensorflow: Any, config: WorkerConfig, living: Callable[[], Collection[int]]
-) -> Callable[[], None]:
-    """Let each worker fill caches of its own; return what is to be done when the script has ended.
-
-    ``living`` returns the workers of the world as it was known last.
-    """
-    caches = Caches(tensorflow.io.gfile, config.run_id, config.worker, living)
-    plain = tensorflow.data.Dataset.cache
+def share_caches(tensorflow: Any, scratch: Callable[[], Path]) -> None:
+    """Let each worker fill caches of its own in its private folder; a whole one is read."""
+    plain, numbers = tensorflow.data.Dataset.cache, itertools.count(1)
 
     @functools.wraps(plain)
     def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
         is_path = isinstance(filename, (str, bytes, os.PathLike)) and bool(filename)
-        return plain(dataset, caches.place_of(filename) if is_path else filename, name)
+        if is_path and not tensorflow.io.gfile.exists(os.fsdecode(filename) + _INDEX):
+            filename = str(scratch() / f"cache-{next(numbers)}")
+        return plain(dataset, filename, name)
 
     tensorflow.data.Dataset.cache = cache
-    return caches.give_names
-
-
-class Caches:
-    """The caches of this worker, in files that ``files`` (TensorFlow's) reaches."""
-
-    def __init__(
-        self, files: Any, run_id: str, worker: int, living: Callable[[], Collection[int]]
-    ) -> None:
-        self._files = files
-        self._mark = f".{run_id}-"
-        self._me = worker
-        self._living = living
-        self._own: dict[str, str] = {}
-        """The places of the caches that this worker fills, by their names."""
-
-    def place_of(self, filename: str | bytes | os.PathLike[Any]) -> str:
-        """Return where this worker reads or fills the cache of a name."""
-        name = os.fsdecode(filename)
-        if "://" not in name:
-            name = os.path.abspath(name)  # the script may go elsewhere
-        self._clear(name)
-        if self._is_whole(name):
-            return name
-        self._own[name] = f"{name}{self._mark}{self._me}"
-        return self._own[name]
-
-    def give_names(self) -> None:
-        """Give this worker's caches their names if they are whole, and remove all others."""
-        for name, place in self._own.items():
-            self._give_name(name, place)
-            self._clear(name)
-
-    def _clear(self, name: str) -> None:
-        """Give a cache of a dead worker its name if it is whole, and remove what is not."""
-        folder, base = os.path.split(name)
-        if not self._files.isdir(folder):
-            return
-        places, living = set(), frozenset(map(str, self._living()))
-        for file in self._files.listdir(folder):
-            begin, _, rest = file.partition(self._mark)
-            worker = _digits(rest)
-            if begin == base and worker and worker not in living:
-                places.add(f"{name}{self._mark}{worker}")
-        for place in sorted(places):
-            self._give_name(name, place)
-
-    def _give_name(self, name: str, place: str) -> None:
-        folder, base = os.path.split(place)
-        files = [found for found in self._files.listdir(folder) if _is_of(found, base)]
-        gets_name = self._is_whole(place) and not self._is_whole(name)
-        for file in sorted(files):  # the index, which makes it whole, comes after the data
-            end = file.removeprefix(base)
-            try:
-                if gets_name and not end.startswith("_"):
-                    self._files.rename(f"{place}{end}", f"{name}{end}", overwrite=True)
-                else:
-                    self._files.remove(f"{place}{end}")
-            except Exception:  # another worker was faster, or the disk refuses
-                continue
-
-    def _is_whole(self, place: str) -> bool:
-        return bool(self._files.exists(place + _INDEX))
-
-
-def _digits(text: str) -> str:
-    """Return the digits that a text begins with."""
-    return text[: len(text) - len(text.lstrip("0123456789"))]
-
-
-def _is_of(file: str, base: str) -> bool:
-    """Return whether a file is one of the cache ``base``, not of one with a longer number."""
-    rest = file.removeprefix(base)
-    return rest != file and not rest[:1].isdigit()
 
 
 _Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"

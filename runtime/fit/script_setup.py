@@ -300,11 +300,9 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
     keep_in_memory()
     exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:
-        stages, context = stages_of_script(), stages_of_script().context
-        context.at_end.append(
-            share_caches(sys.modules["tensorflow"], config, lambda: stages.world.workers)
-        )
-        distribute, tell = sys.modules["tensorflow"].distribute, context.inform
+        share_caches(sys.modules["tensorflow"], scratch)
+        distribute = sys.modules["tensorflow"].distribute
+        tell = stages_of_script().context.inform
         leave_out(distribute.Strategy, tell)
         leave_out_cluster(distribute.cluster_resolver.TFConfigClusterResolver, tell)
 

@@ -39,7 +39,7 @@ def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: 
     assert history[history.index("{") :] in struck.stdout
 
 
-@pytest.mark.extended  # test_script_setup.py has who fills a cache, the test above the deaths
+@pytest.mark.extended  # test_directories.py has who fills a cache, the test above the deaths
 def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path) -> None:
     """The first reader dies within the pass that fills it, the second one in the next pass."""
     request = JobRequest(
@@ -57,8 +57,8 @@ def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path)
     assert job.exit_code == 0, job.stderr
     assert "losses [4.2013, 4.1896]" in job.stdout.splitlines()
     assert [len(job.events("failure")), len(job.report.relaunches)] == [2, 1]
-    cached = sorted(path.name for path in tmp_path.iterdir() if path.name != "run")
-    assert cached == ["train.cache.data-00000-of-00001", "train.cache.index"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not (tmp_path / "run" / ".private").exists()
 
 
 def test_pipeline_that_differs_between_workers_is_not_trained(tmp_path: Path) -> None:

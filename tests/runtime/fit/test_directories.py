@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.fit.directories import Caches, SharedDirectories, TemporaryDirectories
+from holdfast.runtime.fit.directories import SharedDirectories, TemporaryDirectories, share_caches
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript, during_training
 
@@ -163,22 +163,6 @@ def test_temporary_directories_are_one_for_all_launches_until_all_have_ended(
     assert present == [[], [], ["weights"]]
     assert [os.path.exists(path) for path in first] == [True, True, False]
     assert len(list(tmp_path.iterdir())) == 3  # the run, and two that nobody has given back
-
-
-def test_temporary_directory_in_another_place_is_known_by_its_line(
-    launches: Callable[[], SharedDirectories], tmp_path: Path
-) -> None:
-    """Each batch job may have a place of its own for temporary files."""
-    found = []
-    for name in ("job 1", "job 2"):
-        (tmp_path / name).mkdir()
-        launch = launches()
-        made = make_temporary(tmp_path / name)
-        found.append([launch.temporary.lasting_name(f"{path}/weights") for path in made])
-        assert {Path(path).parent for path in made} == {tmp_path / name}
-
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 3
 
 
 def clear(tmp_path: Path) -> None:
@@ -375,68 +359,21 @@ def test_own_directory_is_removed_at_once_and_that_of_the_run_at_the_end(
     assert not first.directories.take_back(shutil.__file__)
 
 
-def caches(worker: int, *living: int) -> Caches:
-    tf = pytest.importorskip("tensorflow")
-    return Caches(tf.io.gfile, "a1", worker, lambda: living or (worker,))
-
-
-def fill(place: str, batches: int | None = None) -> Any:
-    """Read the cache at a place through, or only some batches, and return the pass."""
-    tf = pytest.importorskip("tensorflow")
-    elements = iter(tf.data.Dataset.range(4).cache(place))
-    for _ in range(5 if batches is None else batches):
-        next(elements, None)
-    return elements
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-WHOLE = ["c.data-00000-of-00001", "c.index"]
-
-
 @pytest.mark.tensorflow
-def test_two_workers_fill_caches_at_once_and_one_gets_the_name(tmp_path: Path) -> None:
-    first, second = caches(0, 0, 1), caches(1, 0, 1)
-    places = [one.place_of(tmp_path / "c") for one in (first, second)]
-    looking = fill(places[1], 1)
-    fill(places[0])
-    assert len(set(places)) == 2
-    del looking
-
-    first.give_names()
-    second.give_names()
-
-    assert names(tmp_path) == WHOLE
-    assert caches(2).place_of(f"{tmp_path}/c") == f"{tmp_path}/c"
-    tf = pytest.importorskip("tensorflow")
-    assert list(tf.data.Dataset.range(0).cache(f"{tmp_path}/c").as_numpy_iterator()) == [0, 1, 2, 3]
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])
-def test_cache_of_a_dead_worker_is_taken_over_if_it_is_whole(
-    *, tmp_path: Path, is_whole: bool
+def test_each_worker_fills_a_cache_of_its_own_and_reads_one_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = caches(1).place_of(tmp_path / "c")
-    passing = fill(dead, None if is_whole else 1)
-    (tmp_path / "c.a1-12_0.lockfile").touch()  # of a living worker, whose number begins alike
+    tf = pytest.importorskip("tensorflow")
+    plain = tf.data.Dataset.cache
+    list(plain(tf.data.Dataset.range(4), f"{tmp_path}/whole").as_numpy_iterator())
+    monkeypatch.setattr(tf.data.Dataset, "cache", plain)
+    (tmp_path / "own").mkdir()
+    share_caches(tf, lambda: tmp_path / "own")
 
-    place = caches(2, 2, 12).place_of(tmp_path / "c")
+    def read(place: Any, size: int) -> list[int]:
+        return list(tf.data.Dataset.range(size).cache(place).as_numpy_iterator())
 
-    assert place == str(tmp_path / ("c" if is_whole else "c.a1-2"))
-    assert names(tmp_path) == ["c.a1-12_0.lockfile", *(WHOLE if is_whole else [])]
-    del passing
-
-
-@pytest.mark.tensorflow
-def test_caches_in_memory_and_of_other_runs_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "c.b2-0_0.lockfile").touch()
-    mine = caches(0)
-
-    mine.place_of(tmp_path / "c")
-    mine.give_names()
-
-    assert names(tmp_path) == ["c.b2-0_0.lockfile"]
-    assert mine.place_of(tmp_path / "no folder" / "c").endswith("no folder/c.a1-0")
+    assert read(tmp_path / "new", 2) == read("", 2) == [0, 1]
+    assert read(str(tmp_path / "whole"), 2) == [0, 1, 2, 3]
+    assert not list(tmp_path.glob("new*"))
+    assert (tmp_path / "own" / "cache-1.index").exists()
