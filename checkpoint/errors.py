@@ -9,7 +9,7 @@
     ├── StagingExists           this save (step, generation, attempt) has already begun
     ├── CommitRefused           the staged files are not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
-    ├── MendImpossible          both holders of a step together lack some of its parts
+    ├── MendImpossible          a damaged step and its copy together lack a file
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
         └── CheckpointUnreadable    it could not be read now; the next read may succeed
 """
@@ -97,11 +97,11 @@ class ManifestInvalid(CheckpointError):
 
 
 class MendImpossible(CheckpointError):
-    """A damaged step could not be made whole from a second holder of it."""
+    """A damaged step could not be made whole from a copy of it."""
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(
-            f"checkpoint step {step} cannot be mended: {reason}; use another holder of it, "
+            f"checkpoint step {step} cannot be mended: {reason}; use another copy of it, "
             "or an older step"
         )
         self.step = step

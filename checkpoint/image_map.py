@@ -15,27 +15,16 @@ in order, are cut evenly into *shares*, at multiples of a page.  A piece may be 
 workers.  Its digest is taken by one: the worker that copies its first byte.  The same holds
 for what is outside the pieces of a shard.  Invariant: the shares of all workers make every
 shard whole, and no byte is written twice.
-
-A step whose shards are such snapshots is read like one in a directory, so the code that
-verifies and mends works from memory as well.  There may be fewer snapshots than shards, and
-a snapshot may change while it is read: only the digests vouch for it.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
 
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.filesystem import DirectoryName
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import MANIFEST_NAME, shard_name, step_name
 from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
 
@@ -205,67 +194,3 @@ def share_of(image_map: ImageMap, part: int, parts: int) -> Share:
 def _owner(cuts: list[int], position: int) -> int:
     """Return the share that has the byte at ``position``: the last one that begins there."""
     return bisect_right(cuts, position) - 1
-
-
-class ImageFileSystem:
-    """The files of one step below ``directory``, which is that of a store; only for reading.
-
-    They are the step's manifest, and each shard that has an image, by index.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        manifest: Manifest,
-        images: Mapping[int, memoryview],
-    ) -> None:
-        self._top = directory
-        self._step = directory / step_name(manifest.step)
-        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode())}
-        for index, image in images.items():
-            self._files[self._step / shard_name(index, manifest.writers)] = image
-        self._paths = tuple(self._files)
-
-    def open_read(self, path: Path) -> int:
-        """Return the handle of a file."""
-        if path not in self._files:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self._paths.index(path)
-
-    def size(self, handle: int) -> int:
-        """Return the bytes of a file."""
-        return len(self._contents(handle))
-
-    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        """Copy from a file into ``buffer``."""
-        found = self._contents(handle)[offset : offset + len(buffer)]
-        buffer[: len(found)] = found
-        return len(found)
-
-    def uncache(self, handle: int) -> None:
-        """Do nothing: memory is all there is."""
-
-    def close(self, handle: int) -> None:
-        """Do nothing: a handle is a number."""
-
-    def list(self, path: Path) -> tuple[str, ...]:
-        """Return the names in the store's directory or in that of the step."""
-        if not self.is_directory(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if path == self._top:
-            return (DirectoryName(self._step.name),)
-        return tuple(sorted(file.name for file in self._paths))
-
-    def is_directory(self, path: Path) -> bool:
-        """Return whether this is the store's directory or that of the step."""
-        return path in (self._top, self._step)
-
-    def _refuse(self, *_arguments: object, **_named: object) -> NoReturn:
-        raise OSError(errno.EROFS, "snapshots in memory are only read")
-
-    mkdir = create_exclusive = allocate = write = start_writeback = _refuse
-    fsync = fsync_directory = rename_noreplace = unlink = rmdir = _refuse
-    identity = _refuse  # nothing is renamed
-
-    def _contents(self, handle: int) -> memoryview:
-        return self._files[self._paths[handle]]

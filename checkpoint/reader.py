@@ -75,10 +75,10 @@ def restore_newest(
 
 
 class StateReader:
-    """One reader of one committed step, or one that only receives what the others have read."""
+    """One reader of one committed step."""
 
-    def __init__(self, manifest: Manifest, scan: Scan | None = None) -> None:
-        """Take a verified manifest, and the way to read its shards, if there is any."""
+    def __init__(self, manifest: Manifest, scan: Scan) -> None:
+        """Take a verified manifest, and the way to read its shards."""
         self._scan = scan
         self.manifest = manifest
         self.state: dict[str, Tensor] = {}
@@ -105,11 +105,10 @@ class StateReader:
         }
 
     def read(self, shards: Iterable[int]) -> None:
-        """Read these shards into the state and verify them; not for one that only receives.
+        """Read these shards into the state and verify them.
 
         Raises ``CheckpointInvalid`` if a single byte of them does not verify.
         """
-        assert self._scan is not None
         self._scan.read_shards(self.manifest, shards, self._target)
 
     def contents(self, shard: int) -> list[memoryview]:

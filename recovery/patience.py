@@ -90,8 +90,6 @@ class Patience:
 
 
 PATIENT = Patience()
-IMPATIENT = Patience(whole_s=0.0, least_tries=1)
-"""For a step that there is another way to: its snapshots in memory."""
 
 
 def leftover(findings: Iterable[Finding]) -> Leftover:

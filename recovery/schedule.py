@@ -94,7 +94,7 @@ Schedule: TypeAlias = EverySteps | EverySeconds | EachEpoch | Auto
 class FailureHistory:
     """The seconds that a run was trained, and how often it lost all of its workers meanwhile.
 
-    ``rejected`` are the steps that a restore has rejected and that no save or mend made anew.
+    ``rejected`` are the steps that a restore has rejected, neither restored nor saved since.
     """
 
     seconds: float = 0.0

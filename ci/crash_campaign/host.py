@@ -25,11 +25,12 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
-from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import encode, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 
 PARTS, BUFFERS = 2, 2
+_DONE_WITHIN_S = 60.0
 LAUNCH = 5
 """The generation of the launch that saves; what was there before is of older ones."""
 
@@ -80,13 +81,35 @@ class HostMemory:
         self._views[ticket.buffer][self.map.bases[0] + 3000] ^= 16
 
 
+class _WriterEnd:
+    """The writer's end of the connection, which tells when the writer has come to a message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._changed, self._asked = channel, threading.Condition(), 0
+        self.send, self.close = channel.send, channel.close
+
+    def receive(self) -> Message | None:
+        """Return the next message; those before it were done."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+        return self._channel.receive()
+
+    def wait_for(self, messages: int) -> None:
+        """Return once so many messages were done."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._asked > messages, _DONE_WITHIN_S):
+                raise ConnectionError("the writer has ended")
+
+
 class Agent:
     """The agent's end of a writer that runs in this process."""
 
     def __init__(self, plan: SavePlan, memory: HostMemory, seed: int) -> None:
         self.plan, self._memory, self._seed = plan, memory, seed
-        self.channel, self._theirs = pair()
-        self.writer = HostWriter(self._theirs)
+        self.channel, theirs = pair()
+        self._theirs, self._sent = _WriterEnd(theirs), 0
+        self.writer = HostWriter(self._theirs)  # type: ignore[arg-type]
 
     def serve(self) -> None:
         """Be the writer until the connection is closed."""
@@ -101,12 +124,13 @@ class Agent:
         fields = {"size": self._memory.map.size, "bytes": plan.layout.nbytes, "file_bytes": 1}
         memory = {"kind": "memory", "launch": LAUNCH, "layout": plan.layout_id, **fields}
         self.channel.send(memory, self._memory.descriptors)
+        self._sent += 1
         self._send({"kind": "plan", "generation": LAUNCH}, encode(plan))
         self.rest()
 
     def rest(self) -> None:
         """Wait until the writer is idle, and its care of old steps too."""
-        self.ask("keeps")
+        self._theirs.wait_for(self._sent)
         committer = self.writer._committer  # its care has no answer that one could wait for
         if committer is not None:
             committer._maintenance._thread.submit(lambda: None).result()
@@ -131,6 +155,7 @@ class Agent:
     def ask(self, kind: str) -> Message:
         """Ask a question, return the answer."""
         self.channel.send({"kind": kind})
+        self._sent += 1
         return self.answer()
 
     def answer(self) -> Message:
@@ -143,6 +168,7 @@ class Agent:
                 return message
 
     def _send(self, message: Mapping[str, object], content: bytes | None) -> None:
+        self._sent += 1
         if content is None:
             self.channel.send(dict(message))
             return

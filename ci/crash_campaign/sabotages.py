@@ -117,7 +117,6 @@ def _let_pass(files: LocalFileSystem, root: Path | None = None, _fence: object =
 SABOTAGES: dict[str, Sabotage] = {
     # what is read back
     "no-digests": Sabotage(_with(scan, "Digest", _BlindDigest), "damage", "steps"),
-    "no-part-check": Sabotage(_without(repair, "_fault_of"), "calls", "mend"),
     "no-read-back": Sabotage(_with(ReadMarks, "verify", _believe), "calls", "care"),
     # what is in memory
     "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
@@ -133,7 +132,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-errors": Sabotage(_hide_errors, "calls", "save"),
     "no-noreplace": Sabotage(_replace_what_is_there, "calls", "again"),
     "no-hiding": Sabotage(_with(store, "hide", _remove_in_place), "calls", "save"),
-    "no-parts-aside": Sabotage(_with(repair, "directories_of", _only_in_place), "calls", "mend"),
+    "no-files-aside": Sabotage(_with(repair, "directories_of", _only_in_place), "calls", "repair"),
     "no-whole-record": Sabotage(
         _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
     ),

@@ -26,7 +26,6 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.repair import (
     CountBytes,
-    Holders,
     MendResult,
     StepCheck,
     mend_step,
@@ -120,7 +119,10 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
 )
 @click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
 def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
-    """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if one cannot be."""
+    """Put the damaged files of checkpoints in RUN_DIR back from a copy; exit 1 if one cannot be.
+
+    No job may run there meanwhile.
+    """
     run, other = StoredRun.open(run_dir), StoredRun.open(other_dir)
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
@@ -131,7 +133,7 @@ def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
         )
     if step is None:
         steps = run.steps()
-    else:  # one of the holders has it
+    else:  # one of the two has it
         steps = (step if step in run.store.steps() else other.step(step),)
     lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
     try:
@@ -146,8 +148,7 @@ def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
 def _mend_one(run: StoredRun, other: StoredRun, step: int, bar: CountBytes) -> bool:
     """Mend a step and print the outcome; return whether it is whole."""
     try:
-        holders = Holders(run.store, other.store)
-        result = mend_step(holders, step, run_id=run.run_id, progress=bar)
+        result = mend_step(run.store, other.store, step, run_id=run.run_id, progress=bar)
     except CheckpointError as error:
         click.echo(f"step {step}: not mended: {error}")
         return False
@@ -156,13 +157,11 @@ def _mend_one(run: StoredRun, other: StoredRun, step: int, bar: CountBytes) -> b
 
 
 def _result_in_words(result: MendResult, other_dir: Path) -> str:
-    if not result.faults:
+    if result.fault is None:
         return "whole, nothing to do"
+    source = f"{', '.join(result.files)} from {other_dir}" if result.files else "by what was aside"
     aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
-    return (
-        f"mended and verified, {result.taken} of {result.parts} parts from {other_dir}{aside}; "
-        f"it had: {'; '.join(result.faults)}"
-    )
+    return f"mended and verified, {source}{aside}; it had: {result.fault}"
 
 
 @click.command(cls=Documented)

@@ -163,17 +163,13 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
 
 def _lost(step: int, setup: JobSetup) -> str:
     """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
-    options, newest = setup.options, setup.saved_step
-    places = str(RunDirectory(options.run_dir).checkpoints_path)
+    newest, place = setup.saved_step, RunDirectory(setup.options.run_dir).checkpoints_path
     left = "none is left" if newest is None else f"step {newest} is the newest"
     begins = "begins at step 0" if newest is None else f"goes on from step {newest}"
-    text = f"the journal knows of a checkpoint of step {step}, but {left} in {places}: training "
-    if options.repair_from is not None:
-        return f"{text}takes what {options.repair_from} has, or {begins}"
+    text = f"the journal knows of a checkpoint of step {step}, but {left} in {place}: training "
     return f"{text}{begins}; if you have that checkpoint, stop the job and put it back"
 
 
 def _is_resuming(setup: JobSetup) -> bool:
     """Return whether something was trained before; a job that was refused has trained nothing."""
-    is_mirrored = setup.options.repair_from is not None
-    return setup.is_resumed and (is_mirrored or bool(setup.saved_step))
+    return setup.is_resumed and bool(setup.saved_step)

@@ -101,7 +101,7 @@ class Job:
             # The death of a single worker leaves no survivor that would wait for ever.
             can_shrink=options.shrink or workers == 1,
             first_generation=self.config.generation,
-            has_checkpoint=self.saved_step is not None or options.repair_from is not None,
+            has_checkpoint=self.saved_step is not None,
             spares=options.spares,
         )
 

@@ -108,8 +108,8 @@ class JobSetup:
 
     @property
     def starting_point(self) -> str:
-        """Where training begins, in words; a mirror may have a newer step."""
-        if self.options.repair_from is not None or not self.is_resumed:
+        """Where training begins, in words."""
+        if not self.is_resumed:
             return ""
         return "from the beginning" if self.saved_step is None else f"from step {self.saved_step}"
 
@@ -355,23 +355,14 @@ def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:
 
 
 def check_files(options: JobOptions) -> None:
-    """Refuse a script that cannot be read, a mirror that is the run itself, and lost weights.
+    """Refuse a script that cannot be read, and weights that are not there.
 
-    Whether there is a mirror at all matters only once one is needed.
+    A run that resumes does not look at the weights.
 
     Raises:
         UsageError: one sentence says which.
     """
-    script, mirror, run_dir = options.script, options.repair_from, options.run_dir
-    check_script(script)
-    # Not resolve(): that raises RuntimeError for a link to itself.
-    if mirror is not None and os.path.realpath(mirror) == os.path.realpath(run_dir):
-        raise UsageError(f"--repair-from {mirror} is the run itself; give another copy of it")
-    _check_initial(options)
-
-
-def _check_initial(options: JobOptions) -> None:
-    """Refuse weights that are not there; a run that resumes does not look at them."""
+    check_script(options.script)
     path = options.initial
     # Not Path.exists(): that raises where the file system fails, which is told later.
     is_resumed = os.path.exists(RunDirectory(options.run_dir).record_path) and not options.fresh

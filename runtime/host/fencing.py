@@ -299,14 +299,12 @@ def _pace_of(hosted: HostedWorker) -> Pace:
 def _reading_of(hosted: HostedWorker) -> Turn:
     """Return what a worker has read so far; only one that restores may wait for the disk.
 
-    One that waits before it reads again gets no byte, and begins a turn for each wait.  While
-    the host's writer mends for it, it is the writer who reads.
+    One that waits before it reads again gets no byte, and begins a turn for each wait.
     """
     if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
         return Turn(0, waits_for_peers=False)
     turn, _ = hosted.page.turn
-    read = hosted.characters_read + hosted.served
-    return Turn(read + turn, waits_for_peers=True)
+    return Turn(hosted.characters_read + turn, waits_for_peers=True)
 
 
 _TURNS: dict[str, Callable[[HostedWorker], Turn]] = {

@@ -180,8 +180,6 @@ class Seen:
 
     is_inquiring: bool
     """Whether a worker is about to be killed for its silence."""
-    served: int
-    """How often the host's writer, which may mend for its workers, has told of its disk."""
     read: tuple[Read, ...] = ()
 
 

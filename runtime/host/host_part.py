@@ -57,7 +57,7 @@ from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.save_memory import SaveMemory
-from holdfast.runtime.saving.writer_link import QUESTIONS, WriterLink
+from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
@@ -182,7 +182,7 @@ class HostPart:
         read = tuple(
             Read(p.generation, p.worker, characters_read(p.pid)) for p in restoring if p.pid
         )
-        self._tell(Seen(is_inquiring, self.writer.progress, read))
+        self._tell(Seen(is_inquiring, read))
         if now >= self._trace_due:
             self._trace_due = now + _TRACED_EVERY_S
             for process in self._processes.values():
@@ -348,9 +348,6 @@ class HostPart:
         kind = report.get("kind")
         if kind in self._of_saves:
             self._of_saves[kind](process, report)
-            return
-        if kind in QUESTIONS:
-            self.writer.ask(report, process.answer)
             return
         if kind == "records":
             self._tell(Told({**report, "source": f"worker {process.worker}"}))

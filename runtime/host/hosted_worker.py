@@ -130,8 +130,6 @@ class HostedWorker:
         """The number of its process on its host."""
         self.trainings = 0
         """How many trainings its script has begun."""
-        self.served = 0
-        """How often the host's writer, which may mend for it, has told of its disk."""
         self.characters_read = 0
         """What it has read while it restores."""
         self.resident_bytes: int | None = None

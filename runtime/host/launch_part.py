@@ -343,9 +343,6 @@ class LaunchPart:
 
     def _take_look(self, host: HostLink, seen: Seen) -> None:
         self._seen[host] = seen
-        for hosted in self.workers:
-            if hosted.host is host:
-                hosted.served = seen.served
         for read in seen.read:
             found = self._workers.get((read.generation, read.worker))
             if found is not None:

@@ -240,11 +240,6 @@ class JobOptions:
         metavar="N",
         default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
-    repair_from: Path | None = _path(
-        "--repair-from",
-        "Another copy of the run directory, from which damaged checkpoints are mended.",
-        metavar="DIR",
-    )
     heartbeat_timeout_s: float = option(
         "--heartbeat-timeout",
         "Kill a worker that stands still for longer than this.",

@@ -89,8 +89,8 @@ def _terms_in(
 
 
 def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
-    """Return whether the run has trained a step, here or for a mirror; True if nobody can tell."""
-    if directory.has_checkpoints or options.repair_from is not None:
+    """Return whether the run has trained a step; True if nobody can tell."""
+    if directory.has_checkpoints:
         return True
     try:
         return has_step(directory.journal_path)
@@ -159,7 +159,7 @@ def complete_run(options: JobOptions) -> str | None:
     It does for a user who asks for it, and for one whose wish will be refused.
     """
     directory = RunDirectory(options.run_dir)
-    wishes = options.fresh, options.again, options.faults, options.strict, options.repair_from
+    wishes = options.fresh, options.again, options.faults, options.strict
     if any(wishes) or not directory.path.is_dir():
         return None
     job = last_job_in(directory)

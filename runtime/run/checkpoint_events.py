@@ -103,33 +103,3 @@ class Unreadable(NamedTuple):
 
     def trouble(self) -> str:
         return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"
-
-
-@event("mended", listed="mends")
-class Mended(NamedTuple):
-    """A damaged checkpoint is whole again: ``taken`` of its ``parts`` came from ``holder``."""
-
-    step: Count
-    taken: Count
-    parts: Count
-    holder: str
-    bad_name: str | None
-
-    def words(self) -> str:
-        return f"mended step {self.step} from {self.holder}"
-
-    def trouble(self) -> str:
-        return f"step {self.step} mended: {self.taken} of {self.parts} parts from {self.holder}"
-
-
-@event("mend_failed", is_told=False, listed="failed_mends")
-class MendFailed(NamedTuple):
-    """A second holder has not mended a checkpoint, or any checkpoint without a step."""
-
-    reason: str
-    holder: str
-    step: int | None
-
-    def trouble(self) -> str:
-        what = "nothing" if self.step is None else f"step {self.step} not"
-        return f"{what} mended from {self.holder}: {self.reason}"

@@ -241,7 +241,6 @@ class Restored(NamedTuple):
 
     step: Count
     generation: int | None
-    on_disk: bool | None
 
     def words(self) -> str:
         return f"restored step {self.step}"

@@ -23,7 +23,7 @@ _HISTORY_WITHIN_S = 10.0
 
 _TELLING = (
     *("job_started", "job_ended", "relaunch"),
-    *("rejected", "checkpoint", "mended"),
+    *("rejected", "checkpoint", "restored"),
 )
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
@@ -80,7 +80,7 @@ class RunHistory:
         event, step = record["event"], record.get("step")
         if event == "rejected" and isinstance(step, int):
             self._rejected.add(step)
-        elif event in ("checkpoint", "mended"):
+        elif event in ("checkpoint", "restored"):  # it is whole
             self._rejected.discard(step)
 
     def _open_seconds(self, last: float | None) -> float:

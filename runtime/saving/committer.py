@@ -24,8 +24,7 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.held_save import Contents, HeldSave
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance
-from holdfast.runtime.saving.mending import Report, tell_removal
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Report, tell_removal
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 

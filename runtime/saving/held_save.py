@@ -2,8 +2,7 @@
 
 No image is trusted: memory may change, and workers may copy their next save into it.  The
 records are read once, when the last part arrives.  Every use of an image compares it with
-them.  A save may be complete in memory but not durable, because the disk is full or gone.  So the
-images of the newest one are a second holder of its step (`KeptImages`).
+them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
-from holdfast.checkpoint.image_map import ImageFileSystem, ImageMap
+from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import PieceRecord, ShardRecord
-from holdfast.checkpoint.repair import Holders, MendResult, mend_step
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 
 Contents: TypeAlias = "tuple[int, tuple[tuple[PieceRecord, ...], ...]]"
@@ -105,33 +102,3 @@ class HeldSave:
     def manifest(self) -> Manifest:
         """Return the manifest; raises ``CommitRefused`` if the records make nothing whole."""
         return self.plan.manifest(self.ticket.header(self.plan.run_id), self.records, self.cursor)
-
-    def as_store(self, key_of: CheckpointStore) -> CheckpointStore:
-        """Return the images as a second holder of the step; ``key_of`` has the run's key."""
-        images = {record.index: self.image(record) for record in self.records}
-        files = ImageFileSystem(key_of.directory, self.manifest(), images)
-        return CheckpointStore(self.plan.run_dir, files)
-
-
-class KeptImages:
-    """Mends the step of one save in memory."""
-
-    name = "snapshots in memory"
-
-    def __init__(self, here: CheckpointStore, save: HeldSave) -> None:
-        self._here = here
-        self._save = save
-
-    def steps(self) -> tuple[int, ...]:
-        """Return the step that the images hold."""
-        return (self._save.step,)
-
-    def mend(self, step: int) -> MendResult | None:
-        """Make the step of the run directory whole; return None if it is another one.
-
-        Raises ``CheckpointError`` if the step cannot be mended.
-        """
-        if step != self._save.step:
-            return None
-        holders = Holders(self._here, self._save.as_store(self._here))
-        return mend_step(holders, step, run_id=self._save.plan.run_id)

@@ -6,19 +6,45 @@ reads, it reads at a bounded rate: saves and restores go first.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
+from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import PacedFileSystem
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
-from holdfast.runtime.run.checkpoint_events import PruneFailed
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run.checkpoint_events import PruneFailed, StoreRemoved
 from holdfast.runtime.run.entries import record
-from holdfast.runtime.saving.mending import Report
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+
+
+class Report(Protocol):
+    """Takes events and sentences; neither call raises or waits for long."""
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the journal."""
+
+    def notify(self, text: str) -> None:
+        """Show one line to the user."""
+
+    def disk_moved(self, change: int) -> None:
+        """Take note of what the disk is busy with, as `disk.Watch` says; any thread may."""
+
+
+def tell_removal(report: Report, store: CheckpointStore, newest: int) -> None:
+    """Tell that the steps of a store before ``newest``, or before older new ones, are gone."""
+    directory, step = str(store.directory), newest
+    with contextlib.suppress(CheckpointError):
+        step = min(store.steps(), default=newest)
+    record(report, StoreRemoved(directory=directory, step=step))
+    report.notify(
+        f"{directory} was removed, or its disk unmounted: it has no checkpoint before step {step}"
+    )
 
 
 class CheckpointMaintenance:

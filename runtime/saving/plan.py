@@ -1,14 +1,10 @@
-"""What the processes of a save tell each other: plan, ticket, request, and the order of a mend.
+"""What the processes of a save tell each other: plan, ticket and request.
 
 All that the saves of a stage have in common is a `SavePlan`.  It travels once, not once a worker
 and save.  A plan with the images of a save is enough to commit, so a save that is complete in
 memory needs no worker any more.  It has the launch's configuration as it is: options and lease
 of the job count for the writer as they do for a worker.  A `SaveTicket` has the few numbers that
 name one save, in every message about it.
-
-Only one process of a host changes checkpoints.  A restore comes before the first plan of
-saves, and may have to use a step of an earlier launch.  So a `MendOrder` says all that a mend
-needs: whose directory it is, and where parts of the step may be.
 """
 
 from __future__ import annotations
@@ -144,19 +140,6 @@ class SaveRequest:
     ticket: SaveTicket
     part: int
     cursor: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class MendOrder:
-    """A step of a run, and the copies of its directory that may have parts of it."""
-
-    step: int
-    config: WorkerConfig
-    copies: tuple[Path, ...] = ()
-
-    def open_store(self) -> CheckpointStore:
-        """Return the checkpoints of the run."""
-        return owned_store(self.config.ownership)
 
 
 def wanted_of(keep_every: object, keep_best: object, *, after: int = -1) -> Wanted:

@@ -393,7 +393,7 @@ def shard_count(nbytes: int, asked: int | None = None) -> int:
     """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any.
 
     They are written and synced at once, and more of them than a disk or a server serves at once
-    cost only more names.  A file is bounded, so that a damaged block costs a mend of a part, and no
+    cost only more names.  A file is bounded, so that a repair holds it in memory, and no
     file system meets a file that it cannot stripe.  The count follows from the size alone: all
     workers come to the same, on any machine.
     """

@@ -11,15 +11,14 @@ stays incomplete is answered when a later one begins, or another world.  What el
 goes to the agent (`WriterReport`).  On the host of the head a thread of this process also writes
 the journal and looks after the run directory (`run_files`).
 
-The images of the newest complete save are kept.  If the disk has lost that step or could not
-take it, it is mended from them, or a relaunched job reads them.
+The images of the newest complete save are kept, if the disk could not take it: the writer tries
+once more when all workers are dead.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import mmap
@@ -34,12 +33,11 @@ from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFa
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.run.run_directory import prove_also
 from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave, KeptImages, Parts
-from holdfast.runtime.saving.mending import Mender, SecondHolder, mirrors
-from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTicket
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import decode, from_plain, to_plain
+from holdfast.runtime.system.codec import decode, from_plain
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 from holdfast.runtime.system.worker_status import WorkerStatus
 
@@ -90,7 +88,7 @@ class HostWriter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._report = WriterReport(channel)
-        self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
+        self._memories: dict[tuple[int, str], list[memoryview]] = {}
         self._plan: SavePlan | None = None
         self._has_maintenance = True
         """Whether this writer looks after old steps, as the host of rank 0 does alone."""
@@ -111,32 +109,20 @@ class HostWriter:
             "plan": self._take_plan,
             "copied": self._take_part,
             "settle": self._settle,
-            "mend": self._mend,
-            "keeps": self._tell_what_is_kept,
-            "open": self._tell_where_images_are,
         }
-        try:
-            while (message := self._channel.receive()) is not None:
-                verbs[message["kind"]](message)
-            if self._committer is not None:
-                self._committer.close(_CARE_ENDS_WITHIN_S)
-        finally:
-            for key in list(self._memories):
-                self._forget_memory(key)
+        while (message := self._channel.receive()) is not None:
+            verbs[message["kind"]](message)
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
 
     def _take_memory(self, message: Message) -> None:
         """Map the buffers of a launch and layout; those of which nothing is kept are let go."""
         kept = {(save.ticket.launch, save.ticket.layout) for save in self._saves}
-        for key in [key for key in self._memories if key not in kept]:
-            self._forget_memory(key)
+        self._memories = {key: found for key, found in self._memories.items() if key in kept}
         key = message["launch"], message["layout"]
-        self._forget_memory(key)
-        self._memories[key] = [
-            (fd, memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))) for fd in message.get(FDS, ())
-        ]
-
-    def _forget_memory(self, key: tuple[int, str]) -> None:
-        for fd, _ in self._memories.pop(key, ()):
+        self._memories[key] = []
+        for fd in message.get(FDS, ()):
+            self._memories[key].append(memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)))
             os.close(fd)  # unmapped with its last view
 
     def _take_plan(self, message: Message) -> None:
@@ -239,7 +225,7 @@ class HostWriter:
             if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
         ]
         committer = self._ready()
-        _, memory = self._memories[key][ticket.buffer]
+        memory = self._memories[key][ticket.buffer]
         save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
         self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
         return save
@@ -277,52 +263,6 @@ class HostWriter:
                 self._record_failure(save.ticket, str(error))  # it has its answer already
                 return None
         return save.step
-
-    def _mend(self, message: Message) -> None:
-        """Mend a step on the disk from its kept images, or from a copy of the run directory."""
-        order = from_plain(MendOrder, message, allows_more=True)
-        answer: Message = {"kind": "mended", "step": order.step, "reason": None, "result": None}
-        # The care of the launch before would take what a mend has staged for a dead save's.
-        if self._committer is not None:
-            self._committer.close(_CARE_ENDS_WITHIN_S)
-            self._committer = None
-        try:
-            found = Mender(self._report, self._holders_of(order)).mend(order.step)
-            answer["result"] = found and to_plain(found)
-        except (CheckpointError, OSError) as error:
-            answer["reason"] = str(error)
-        self._send(answer)
-
-    def _holders_of(self, order: MendOrder) -> tuple[SecondHolder, ...]:
-        here, watch = order.open_store(), self._report.disk_moved
-        here.disk.watch(watch)
-        kept = self._kept
-        is_of_run = kept is not None and kept.plan.run_id == order.config.run_id
-        images = (KeptImages(here, kept),) if kept is not None and is_of_run else ()
-        copies = (mirrors(here, path, order.config.run_id, watch) for path in order.copies)
-        return (*images, *itertools.chain.from_iterable(copies))
-
-    @property
-    def _kept(self) -> HeldSave | None:
-        return self._saves[-1] if self._saves else None
-
-    def _tell_what_is_kept(self, _: Message) -> None:
-        self._send({"kind": "kept", "step": self._kept.step if self._kept else None})
-
-    def _tell_where_images_are(self, _: Message) -> None:
-        """Tell the step whose images are kept, and the descriptor by which to map them."""
-        place: Message = {"step": None}
-        if self._kept is not None:
-            with contextlib.suppress(CheckpointError, OSError):  # then it cannot be read
-                place = self._place_of(self._kept)
-        self._send({"kind": "opened", **place})
-
-    def _place_of(self, save: HeldSave) -> Message:
-        ticket = save.ticket
-        fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
-        manifest = save.manifest().encode().decode()
-        place: Message = {"step": save.step, "manifest": manifest, "bases": save.image_map.bases}
-        return {**place, "pid": os.getpid(), "fd": fd}
 
     def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
         self._report.record(

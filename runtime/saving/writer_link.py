@@ -53,12 +53,9 @@ _KILLED_WITHIN_S = 5.0
 _Key: TypeAlias = tuple[int, int]
 """Launch and attempt."""
 
-_ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
-
-QUESTIONS = frozenset({"keeps", "mend", "open"})
-"""The questions of a worker: which step has a kept image, mend it from that, and map it."""
-
 Then: TypeAlias = Callable[[Message], None]
+
+_NOTHING_SETTLED: Message = {"kind": "settled", "step": None}
 
 
 class WriterOwner(Protocol):
@@ -101,13 +98,12 @@ class WriterLink:
         self._pending: dict[_Key, Message] = {}
         self._answered: _Key = (0, 0)
         """The newest save that was answered; the saves of a host are answered in order."""
-        self._asked: deque[tuple[str, Then]] = deque()
+        self._asked: deque[Then] = deque()
+        """Who waits for the answer to a ``settle``; the writer answers in order."""
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
         self._being_written = 0
         """Bytes of the files that the writer's disk is busy with."""
-        self.progress = 0
-        """How often a writer has told that its disk does something."""
 
     @property
     def pid(self) -> int | None:
@@ -117,7 +113,7 @@ class WriterLink:
     @property
     def is_settling(self) -> bool:
         """Whether a ``settle`` waits for its answer."""
-        return any(kind == "settled" for kind, _ in self._asked)
+        return bool(self._asked)
 
     def start(self) -> None:
         """Start the writer before the first save."""
@@ -173,23 +169,12 @@ class WriterLink:
         if self._told.has_lost_saves:
             with contextlib.suppress(OSError):
                 self._told.repeat_saves(self._connected())
-        self.ask({"kind": "settle"}, then)
-
-    def ask(self, question: Message, then: Then) -> None:
-        """Pass a question on, then call ``then`` with the answer, or the reason why none comes.
-
-        Several questions may wait at once: the writer answers in order.  A mend is no business
-        of what a lost writer has known, so another one is started for it.
-        """
-        kind, reason = _ANSWERS[question["kind"]], "there is no process that writes snapshots"
-        if self._channel is None and question["kind"] == "mend":
-            _, reason = self._channel_or_reason()
         if self._channel is None:
-            then(_no_answer(kind, reason))
+            then(_NOTHING_SETTLED)
             return
-        self._asked.append((kind, then))
+        self._asked.append(then)
         self._progressed = self._clock()
-        self._channel.post(question)
+        self._channel.post({"kind": "settle"})
 
     def poll(self, now: float) -> None:
         """Give up a writer that has made no progress for longer than the bound."""
@@ -281,15 +266,13 @@ class WriterLink:
         self._progressed = self._clock()
         if message["kind"] == "progress":
             self._being_written = message["bytes"]
-            self.progress += 1
             return
         if message["kind"] == "notice":
             self._owner.on_writer_notice(message)
         elif message["kind"] == "records":
             self._owner.on_writer_records(message)
-        elif message["kind"] in _ANSWERS.values():
-            _, then = self._asked.popleft()
-            then(message)
+        elif message["kind"] == "settled":
+            self._asked.popleft()(message)
         else:
             self._answer(message)
 
@@ -307,8 +290,8 @@ class WriterLink:
         for save in list(self._pending.values()):
             self._answer(_unsaved(save, f"the process that writes snapshots {why}"))
         asked, self._asked = self._asked, deque()
-        for kind, then in asked:
-            then(_no_answer(kind, f"the process that writes snapshots {why}"))
+        for then in asked:
+            then(_NOTHING_SETTLED)
 
     def _answer(self, answer: Message) -> None:
         """Pass an answer on, unless this save or a later one was answered before."""
@@ -339,10 +322,6 @@ def _key(message: Message) -> _Key:
 def _unsaved(save: Message, reason: str) -> Message:
     """Return the answer to a save that no writer has answered, with the fields of its parts."""
     return {**save, "kind": "unsaved", "reason": reason}
-
-
-def _no_answer(kind: str, reason: str) -> Message:
-    return {"kind": kind, "step": None, "result": None, "reason": reason}
 
 
 class WriterReplay:

@@ -18,8 +18,6 @@ from holdfast.runtime.run import progress
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
     CheckpointFailed,
-    Mended,
-    MendFailed,
     Rejected,
     Unreadable,
 )
@@ -106,8 +104,6 @@ class Report:
     failed_checkpoints: tuple[CheckpointFailed, ...] = ()
     rejected_checkpoints: tuple[Rejected, ...] = ()
     unread_checkpoints: tuple[Unreadable, ...] = ()
-    mends: tuple[Mended, ...] = ()
-    failed_mends: tuple[MendFailed, ...] = ()
     memory_differences: tuple[MemoryDiffers, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     completed_step: int | None = None
@@ -192,8 +188,6 @@ def describe_troubles(report: Report) -> list[str]:
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
     others: tuple[Troubling, ...] = (
         *report.unread_checkpoints,
-        *report.mends,
-        *report.failed_mends,
         *report.memory_differences,
         *report.pressures,
     )

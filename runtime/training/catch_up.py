@@ -103,7 +103,7 @@ class NewestState:
             restore = JobRestore(self._context, self._job, self._state)
             restored = restore.run(communicator, cursor)
             if restored is not None:
-                self._saver.saved_step = restore.saved_step
+                self._saver.saved_step = restored.manifest.step
                 cursor_saved = restored.manifest.cursor
                 self._state.restored(restored.manifest.step, cursor_saved)
                 due = Due.of(cursor_saved)

@@ -16,7 +16,6 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from holdfast.checkpoint.errors import (
     TRANSIENT,
@@ -49,19 +48,6 @@ class Waits:
 
 
 WAITS = Waits()
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is read: a step, on the disk or in memory; or without a step, the list of them."""
-
-    step: int | None = None
-    is_in_memory: bool = False
-    needs_advice: bool = False
-    """Whether nothing but the user can mend the step."""
-
-    def __str__(self) -> str:
-        return "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +101,8 @@ class JointRetries:
     def succeed(
         self,
         communicator: Communicator,
-        target: Target,
+        step: int,
         attempt: Callable[[], None],
-        patience: Patience | None = None,
     ) -> bool:
         """Return whether ``attempt`` succeeded on all workers; the same on all of them.
 
@@ -125,17 +110,16 @@ class JointRetries:
             CheckpointsUnread: the job was asked to stop, and could only wait.
             WorldBroken: a member died.
         """
-        trouble = self._try(communicator, target, attempt, patience or self._waits.patience)
-        if trouble is not None and communicator.rank == 0:
-            self._tell(target, trouble)
-        if target.step is not None and not target.is_in_memory:
-            self.unread.pop(target.step, None)
-            if trouble is not None and trouble.finding.is_unread:
-                self.unread[target.step] = trouble
-            self.damaged.discard(target.step)
-            if trouble is not None and trouble.is_damage:
-                self.damaged.add(target.step)
-        return trouble is None
+        trouble = self._try(communicator, f"checkpoint step {step}", attempt)
+        if trouble is None:
+            return True
+        if communicator.rank == 0:
+            self._tell(step, trouble)
+        if trouble.finding.is_unread:
+            self.unread[step] = trouble
+        if trouble.is_damage:
+            self.damaged.add(step)
+        return False
 
     def insist(self, communicator: Communicator, attempt: Callable[[], None]) -> None:
         """Return once ``attempt``, which lists the checkpoints, has succeeded.
@@ -145,7 +129,7 @@ class JointRetries:
             CheckpointsUnread: they could not be listed for a long time.
             WorldBroken: a member died.
         """
-        trouble = self._try(communicator, Target(), attempt, self._waits.patience)
+        trouble = self._try(communicator, "the list of checkpoints", attempt)
         if trouble is None:
             return
         if trouble.finding is Finding.TRANSIENT:
@@ -174,13 +158,10 @@ class JointRetries:
         self._context.notify(text)
 
     def _try(
-        self,
-        communicator: Communicator,
-        target: Target,
-        attempt: Callable[[], None],
-        patience: Patience,
+        self, communicator: Communicator, what: str, attempt: Callable[[], None]
     ) -> Trouble | None:
-        """Try until all workers succeed; return what is wrong if the target is given up."""
+        """Try until all workers succeed; return what is wrong if ``what`` they read is given up."""
+        patience = self._waits.patience
         mine, before_s, began = _trouble_of(attempt), self._spent_s, self._waits.clock()
         for count in itertools.count(1):
             cards = self._exchange(communicator, mine)
@@ -196,8 +177,8 @@ class JointRetries:
             if verdict is Verdict.OLDER:
                 return trouble
             if verdict is Verdict.STOP:
-                raise CheckpointsUnread(f"told to stop: {target}: {trouble}; {AGAIN}")
-            self._wait(communicator, target, trouble, patience.nap_s(tries) or 0.0)
+                raise CheckpointsUnread(f"told to stop: {what}: {trouble}; {AGAIN}")
+            self._wait(communicator, what, trouble, patience.nap_s(tries) or 0.0)
             if mine.finding is not Finding.FINE:
                 mine = _trouble_of(attempt)
             self._spent_s = before_s + self._waits.clock() - began
@@ -209,25 +190,23 @@ class JointRetries:
         card = _Card(mine, self._spent_s, is_stop_wanted)
         return [decode(_Card, found) for found in communicator.allgather_bytes(encode(card))]
 
-    def _wait(
-        self, communicator: Communicator, target: Target, trouble: Trouble, nap_s: float
-    ) -> None:
+    def _wait(self, communicator: Communicator, what: str, trouble: Trouble, nap_s: float) -> None:
         if trouble.tries == 1 and communicator.rank == 0:
             whole_s = self._waits.patience.whole_s
             self._context.notify(
-                f"{target} cannot be read just now: {trouble.reason}; all workers wait and try "
+                f"{what} cannot be read just now: {trouble.reason}; all workers wait and try "
                 f"again, for {whole_s:.0f} s in all"
             )
         with self._context.page.needing_no_peer():
             self._waits.sleep(nap_s)
 
-    def _tell(self, target: Target, trouble: Trouble) -> None:
+    def _tell(self, step: int, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
         reason = trouble.reason
-        step: Any = target.step  # the list of checkpoints has none: readers leave its line out
-        if trouble.finding is Finding.DAMAGED and step not in self.unread:
+        if trouble.finding is Finding.DAMAGED:
             record(self._context.journal, Rejected(step=step, reason=reason))
-            self._context.notify(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
+            advice = self._advice(step, trouble)
+            self._context.notify(f"checkpoint step {step} was rejected: {reason}; {advice}")
             return
         unread = Unreadable(
             step=step,
@@ -239,15 +218,14 @@ class JointRetries:
         )
         record(self._context.journal, unread)
 
-    def _advice(self, target: Target, trouble: Trouble) -> str:
-        if not target.needs_advice or target.step is None:
-            return ""
+    def _advice(self, step: int, trouble: Trouble) -> str:
         run_dir = self._context.run_dir
-        place = run_dir / STORE_NAME / step_name(target.step)
+        place = run_dir / STORE_NAME / step_name(step)
         if trouble.is_other_runs:
-            return f"; move {place} to where that run is"
-        mend = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
-        return f"; {mend}, or remove {place}"
+            return f"move {place} to where that run is"
+        return (
+            f"mend it from a copy with `holdfast repair {run_dir} --from COPY`, or remove {place}"
+        )
 
 
 def _trouble_of(attempt: Callable[[], None]) -> Trouble:

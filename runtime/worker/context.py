@@ -49,7 +49,7 @@ class WorkerContext:
     ask_agent: Callable[[dict[str, object]], dict[str, Any]]
     """Asks the agent and waits for its answer, which always comes."""
     rejected: set[int] = field(default_factory=set)
-    """Steps on the disk that this launch has rejected, and not mended or saved again."""
+    """Steps on the disk that this launch has rejected, and not saved again."""
     saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """The numbers of this worker's saves; the agent knows each by its number."""
 

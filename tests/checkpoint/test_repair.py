@@ -1,22 +1,18 @@
-"""A step verified, or made whole from two holders."""
+"""A step verified, or made whole by the files of a copy."""
 
 from __future__ import annotations
 
 import errno
 import functools
 import os
-import re
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
-from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointInvalid,
@@ -24,19 +20,10 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.repair import (
-    Holders,
-    Inventory,
-    mend_step,
-    parts_of,
-    plan_mend,
-    take_inventory,
-    verify_step,
-)
+from holdfast.checkpoint.repair import mend_step, verify_step
 from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.store import CheckpointStore, save
 
@@ -92,7 +79,7 @@ def copies(tmp_path: Path) -> Copies:
 
 
 def repair(copies: Copies, run_id: str | None = RUN_ID):  # noqa: ANN201
-    return mend_step(Holders(copies.here, copies.there), STEP, run_id=run_id)
+    return mend_step(copies.here, copies.there, STEP, run_id=run_id)
 
 
 def files_of(store: CheckpointStore, name: str) -> dict[str, bytes]:
@@ -149,7 +136,8 @@ def test_damaged_step_has_the_same_bytes_again_and_is_kept_aside(
 
     found = repair(copies)
 
-    assert found.faults
+    assert found.fault
+    assert set(found.files) == {name for name in pristine if pristine[name] != damaged.get(name)}
     assert files_of(copies.here, step_name(STEP)) == pristine
     assert found.bad_name is not None
     assert files_of(copies.here, found.bad_name) == damaged
@@ -162,18 +150,18 @@ def test_whole_step_is_left_alone(copies: Copies) -> None:
 
     found = repair(copies)
 
-    assert (found.faults, found.taken, found.bad_name) == ((), 0, None)
+    assert (found.fault, found.files, found.bad_name) == (None, (), None)
     assert copies.here.directory.stat().st_mtime_ns == before
 
 
-def test_two_holders_with_different_damage_make_a_whole_one(copies: Copies) -> None:
+def test_two_copies_with_different_damage_make_a_whole_one(copies: Copies) -> None:
     remove_a_shard(copies.here)
     cut_short(copies.there)
     flip_in_the_manifest(copies.there)
 
     found = repair(copies)
 
-    assert 0 < found.taken < found.parts
+    assert found.files == ("shard-00000-of-00003.h5",)
     assert restore(copies.here, STEP).state.keys() == small_state().keys()
 
 
@@ -185,14 +173,14 @@ def test_what_nobody_has_is_named_and_nothing_is_moved(copies: Copies) -> None:
     with pytest.raises(MendImpossible) as caught:
         repair(copies)
 
-    part = re.search(r"neither holder has (elements .* in shard 1) \(", str(caught.value))
-    assert part is not None
-    assert f"(in both: wrong digest of {part[1]}); use another holder" in str(caught.value)
-
+    own, theirs = (store.directory / step_name(STEP) for store in (copies.here, copies.there))
+    assert f"neither {own} nor {theirs} has shard-00001-of-00003.h5 whole; use another copy" in str(
+        caught.value
+    )
     assert copies.here.names() == before
 
 
-def test_step_that_the_other_holder_lacks_is_named(copies: Copies) -> None:
+def test_file_that_the_copy_lacks_is_named(copies: Copies) -> None:
     remove_a_shard(copies.here)
     shutil.rmtree(copies.there.directory / step_name(STEP))
 
@@ -220,7 +208,7 @@ def test_two_damaged_manifests_are_both_named(copies: Copies) -> None:
     flip_in_the_manifest(copies.here)
     remove_the_manifest(copies.there)
 
-    with pytest.raises(MendImpossible, match=r"damaged or cut short; and in .*there/checkpoints"):
+    with pytest.raises(MendImpossible, match=r"damaged or cut short; .*there/checkpoints"):
         repair(copies)
 
 
@@ -229,12 +217,12 @@ def test_step_that_is_gone_is_taken_as_a_whole(copies: Copies) -> None:
 
     found = repair(copies)
 
-    assert (found.taken, found.bad_name) == (found.parts, None)
+    assert (len(found.files), found.bad_name) == (WRITERS + 1, None)
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
 
 @pytest.mark.parametrize("damage", [lambda _: None, remove_a_shard, remove_the_manifest])
-def test_parts_of_a_step_that_was_moved_aside_are_kept(
+def test_files_of_a_step_that_was_moved_aside_are_kept(
     damage: Callable[[CheckpointStore], None], copies: Copies
 ) -> None:
     damage(copies.here)
@@ -244,8 +232,7 @@ def test_parts_of_a_step_that_was_moved_aside_are_kept(
 
     found = repair(copies)
 
-    assert (found.taken < found.parts, found.bad_name) == (True, None)
-    assert any(aside in fault or "shard" in fault or "MANIFEST" in fault for fault in found.faults)
+    assert (len(found.files) < 2, found.bad_name) == (True, None)
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
     assert copies.here.names() == (aside, step_name(STEP))
 
@@ -262,11 +249,11 @@ def test_newest_of_what_was_moved_aside_counts_as_ours(
 
     found = repair(copies)
 
-    assert (found.taken, any(newer in fault for fault in found.faults)) == (0, True)
+    assert found.files == ()
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
 
-def test_parts_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> None:
+def test_files_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> None:
     """A mend that was cut short has left two directories, and neither of them is whole."""
     directory = copies.here.directory
     older, newer = (directory / f".bad-{STEP:012d}-{save}" for save in ("g9-a1", "g13-a1"))
@@ -279,7 +266,7 @@ def test_parts_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> 
 
     found = repair(copies)
 
-    assert (found.taken, found.bad_name) == (0, None)
+    assert (found.files, found.bad_name) == ((), None)
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
     assert copies.here.names() == (newer.name, older.name, step_name(STEP))
 
@@ -298,7 +285,7 @@ def test_what_was_moved_aside_of_another_run_stops_no_mend(
         remove_the_manifest(copies.here)
     shutil.rmtree(copies.there.directory)
 
-    assert repair(copies).taken == 0
+    assert repair(copies).files == ()
 
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
@@ -309,7 +296,7 @@ def test_step_in_its_place_is_made_whole_by_what_was_moved_aside(copies: Copies)
     flip_in_a_piece(copies.here)
     shutil.rmtree(copies.there.directory)
 
-    assert repair(copies).taken == 0
+    assert repair(copies).files == ()
 
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
@@ -325,7 +312,7 @@ def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize("is_moved_aside", [False, True])
-def test_other_holder_has_a_later_save_of_the_step(copies: Copies, *, is_moved_aside: bool) -> None:
+def test_copy_has_a_later_save_of_the_step(copies: Copies, *, is_moved_aside: bool) -> None:
     """A damaged step is moved aside when it is saved again; a mirror has the second save."""
     cut_short(copies.here)
     if is_moved_aside:
@@ -336,7 +323,7 @@ def test_other_holder_has_a_later_save_of_the_step(copies: Copies, *, is_moved_a
 
     found = repair(copies)
 
-    assert found.faults
+    assert found.fault
     assert restore(copies.here, STEP).manifest.generation == 5
     assert files_of(copies.here, step_name(STEP)) == files_of(copies.there, step_name(STEP))
 
@@ -349,17 +336,17 @@ class BadBlock(LocalFileSystem):
         self._inode = path.stat().st_ino
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        if os.fstat(handle).st_ino == self._inode and offset < FIRST_PIECE + 1 <= offset + 4096:
+        if os.fstat(handle).st_ino == self._inode and offset <= FIRST_PIECE < offset + len(buffer):
             raise OSError(errno.EIO, "bad block")
         return super().read(handle, buffer, offset)
 
 
-def test_bad_block_costs_only_what_lies_on_it(copies: Copies, tmp_path: Path) -> None:
+def test_bad_block_costs_the_file_that_it_lies_in(copies: Copies, tmp_path: Path) -> None:
     here = CheckpointStore(tmp_path / "here", BadBlock(shard(copies.here, 1)))
 
     found = repair(Copies(here, copies.there))
 
-    assert 0 < found.taken < found.parts
+    assert found.files == ("shard-00001-of-00003.h5",)
     assert restore(here, STEP).manifest.step == STEP
 
 
@@ -420,90 +407,6 @@ def test_mended_step_that_does_not_verify_leaves_its_place_again(
     assert copies.here.names() == (where,)
 
 
-def test_parts_of_a_shard_are_all_of_it_once(copies: Copies) -> None:
-    described: Manifest = copies.here.scan(STEP).manifest()
-
-    for entry, parts in zip(described.shards, parts_of(described), strict=True):
-        spans = sorted(span for part in parts for span in part.spans)
-        edges = [position for span in spans for position in span]
-        assert edges == sorted(edges)
-        assert sum(part.nbytes for part in parts) == entry.size
-
-
-def test_plan_takes_only_what_is_not_sound_here(copies: Copies) -> None:
-    described = copies.here.scan(STEP).manifest()
-    parts = [part for shard_parts in parts_of(described) for part in shard_parts]
-    here = Inventory(frozenset(parts[1:]), ("the first is gone",))
-    there = Inventory(frozenset(parts), ())
-
-    plan = plan_mend(described, here, there)
-
-    assert plan.taken == {parts[0]}
-    assert plan.kept == set(parts[1:])
-
-
-def test_inventory_tells_how_many_bytes_it_has_read(copies: Copies) -> None:
-    described = copies.here.scan(STEP).manifest()
-    counts: list[int] = []
-
-    found = take_inventory(
-        Disk(), copies.here.directory / step_name(STEP), described, counts.append
-    )
-
-    assert found.is_whole
-    assert sum(counts) == described.nbytes
-
-
-class CountingFiles(LocalFileSystem):
-    """Counts how often each shard is opened for reading."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened: Counter[str] = Counter()
-
-    def open_read(self, path: Path) -> int:
-        self.opened[f"{path.parent.name}/{path.name}"] += path.suffix == ".h5"
-        return super().open_read(path)
-
-
-def test_file_is_not_opened_for_each_piece(tmp_path: Path) -> None:
-    state = {f"t{number}": np.arange(50) * number for number in range(TENSORS)}
-    save(CheckpointStore(tmp_path / "here"), state, header=Header(RUN_ID, 2, STEP), writers=2)
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    here, there = CountingFiles(tmp_path / "here"), CountingFiles(tmp_path / "there")
-    stores = CheckpointStore(tmp_path / "here", here), CheckpointStore(tmp_path / "there", there)
-    for path in (stores[0].directory / step_name(STEP)).glob("*.h5"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
-        path.write_bytes(content)
-
-    found = mend_step(Holders(*stores), STEP, run_id=RUN_ID)
-
-    assert TENSORS / 4 < found.taken < found.parts - TENSORS / 4, "parts come from both"
-    shards = {f"{step_name(STEP)}/shard-{number:05d}-of-00002.h5" for number in range(2)}
-    assert {name: there.opened[name] for name in shards} == dict.fromkeys(shards, 2), (
-        "once for the inventory, and once to take parts"
-    )
-    staged = [name for name in here.opened if name not in shards]
-    assert {name: here.opened[name] for name in shards} == dict.fromkeys(shards, 4), (
-        "twice as in the other holder, then for the size and the bytes of the mended step"
-    )
-    assert [here.opened[name] for name in staged if here.opened[name]] == [1, 1], "at the commit"
-
-
-def test_step_that_was_saved_meanwhile_stays(tmp_path: Path) -> None:
-    here, there = CheckpointStore(tmp_path / "here"), CheckpointStore(tmp_path / "there")
-    state = {"a": np.arange(50)}
-    save(there, state, header=Header(RUN_ID, 2, STEP))
-    holders = Holders(here, there, lambda: str(save(here, state, header=Header(RUN_ID, 3, STEP))))
-
-    found = mend_step(holders, STEP, run_id=RUN_ID)
-
-    assert (found.bad_name, found.taken) == (None, 0)
-    assert here.names() == (step_name(STEP),)
-    assert here.scan(STEP).verify().generation == 3
-
-
 def saved() -> FakeFileSystem:
     filesystem = FakeFileSystem()
     store = CheckpointStore(RUN_DIR, filesystem)
@@ -521,13 +424,13 @@ def damaged() -> FakeFileSystem:
 
 @functools.lru_cache
 def mirror() -> FakeFileSystem:
-    """Return the other holder, which is only read."""
+    """Return the copy, which is only read."""
     return saved()
 
 
 def repair_cut(filesystem: FakeFileSystem) -> None:
-    stores = (CheckpointStore(RUN_DIR, files) for files in (filesystem, mirror()))
-    mend_step(Holders(*stores), STEP, run_id=RUN_ID)
+    here, copy = (CheckpointStore(RUN_DIR, files) for files in (filesystem, mirror()))
+    mend_step(here, copy, STEP, run_id=RUN_ID)
 
 
 def calls_of_a_repair() -> range:

@@ -15,7 +15,6 @@ from configs import worker_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.repair import MendResult
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
@@ -30,7 +29,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.run.trace_files import TracePiece
-from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord
 from holdfast.runtime.training.joint_retries import Trouble
@@ -113,8 +112,6 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     WorkerConfig: _CONFIGS,
     SavePlan: _PLANS,
     SaveTicket: st.builds(SaveTicket, began=_SECONDS),
-    MendOrder: st.builds(MendOrder, config=_CONFIGS, copies=st.lists(_PATHS).map(tuple)),
-    MendResult: st.builds(MendResult),
     StepReport: _REPORTS,
     WorkerReport: _WORKERS,
     Numerics: st.builds(Numerics),

@@ -1,14 +1,11 @@
-"""A run directory with checkpoints, a second holder of it, and workers that go on from it."""
+"""A run directory with checkpoints, and workers that go on from it."""
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,14 +91,8 @@ class Run:
         self.directory = directory
         self.store = CheckpointStore(directory)
         self.numerics = Numerics.here(threads=1)
-        self.second_holder: Path | None = None
-        self.hosts: tuple[str, ...] = ()
-        """The host of each rank, if there are several."""
         self.job = self._job()
         self.bytes_read: Counter[int] = Counter()
-        self.ask_agent: Any = None
-        self.ask_other_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
-        """That of each host but the first."""
         self.notices: list[str] = []
         self.on_nap: Callable[[], None] = lambda: None
         """Called in each wait, by the worker that waits."""
@@ -117,12 +108,6 @@ class Run:
         return save(
             self.store, state, header=Header("run", 1, step), writers=writers, cursor=cursor
         )
-
-    def copy(self) -> CheckpointStore:
-        """Copy the run as it is now to a second holder, and return that one's store."""
-        self.second_holder = self.directory.with_name("mirror")
-        shutil.copytree(self.directory, self.second_holder)
-        return CheckpointStore(self.second_holder)
 
     def restore(self, ranks: int, floats: int = FLOATS) -> list[tuple[int, float] | None]:
         """Return the step and the weights that each of ``ranks`` workers restores.
@@ -192,23 +177,20 @@ class Run:
         return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
 
     def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:
-        config = worker_config(
+        return worker_config(
             worker,
             range(ranks),
             run_dir=self.directory,
             run_id="run",
             generation=2,
             microbatches=2,
-            repair_from=self.second_holder,
         )
-        return dataclasses.replace(config, hosts=self.hosts[:ranks])
 
     def _context(self, communicator: Communicator) -> WorkerContext:
         config = self._config(WorkerId(communicator.rank), communicator.size)
         journal = journal_of(config)
         injector = without_faults(config)
         page = WorkerStatus.create()
-        is_near = not self.hosts or self.hosts[communicator.rank] == self.hosts[0]
         return WorkerContext(
             config,
             communicator,
@@ -216,5 +198,5 @@ class Run:
             page,
             injector,
             self._hear,
-            ask_agent=self.ask_agent if is_near else self.ask_other_agent,
+            ask_agent=lambda _: {},
         )

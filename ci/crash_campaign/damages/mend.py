@@ -14,7 +14,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.repair import Holders, mend_step
+from holdfast.checkpoint.repair import mend_step
 from holdfast.checkpoint.store import save
 
 NAME = "holders"
@@ -52,9 +52,8 @@ class DamagedMend:
 
     def _judge(self, case: int, what: str, here: Files, there: Files) -> None:
         complain = self._tally.complain
-        holders = Holders(open_store(self._here), open_store(self._there))
         try:
-            mend_step(holders, NEW, run_id=RUN_ID)
+            mend_step(open_store(self._here), open_store(self._there), NEW, run_id=RUN_ID)
         except CheckpointError as error:
             self._tally.note("refused")
             if _of_step(read_files(self._here / STORE_NAME)) != _of_step(here):

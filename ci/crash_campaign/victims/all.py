@@ -7,9 +7,9 @@ from victim import Victim
 from victims.begin import BEGINS
 from victims.commit import COMMITS
 from victims.maintenance import Care
-from victims.mend import MENDS
+from victims.mend import Mend
 from victims.rivals import Rivals
 from victims.save import SAVES
 
-_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), *BEGINS, Rivals())
+_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, Mend(), Care(), *BEGINS, Rivals())
 VICTIMS = {victim.name: victim for victim in _VICTIMS}

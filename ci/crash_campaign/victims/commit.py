@@ -127,7 +127,7 @@ class Settle(Commit):
         whole, torn = ticket_of(agent.plan, NEW, _NEW_ATTEMPT), ticket_of(agent.plan, TORN, 4)
         agent.tell(whole, *EVERYONE, answered="unsaved")
         agent.tell(torn, *EVERYONE, answered="unsaved")
-        agent.ask("keeps")  # it has taken both by now
+        agent.rest()  # it has taken both by now
         agent.tell(ticket_of(agent.plan, NEXT, 6), 0)  # in the buffer of the torn one
         say(f"copied {NEW}")
         step = agent.ask("settle")["step"]

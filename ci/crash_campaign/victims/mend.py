@@ -1,43 +1,39 @@
-"""A damaged step is made whole from a mirror: by a job, and by ``holdfast repair``.
+"""A damaged step is made whole from a mirror, by ``holdfast repair``.
 
-Neither holder is whole: each has a part that the other one lacks.  So a sound part that is
+Neither of the two is whole: each has a file that the other one lacks.  So a sound file that is
 lost on the way is lost for good.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from damages.ways import read_files
-from host import plan_of
 from job import RUN_ID, open_store, save_step, spoil
-from quiet_report import QuietReport
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.repair import Holders, mend_step
+from holdfast.checkpoint.repair import mend_step
 from holdfast.runtime.cli.checkpoints import repair
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.mending import Mender, mirrors
 
 OLD, NEW, NEXT = 20, 30, 40
 MIRROR = "mirror"
 
 
 class Mend:
-    """A mend of the newest step, in one of two ways."""
+    """A mend of the newest step, as a user makes it."""
 
+    name = "repair"
     intrusions: Mapping[str, Intrusion] = {}
 
-    def __init__(self, name: str, mend: Callable[[Path, Say], None]) -> None:
-        self.name = name
-        self._mend = mend
+    def __init__(self) -> None:
         self._mirrored: dict[str, bytes] = {}
 
     def prepare(self, folder: Path, seed: int) -> None:
@@ -54,43 +50,24 @@ class Mend:
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Mend, and say so."""
-        self._mend(folder, say)
+        arguments = [str(folder / RUN), "--from", str(folder / MIRROR)]
+        try:
+            repair.main(arguments, standalone_mode=False)
+        except JobError as error:
+            say(f"refused: {error}")
+        except SystemExit as end:
+            say(f"failed with exit code {end.code}" if end.code else f"mended {NEW}")
 
     def judge(self, after: Aftermath) -> None:
         """What was mended is whole; what was not can still be mended."""
         Verdict.of(after, [NEW]).restored_step(max({OLD} | after.steps("mended")))
         if read_files(after.folder / MIRROR) != self._mirrored:
             after.complain(Wrong.LOST, "the mirror has changed")
-        holders = Holders(open_store(after.run_dir), open_store(after.folder / MIRROR))
+        here, mirror = open_store(after.run_dir), open_store(after.folder / MIRROR)
         try:
-            mend_step(holders, NEW, run_id=RUN_ID)
+            mend_step(here, mirror, NEW, run_id=RUN_ID)
         except CheckpointError as error:
             after.complain(Wrong.LOST, f"it cannot be mended any more: {error}")
             return
         Verdict.of(after).restored_step(NEW)
         Verdict.of(after).carries_on(NEXT, 9)
-
-
-def _as_a_job(folder: Path, say: Say) -> None:
-    """Mend as a restore does."""
-    store = plan_of(folder / RUN).open_store()
-    mender = Mender(QuietReport(), mirrors(store, folder / MIRROR, RUN_ID))
-    if not mender.steps():
-        say("failed to read the mirror")
-        return
-    result = mender.mend(NEW)
-    say(f"mended {NEW}" if result is not None and result.faults else "failed to mend")
-
-
-def _by_command(folder: Path, say: Say) -> None:
-    """Mend as a user does."""
-    arguments = [str(folder / RUN), "--from", str(folder / MIRROR)]
-    try:
-        repair.main(arguments, standalone_mode=False)
-    except JobError as error:
-        say(f"refused: {error}")
-    except SystemExit as end:
-        say(f"failed with exit code {end.code}" if end.code else f"mended {NEW}")
-
-
-MENDS = (Mend("mend", _as_a_job), Mend("repair", _by_command))

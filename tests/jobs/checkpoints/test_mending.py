@@ -1,4 +1,4 @@
-"""Checkpoints that rot on the disk, between two jobs and during one: the bytes are as ever."""
+"""Checkpoints that rot on the disk between two jobs: the bytes are as ever."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 from extended import shortened
 from workload import Undisturbed, Workload, assert_whole, request_of
 
@@ -41,24 +42,36 @@ def train_twice(run_dir: Path) -> CheckpointStore:
 
 
 @pytest.mark.parametrize("workers", shortened([1, 3], here=[3]))
-def test_job_resumes_from_the_newest_step_although_it_was_damaged(
+def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
     tmp_path: Path, undisturbed: Undisturbed, workers: int
 ) -> None:
-    """Both copies are damaged, in different places."""
+    store = train_twice(tmp_path / "run")
+    newest, older = store.steps()[:2]
+    flip(store, newest)
+
+    with start_job(request_of(TRAINED, tmp_path / "run", workers=workers)) as running:
+        job = running.wait()
+
+    assert_whole(job, TRAINED, undisturbed(TRAINED))
+    assert [rejected["step"] for rejected in job.events("rejected")] == [newest]
+    assert job.events("restored")[-1]["step"] == older
+    told = f"training goes on from checkpoint step {older}, because step {newest} is damaged; to"
+    assert job.stderr.count(told) == 1
+
+
+def test_job_resumes_from_the_newest_step_after_its_files_were_put_back(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Both copies are damaged, in different files."""
     store = train_twice(tmp_path / "run")
     newest = store.steps()[0]
     shutil.copytree(tmp_path / "run", tmp_path / "mirror")
     flip(store, newest, shard=0)
     flip(CheckpointStore(tmp_path / "mirror"), newest, shard=1)
 
-    options = ["--repair-from", str(tmp_path / "mirror")]
-    request = request_of(TRAINED, tmp_path / "run", workers=workers, options=options)
-    with start_job(request) as running:
+    assert holdfast_code("repair", tmp_path / "run", "--from", tmp_path / "mirror") == 0
+    with start_job(request_of(TRAINED, tmp_path / "run", workers=2)) as running:
         job = running.wait()
 
     assert_whole(job, TRAINED, undisturbed(TRAINED))
-    (repaired,) = job.events("mended")
-    assert (repaired["step"], repaired["taken"]) == (newest, 1)
-    assert repaired["source"] == "snapshot writer"
     assert job.events("restored")[-1]["step"] == newest
-    assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1

@@ -45,7 +45,7 @@ def test_paths_are_absolute_and_the_run_is_named_after_the_script(
 def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
-    others += " --save-every 10min --initial w.npz --repair-from mirror"
+    others += " --save-every 10min --initial w.npz"
     switches = "--fresh --strict --no-shrink -v"
     faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
 
@@ -62,7 +62,6 @@ def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -
         heartbeat_timeout_s=1.5,
         max_restarts=5,
         save_every="10min",
-        repair_from=tmp_path / "mirror",
         initial=tmp_path / "w.npz",
         faults=("kill worker=2 step=30", "stop worker=1 step=9 site=vote"),
         preload=("numpy", "h5py"),

@@ -58,10 +58,6 @@ def told(batch: str = "", **fields: Any) -> list[str]:
         ({"is_resumed": True, "saved_step": 390}, "resuming slow.py from step 390 on 2 workers"),
         ({"is_resumed": True}, "starting slow.py from the beginning on 2 workers"),
         ({"is_resumed": True, "saved_step": 0}, "starting slow.py from step 0 on 2 workers"),
-        (
-            {"is_resumed": True, "options": {"repair_from": Path("/copy")}},
-            "resuming slow.py on 2 workers",
-        ),
     ],
 )
 def test_job_begins_with_the_step_that_it_goes_on_from(
@@ -292,21 +288,6 @@ def test_lost_checkpoint_is_told_with_where_training_begins(
     lines = told(is_resumed=True, lost_step=390, **fields)
 
     assert lines[1:] == [f"the journal knows of a checkpoint of step 390, but {rest}"]
-
-
-@pytest.mark.parametrize(
-    ("saved_step", "rest"),
-    [(None, "begins at step 0"), (380, "goes on from step 380")],
-    ids=["all lost", "the newest lost"],
-)
-def test_checkpoints_that_are_gone_may_come_back_from_a_mirror(
-    saved_step: int | None, rest: str
-) -> None:
-    mirror = {"repair_from": Path("/copy")}
-
-    lines = told(is_resumed=True, lost_step=390, saved_step=saved_step, options=mirror)
-
-    assert lines[1].endswith(f"takes what /copy has, or {rest}")
 
 
 def test_module_that_is_not_there_is_told_and_recorded(run: Run) -> None:

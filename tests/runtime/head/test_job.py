@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,9 +54,8 @@ def test_job_reaches_its_head_as_it_was_settled() -> None:
         ({"workers": 1, "shrink": False}, 1, True, False),
         ({"spares": 2}, 4, True, False),
         ({"saved_step": 7}, 2, True, True),
-        ({"repair_from": Path("/mirror")}, 2, True, True),
     ],
-    ids=["plain", "MPI cannot shrink", "nobody waits", "spares", "resumed", "mirrored"],
+    ids=["plain", "MPI cannot shrink", "nobody waits", "spares", "resumed"],
 )
 def test_machine_gets_the_terms_of_the_user(
     options: dict[str, Any], workers: int, *, can_shrink: bool, has_checkpoint: bool

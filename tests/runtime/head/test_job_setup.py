@@ -95,20 +95,6 @@ def test_script_that_cannot_be_read_is_refused(
         check_files(dataclasses.replace(options, script=Path(script)))
 
 
-def test_run_is_not_mended_from_itself(options: JobOptions, tmp_path: Path) -> None:
-    (tmp_path / "alias").symlink_to(options.run_dir)
-
-    with pytest.raises(UsageError, match=r"--repair-from .*/alias is the run itself; give another"):
-        check_files(dataclasses.replace(options, repair_from=tmp_path / "alias"))
-
-
-def test_mirror_that_is_a_link_to_itself_fails_nothing(options: JobOptions, tmp_path: Path) -> None:
-    """A mirror matters only once a checkpoint is to be mended."""
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-
-    check_files(dataclasses.replace(options, repair_from=tmp_path / "loop"))
-
-
 def test_first_weights_that_are_not_there_are_refused_before_anything_starts(
     options: JobOptions, tmp_path: Path
 ) -> None:
@@ -135,11 +121,7 @@ def test_first_weights_that_are_not_there_are_refused_before_anything_starts(
 def test_starting_point_is_that_of_the_newest_checkpoint(
     prepared: JobSetup, fields: dict[str, Any], words: str
 ) -> None:
-    begun = dataclasses.replace(prepared, **fields)
-    mirrored = dataclasses.replace(begun.options, repair_from=Path("/copy"))
-
-    assert begun.starting_point == words
-    assert dataclasses.replace(begun, options=mirrored).starting_point == ""
+    assert dataclasses.replace(prepared, **fields).starting_point == words
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ class FakeWorker:
         self.host_name = ""
         self.limit: str | None = None
         self.is_buried = self.is_condemned = False
-        self.served = 0
         self.may_leave = False
         self.samples = {"microbatch": worker}
         self.causes: list[str] = []
@@ -331,21 +330,6 @@ def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) ->
             world.pass_time(100.0, 0, 1, 2)
 
     assert world.told == []
-
-
-def test_workers_that_wait_for_the_mend_of_the_writer_are_let_alone(world: World) -> None:
-    """They read nothing while it reads and writes a whole step."""
-    world.begin(0.0)
-    restore(world)
-
-    for _ in range(8):
-        for worker in world.workers:
-            worker.served += 1
-        world.pass_time(100.0, 0, 1, 2)
-    assert world.told == []
-    world.pass_time(302.0 + MOST_S, 0, 1, 2)
-
-    assert [stalled["limit"] for stalled in world.of_kind("stalled")] == ["reading"]
 
 
 def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:

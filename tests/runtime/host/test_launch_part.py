@@ -154,7 +154,7 @@ class World:
         for _ in range(round(4 * seconds)):
             self.now += 0.25
             for host, is_inquiring in zip(self.hosts, self.are_inquiring, strict=True):
-                host.tell(Seen(is_inquiring, served=0))
+                host.tell(Seen(is_inquiring))
             self.launch.poll(self.now)
 
     def of_kind(self, kind: str) -> list[Message]:

@@ -70,7 +70,6 @@ class FakeWriter:
         self.waiting: list[Callable[[Message], None]] = []
         self.replaced: list[str] = []
         self.pid = None
-        self.progress = 0
 
     @property
     def is_settling(self) -> bool:
@@ -265,16 +264,6 @@ def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
     host.real.poll(host.now)
 
     assert host.of_kind("worker_fenced") == []
-
-
-def test_writer_that_mends_counts_for_the_workers_that_wait_for_it(host: Host) -> None:
-    for worker in (0, 1):
-        host.guard(worker)
-
-    host.writer.progress = 7
-    host.pass_time(1, 0, 1)
-
-    assert [hosted.served for hosted in host.real.workers] == [7, 7]
 
 
 def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Host) -> None:

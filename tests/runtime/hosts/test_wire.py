@@ -59,7 +59,7 @@ UP: tuple[Up, ...] = (
     Forked(1, W, 77),
     Reported(1, W, {"kind": "joined", "list": [1, {"a": None}]}),
     Killed(1, W, "fenced"),
-    Seen(is_inquiring=True, served=1, read=(Read(1, W, 2),)),
+    Seen(is_inquiring=True, read=(Read(1, W, 2),)),
     Found(3, 1, W, "train.py:7", "stacks", is_reading=False, samples={"step": 1}),
     Exited(1, W, {"kind": "worker_exited", "clean": True}),
     SaveAnswered({"kind": "saved", "step": 3}),

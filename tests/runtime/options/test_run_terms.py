@@ -342,7 +342,7 @@ def test_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
     "asked",
     [
         *({"argv": ("--epochs", "9")}, {"fit": False}, {"fresh": True}, {"again": True}),
-        *({"seed": 2}, {"microbatches": 8}, {"strict": True}, {"repair_from": Path("mirror")}),
+        *({"seed": 2}, {"microbatches": 8}, {"strict": True}),
     ],
     ids=lambda asked: next(iter(asked)),
 )

@@ -66,7 +66,7 @@ TOLD: list[tuple[Event, str]] = [
     ),
     (events.NumericsDiffer(("threads: 1, now 2",)), ""),
     (events.InitialWeights(source="/w.h5", sha256="ab"), ""),
-    (events.Restored(2, generation=1, on_disk=True), "restored step 2"),
+    (events.Restored(2, generation=1), "restored step 2"),
     (events.Step(9, 1, 0.5, 8, 1), ""),
     (events.Step(9, 1, 1.5, 24, 1, steps=3), ""),
     (
@@ -128,8 +128,6 @@ TOLD: list[tuple[Event, str]] = [
         saves.Unreadable(2, "Stale file handle", 180.0, path="/a", error="ESTALE", tries=7),
         "gave up the checkpoint of step 2 after 3:00: Stale file handle",
     ),
-    (saves.Mended(3, 1, 9, "/mirror", bad_name=None), "mended step 3 from /mirror"),
-    (saves.MendFailed("gone", "/mirror", step=None), ""),
     (
         events.HostLost("b", "it is silent", (2, 3)),
         "host b was lost with workers 2 and 3: it is silent",
@@ -205,14 +203,14 @@ def test_line_lacks_a_field_that_says_nothing_but_not_one_that_may_say_so() -> N
 
     for event in (
         saves.Checkpoint(4, 0.5, 900, generation=1),
-        saves.MendFailed("gone", "/mirror", step=None),
+        events.Restored(2, generation=None),
         events.FaultStruck("kill", 2, 3, "vote"),
     ):
         record(Kept(), event)
 
     assert lines == [
         {"event": "checkpoint", "step": 4, "seconds": 0.5, "bytes": 900, "generation": 1},
-        {"event": "mend_failed", "reason": "gone", "holder": "/mirror", "step": None},
+        {"event": "restored", "step": 2, "generation": None},
         {
             "event": "fault",
             "kind": "kill",
@@ -251,8 +249,6 @@ LONG_NEEDED: dict[str, set[str]] = {
     "job_started": {"workers"},
     "launch": {"workers"},
     "memory_differs": {"step", "workers", "has_majority"},
-    "mend_failed": {"reason", "holder"},
-    "mended": {"step", "taken", "parts", "holder"},
     "output_dropped": {"lines"},
     "paused": {"seconds", "until"},
     "pressure": {"resource", "text"},

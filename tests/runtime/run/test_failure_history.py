@@ -135,7 +135,7 @@ def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> No
         {"event": "step", "now": 110.0, "step": 3},
         {"event": "relaunch", "now": 120.0},
         {"event": "rejected", "now": 121.0, "step": 50},
-        {"event": "mended", "now": 122.0, "step": 40},
+        {"event": "restored", "now": 122.0, "step": 40},
         {"event": "checkpoint", "now": 123.0, "step": 60},
     ):
         history.saw(record)
@@ -144,12 +144,12 @@ def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> No
     assert history.saved_step == 60
 
 
-def test_rejected_step_is_remembered_until_it_is_made_anew(path: Path) -> None:
+def test_rejected_step_is_remembered_until_it_is_saved_or_restored(path: Path) -> None:
     journal = Journal(path, run_id="r", source="worker 0")
     for step in (10, 20, 30, 40, 50):
         journal.record("rejected", step=step, reason="a byte")
     journal.record("checkpoint", step=20, seconds=1.0, bytes=1)
-    journal.record("mended", step=30)
+    journal.record("restored", step=30, generation=1)
     journal.close()
 
     assert HistoryReader(path).read().rejected == (10, 40, 50)

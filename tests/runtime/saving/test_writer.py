@@ -15,9 +15,7 @@ from host_saves import LAUNCH, RUN, STEP, Copied, Workers, plan_of, saved_steps,
 from host_simulation import HostSimulation
 from host_writer import Disk, RunningWriter
 
-from holdfast.checkpoint import repair
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore, save
@@ -33,7 +31,7 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
 ) -> None:
     copied = workers.copy_all(workers.ticket(STEP, 1, parts))
     writer.tell(*copied[1:])
-    assert writer.kept() is None
+    writer.rest()
     assert saved_steps(tmp_path) == ()
 
     writer.tell(copied[0])
@@ -46,7 +44,6 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     assert (record["step"], record["generation"]) == (STEP, 7)
     assert max(writer.being_written) > 18_000, "the agent waits for a file of half of the state"
     assert writer.being_written[-1] == 0
-    assert writer.kept() == STEP
 
 
 def test_saves_take_turns_in_the_buffers(
@@ -63,12 +60,11 @@ def test_part_that_is_told_twice_counts_once(
 ) -> None:
     first, second = workers.copy_all(workers.ticket(STEP, 1))
     writer.tell(first, first)
-    assert writer.kept() is None
+    writer.rest()
 
     writer.tell(second)
 
     assert writer.answer()["kind"] == "saved"
-    assert writer.kept() == STEP
 
 
 def test_parts_of_states_that_differ_are_refused(
@@ -121,7 +117,7 @@ def test_late_part_of_an_older_save_changes_nothing_for_the_one_in_hand(
     late = workers.copy_all(workers.ticket(20, 1))
     newer = workers.copy_all(workers.ticket(30, 2, generation=8))
     writer.tell(newer[0], *late)
-    assert writer.kept() is None
+    writer.rest()
 
     writer.tell(newer[1])
 
@@ -171,7 +167,7 @@ def test_new_world_ends_the_wait_for_a_save_that_stays_incomplete(
     answer = writer.answer()
     assert (answer["kind"], answer["attempt"], answer["is_expected"]) == ("unsaved", 1, True)
     writer.tell(workers.copy(workers.ticket(20, 1), 1))
-    assert writer.kept() is None
+    writer.rest()
 
 
 def test_part_that_comes_before_the_plan_of_its_world_counts(
@@ -321,7 +317,6 @@ def test_plan_that_comes_again_for_another_world_costs_nothing(
     writer.plan(workers.plan)
 
     assert writer.save(workers, 20, 2)["kind"] == "saved"
-    assert writer.kept() == 20
     assert saved_steps(tmp_path) == (20, 10)
 
 
@@ -424,7 +419,6 @@ def test_disk_that_is_still_full_has_the_step_before(
 
     assert writer.settle() == 10
 
-    assert writer.kept() == 20
     assert CheckpointStore(tmp_path).names() == ("step-000000000010",)
     assert [r["step"] for r in writer.recorded("checkpoint_failed")] == [20, 20]
     disk.is_full = False
@@ -472,7 +466,7 @@ def test_only_buffer_that_is_written_over_in_part_is_never_committed(
 
     assert writer.settle() is None
     assert saved_steps(tmp_path) == ()
-    assert writer.kept() is None
+    writer.rest()
 
 
 def test_new_writer_that_is_told_everything_again_commits_it(
@@ -503,7 +497,7 @@ def test_new_writer_is_told_a_save_that_is_durable_already(
     other.tell(*copied)
 
     assert other.answer()["kind"] == "saved"
-    assert (other.settle(), other.kept()) == (STEP, STEP)
+    assert other.settle() == STEP
     assert CheckpointStore(tmp_path).names() == ("step-000000000030",)
     other.close()
 
@@ -522,121 +516,6 @@ def test_new_writer_that_has_refused_a_later_save_still_commits_an_older_one(
     assert saved_steps(tmp_path) == (20,)
 
 
-def damage(run_dir: Path) -> None:
-    for shard in run_dir.glob("checkpoints/step-*/shard-*"):
-        shard.write_bytes(b"rubbish")
-
-
-def test_damage_on_the_disk_is_mended_from_memory(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, STEP, 1)
-    assert writer.settle() == STEP
-    assert writer.kept() == STEP
-    damage(tmp_path)
-
-    writer.being_written.clear()
-    answer = writer.mend(tmp_path, STEP)
-
-    assert len(answer["result"]["faults"]) > 2
-    assert 18_000 < max(writer.being_written) < 36_000, "the agent waits for a file, not for all"
-    assert saved_steps(tmp_path) == (STEP,)
-    assert writer.mend(tmp_path, STEP)["result"]["faults"] == []
-
-
-def test_only_the_newest_save_is_kept(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, 30, 1)
-    writer.save(workers, 40, 2)
-
-    assert writer.kept() == 40
-    assert writer.mend(tmp_path, 30)["result"] is None
-    assert writer.mend(tmp_path, 50)["result"] is None
-
-
-def test_last_whole_save_is_kept_beside_the_next(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, 30, 1)
-    writer.tell(workers.copy(workers.ticket(40, 2), 0))
-    assert writer.settle() == 30
-    damage(tmp_path)
-
-    assert writer.mend(tmp_path, 40)["result"] is None
-    assert writer.mend(tmp_path, 30)["result"]
-    assert saved_steps(tmp_path) == (30,)
-
-
-def test_what_is_kept_is_never_what_workers_write_over(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """Two buffers take turns: the third save goes to where the first was."""
-    writer.save(workers, 30, 1)
-    writer.save(workers, 40, 2)
-    workers.copy_all(workers.ticket(50, 3))
-    damage(tmp_path)
-
-    assert writer.kept() == 40
-    assert writer.mend(tmp_path, 40)["result"]
-    shutil.rmtree(tmp_path / "checkpoints" / "step-000000000030")
-    assert saved_steps(tmp_path) == (40,)
-
-
-def test_no_memory_to_mend_with_costs_nothing_that_is_kept(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(size: int) -> bytearray:
-        raise MemoryError
-
-    writer.save(workers, STEP, 1)
-    shutil.rmtree(tmp_path / "checkpoints")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(repair, "bytearray", refuse, raising=False)
-        assert writer.mend(tmp_path, STEP)["result"] is None
-    assert "no memory for shard 0" in writer.recorded("mend_failed")[0]["reason"]
-
-    assert writer.mend(tmp_path, STEP)["result"]
-    assert saved_steps(tmp_path) == (STEP,)
-
-
-def test_save_that_the_disk_refused_is_kept_and_may_be_read_from_memory(
-    workers: Workers,
-    writer: RunningWriter,
-    tmp_path: Path,
-    disk: Disk,
-) -> None:
-    disk.is_full = True
-    assert writer.save(workers, STEP, 1)["kind"] == "unsaved"
-
-    answer = writer.ask("open")
-
-    assert (writer.kept(), answer["step"]) == (STEP, STEP)
-    manifest = Manifest.decode(answer["manifest"].encode())
-    assert (manifest.step, manifest.cursor["epoch"]) == (STEP, STEP)
-    path = f"/proc/{answer['pid']}/fd/{answer['fd']}"
-    with Path(path).open("rb") as memory:
-        for shard in manifest.shards:
-            base = answer["bases"][shard.index]
-            image = workers.buffers[1][base : base + shard.size]
-            memory.seek(base)
-            assert memory.read(shard.size) == image
-    assert writer.mend(tmp_path, STEP)["result"] is None
-    assert "ENOSPC" in writer.recorded("mend_failed")[0]["reason"]
-    disk.is_full = False
-    assert writer.mend(tmp_path, STEP)["result"]
-    assert saved_steps(tmp_path) == (STEP,)
-
-
-def test_nothing_is_kept_before_the_first_save(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    assert writer.kept() is None
-    assert writer.ask("open") == {"kind": "opened", "step": None}
-    assert writer.mend(tmp_path, STEP)["result"] is None
-
-
 @pytest.mark.parametrize("flip", [Workers.flip_a_bit, Workers.flip_a_record])
 def test_damaged_save_does_not_replace_what_is_kept(
     workers: Workers, writer: RunningWriter, tmp_path: Path, flip: Callable[[Workers, int], None]
@@ -649,11 +528,6 @@ def test_damaged_save_does_not_replace_what_is_kept(
     assert (answer["kind"], answer["step"]) == ("unsaved", 40)
 
     assert writer.settle() == 30
-
-    assert writer.kept() == 30
-    assert writer.ask("open")["step"] == 30
-    damage(tmp_path)
-    assert writer.mend(tmp_path, 30)["result"]
     assert saved_steps(tmp_path) == (30,)
 
 
@@ -665,13 +539,12 @@ def test_save_that_is_found_damaged_when_it_is_settled_is_kept_no_longer(
 ) -> None:
     disk.is_full = True
     writer.save(workers, STEP, 1)
-    assert writer.kept() == STEP
     workers.flip_a_bit(1)
     disk.is_full = False
 
     assert writer.settle() is None
 
-    assert writer.kept() is None
+    writer.rest()
     assert saved_steps(tmp_path) == ()
 
 
@@ -693,25 +566,8 @@ def test_memory_of_older_stages_is_given_back(writer: RunningWriter, tmp_path: P
         workers.close()
         held.append(open_memory() - begun)
 
-    assert writer.kept() == 5
     assert held[1] == held[2] == held[3] == held[4]
     assert held[1] <= 2 * held[0]
-
-
-def test_save_of_the_stage_before_is_kept_until_the_next_one_is_complete(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, 30, 1)
-    other = Workers(plan_of(tmp_path, shards=3))
-    writer.use(other)
-    damage(tmp_path)
-
-    assert writer.kept() == 30
-    assert writer.mend(tmp_path, 30)["result"]
-    assert saved_steps(tmp_path) == (30,)
-    writer.save(other, 40, 2)
-    assert writer.kept() == 40
-    other.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import resource
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -35,7 +34,6 @@ def test_save_is_committed_by_the_process_when_its_last_part_is_there(
     agent: AgentOfProcess,
 ) -> None:
     agent.write_part(1, 0)
-    assert agent.ask({"kind": "keeps"})["step"] is None
     agent.write_part(1, 1)
     agent.wait_until(lambda: bool(agent.answers))
 
@@ -136,31 +134,15 @@ def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) ->
     assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
 
 
-def test_damage_on_the_disk_is_mended_by_the_process(agent: AgentOfProcess) -> None:
-    agent.save(attempt=1)
-    shards = sorted(agent.run_dir.glob("checkpoints/step-*/shard-*"))
-    shards[0].write_bytes(b"rubbish")
-
-    answer = agent.ask(agent.mend_of(10))
-
-    assert answer["result"]["taken"] >= 1
-    assert shards[0].stat().st_size > 10000
-
-
 def test_several_may_ask_and_each_is_answered(agent: AgentOfProcess) -> None:
-    """Workers of a new launch ask at the same time."""
     agent.save(attempt=1)
     found: list[tuple[int, Message]] = []
     for number in range(3):
-        agent.link.ask(
-            {"kind": "keeps"}, lambda answer, number=number: found.append((number, answer))
-        )
-    agent.link.settle(lambda answer: found.append((3, answer)))
+        agent.link.settle(lambda answer, number=number: found.append((number, answer)))
 
-    agent.wait_until(lambda: len(found) == 4)
+    agent.wait_until(lambda: len(found) == 3)
 
-    assert [number for number, _ in found] == [0, 1, 2, 3]
-    assert [answer["step"] for _, answer in found] == [10, 10, 10, 10]
+    assert [(number, answer["step"]) for number, answer in found] == [(0, 10), (1, 10), (2, 10)]
 
 
 def test_parts_of_another_launch_or_layout_are_passed_over(agent: AgentOfProcess) -> None:
@@ -208,7 +190,6 @@ def test_complete_save_waits_for_the_settle_when_the_writer_died_of_it(
     assert agent.outcomes == [("unsaved", 1)]
 
     agent.write_part(2, 0)
-    assert agent.ask({"kind": "keeps"})["step"] is None, "it might kill the new one, too"
     assert agent.settle() == 10, "a later save that stays incomplete does not hide it"
 
     assert agent.steps == (10,)
@@ -246,9 +227,6 @@ def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: Agent
     agent.kill_writer()
 
     assert agent.settle() == 10
-    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
-
-    assert agent.ask(agent.mend_of(10))["result"]
     assert agent.outcomes == [("saved", 1)]
 
 
@@ -262,34 +240,6 @@ def test_nobody_waits_for_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
 
     assert found == [None]
     assert not agent.link.is_settling
-
-
-def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
-    writer = agent.stop_writer()
-    found: list[Message] = []
-    agent.link.ask(agent.mend_of(10), found.append)
-    os.kill(writer, signal.SIGKILL)
-
-    agent.wait_until(lambda: bool(found))
-
-    assert "has died" in found[0]["reason"]
-    agent.link.ask({"kind": "keeps"}, found.append)
-    assert "no process" in found[1]["reason"]
-
-
-def test_mend_finds_a_writer_although_the_last_one_has_died(
-    agent: AgentOfProcess, tmp_path: Path
-) -> None:
-    """A copy of the run directory has the parts, whatever a lost writer has kept."""
-    agent.save(attempt=1)
-    shutil.copytree(agent.run_dir / "checkpoints", tmp_path / "copy" / "checkpoints")
-    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
-    agent.kill_writer()
-
-    answer = agent.ask(agent.mend_of(10, tmp_path / "copy"))
-
-    assert answer["result"]["taken"] >= 1
-    assert restore(CheckpointStore(agent.run_dir), 10, run_id="run").manifest.step == 10
 
 
 def _refuse(*_arguments: object, **_options: object) -> None:

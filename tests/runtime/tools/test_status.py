@@ -273,7 +273,7 @@ _VALUES = st.sampled_from([None, -1, 0, 7, 1.5, math.nan, "x", [], [1], ["x"], {
 
 _EVENTS = st.sampled_from([
     "step", "epoch", "failure", "recovery", "relaunch", "launch", "job_started", "job_ended",
-    "checkpoint", "restored", "completed", "world", "warning", "mended", "stalled", 7, None,
+    "checkpoint", "restored", "completed", "world", "warning", "stalled", 7, None,
 ])  # fmt: skip
 
 _NAMES = st.sampled_from([

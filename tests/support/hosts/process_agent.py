@@ -7,16 +7,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from configs import worker_config
 from copied_saves import CopiedSaves
 from host_writer import records_in
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.saving.plan import MendOrder
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import WorkerStatus
 
@@ -81,17 +78,6 @@ class AgentOfProcess:
         self.link.settle(lambda answer: found.append(answer["step"]))
         self.wait_until(lambda: bool(found))
         return found[0]
-
-    def ask(self, question: Message) -> Message:
-        found: list[Message] = []
-        self.link.ask(question, found.append)
-        self.wait_until(lambda: bool(found))
-        return found[0]
-
-    def mend_of(self, step: int, *copies: Path) -> Message:
-        """Return the order to mend a step."""
-        config = worker_config(run_dir=self.run_dir, run_id="run")
-        return {"kind": "mend", **to_plain(MendOrder(step, config, copies))}
 
     def stop_writer(self) -> int:
         assert self.link.pid is not None

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from committing_report import StrikeResult
 from host_saves import Copied, Workers, plan_of, saved_steps
+from host_writer import PING, PONG, Answering
 from simulation import PromptExecutor
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
@@ -94,7 +95,7 @@ class _Process:
     def _run(self) -> None:
         self._host.files_of[threading.get_ident()] = self.files
         try:
-            HostWriter(self._channel).run()
+            HostWriter(Answering(self._channel)).run()  # type: ignore[arg-type]
         except _Died:
             pass
         finally:
@@ -114,6 +115,21 @@ class _Reactor:
 
     def forget(self, channel: Channel) -> None:
         self._watched = None
+
+    def ping(self) -> None:
+        """Wait until the writer has done all that it was told, or has died."""
+        if self._watched is None:
+            return
+        channel, on_message, on_end = self._watched
+        channel.post(PING)
+        while self._watched is not None and self._watched[0] is channel:
+            message = channel.receive()
+            if message == PONG:
+                return
+            if message is None:
+                on_end()
+            else:
+                on_message(message)
 
     def run_until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
@@ -311,9 +327,7 @@ class HostSimulation:
 
     def _catch_up(self) -> None:
         """Wait until the writer has done all that it was told."""
-        answers: list[Message] = []
-        self.link.ask({"kind": "keeps"}, answers.append)
-        self._reactor.run_until(lambda: answers)
+        self._reactor.ping()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         def open_store(plan: SavePlan, files: object = None) -> CheckpointStore:

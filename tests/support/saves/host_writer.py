@@ -6,17 +6,32 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from configs import worker_config
-from host_saves import LAUNCH, RUN, Copied, Workers
+from host_saves import LAUNCH, Copied, Workers
 
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.saving.plan import MendOrder, SavePlan
+from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
-from holdfast.runtime.system.codec import encode, to_plain
+from holdfast.runtime.system.codec import encode
+
+PING, PONG = {"kind": "ping"}, {"kind": "pong"}
+
+
+class Answering:
+    """A writer's end of its connection, at which a ping is answered in its turn."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def receive(self) -> Message | None:
+        while (message := self._channel.receive()) == PING:
+            self._channel.send(PONG)
+        return message
 
 
 class RunningWriter:
@@ -51,27 +66,17 @@ class RunningWriter:
         self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
 
-    def mend(self, run_dir: Path, step: int) -> Message:
-        """Order a mend, as the workers of a run without copies do."""
-        config = worker_config(run_dir=run_dir, run_id=RUN)
-        return self.ask("mend", **to_plain(MendOrder(step, config)))
-
-    def ask(self, kind: str, **fields: Any) -> Message:
-        """Ask a question; the writer answers in order, so no other answer may come first."""
-        self.channel.send({"kind": kind, **fields})
-        answer = self.answer()
-        kinds = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
-        assert answer["kind"] == kinds[kind], f"{answer} was not asked for"
-        return answer
+    def rest(self) -> None:
+        """Wait until the writer has done all that it was told, and has given no answer."""
+        self.channel.send(PING)
+        assert self.answer() == PONG
 
     def settle(self) -> int | None:
         """Return the step that is durable when all workers have died."""
-        step: int | None = self.ask("settle")["step"]
-        return step
-
-    def kept(self) -> int | None:
-        """Return the step whose images are kept."""
-        step: int | None = self.ask("keeps")["step"]
+        self.channel.send({"kind": "settle"})
+        answer = self.answer()
+        assert answer["kind"] == "settled", f"{answer} was not asked for"
+        step: int | None = answer["step"]
         return step
 
     def answer(self) -> Message:
@@ -125,7 +130,7 @@ class Disk:
 
 def _run(channel: Channel) -> None:
     try:
-        HostWriter(channel).run()
+        HostWriter(Answering(channel)).run()
     finally:
         channel.close()
 
