@@ -14,8 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.runtime.data.array_data import NpyData, WindowData
-    from holdfast.runtime.data.hdf5_data import HDF5Data
+    from holdfast.runtime.data.disk_data import HDF5Data, NpyData, WindowData
     from holdfast.runtime.errors import (
         CheckpointsUnread,
         JobError,
@@ -73,8 +72,7 @@ _HOMES = {
     "holdfast.runtime.fit.fit_call": ("fit",),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
-    "holdfast.runtime.data.hdf5_data": ("HDF5Data",),
-    "holdfast.runtime.data.array_data": ("NpyData", "WindowData"),
+    "holdfast.runtime.data.disk_data": ("HDF5Data", "NpyData", "WindowData"),
     "holdfast.runtime.tools.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),

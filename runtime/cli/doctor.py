@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import click
 
+from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
@@ -19,7 +24,19 @@ from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.job_setup import FOR_ALL, FOR_KERAS
 from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
-from holdfast.runtime.hosts.network import places
+from holdfast.runtime.hosts.checked_hosts import (
+    Asked,
+    Asking,
+    ask_hosts,
+    common_numerics,
+    differences,
+    settle_hosts,
+    unlike_devices,
+)
+from holdfast.runtime.hosts.link_trial import LinkQuestion, measure_pairs
+from holdfast.runtime.hosts.network import JobNetwork, choose, places
+from holdfast.runtime.hosts.probe import Question
+from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
 from holdfast.runtime.mpi.trial_run import run_trial
@@ -27,12 +44,13 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.option import DOCTOR, RUN
 from holdfast.runtime.options.sources import Sources, build_options
+from holdfast.runtime.run.numerics import instruction_set
+from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.devices import find_devices
 from holdfast.runtime.system.network import interfaces, own_name
 from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
-from holdfast.runtime.tools.hosts_doctor import Diagnosis, examine_hosts
 
 _UNTRIED = (
     "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine of holdfast's tests"
@@ -185,3 +203,104 @@ import holdfast.runtime.exchange.mpi_communicator, {", ".join(modules)}
 def _no_tensorflow(reason: str) -> Diagnosis:
     hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
     return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
+
+
+_ALL_PAIRS_OF = 6
+"""With more hosts each speaks to the head and to the next one only."""
+
+_TOLD_CLOCK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One finding: a sentence, and whether a job could run with it."""
+
+    subject: str
+    sentence: str
+    is_good: bool = True
+
+
+def examine_hosts(options: JobOptions, library: MpiLibrary) -> Iterator[Diagnosis]:
+    """Yield what is found of the hosts that the options name; nothing if this is the only one."""
+    hosts = settle_hosts(options)
+    if not hosts:
+        return
+    names = [host.name for host in hosts]
+    try:
+        asking = _asked(options, names, library)
+    except (UsageError, OSError) as error:
+        yield Diagnosis("hosts", str(error), is_good=False)
+        return
+    yield from (_host(host, one) for host, one in zip(hosts, asking.asked, strict=True))
+    for sentence in (
+        *differences(asking.asked, asking.question),
+        *unlike_devices(hosts, asking.asked),
+    ):
+        yield Diagnosis("hosts", sentence, is_good=False)
+    variables = common_numerics(os.environ, asking.found)
+    if variables:
+        words = " ".join(f"{name}={value}" for name, value in variables.items())
+        yield Diagnosis("processors", f"they differ: all workers would have {words}")
+    if len(asking.found) == len(names):
+        yield from _network(options, names, asking)
+
+
+def _asked(options: JobOptions, names: Sequence[str], library: MpiLibrary) -> Asking:
+    """Ask all hosts, with a file in the run directory that proves that they share it."""
+    token = secrets.token_hex(16)
+    with tempfile.NamedTemporaryFile(dir=options.run_dir, prefix=".holdfast-doctor-") as proof:
+        proof.write(token.encode())
+        proof.flush()
+        os.fsync(proof.fileno())
+        question = Question(Path.cwd(), None, Path(proof.name), token, library.mpiexec)
+        return ask_hosts(options, names, question, lambda _: None)  # it is no job that waits
+
+
+def _host(host: HostSlots, one: Asked) -> Diagnosis:
+    """Return a host in a line."""
+    subject = f"host {host.name}"
+    facts = one.facts
+    if facts is None:
+        return Diagnosis(subject, one.fault, is_good=False)
+    parts = [
+        f"takes {count(host.slots, 'worker')}",
+        f"{count(facts.cores, 'core')} ({facts.processor or 'unknown'}, "
+        f"{instruction_set(os.environ, facts.flags)})",
+        f"{memory(facts.memory)} of memory",
+        f"{memory(facts.shm_free)} free in /dev/shm",
+    ]
+    if facts.devices.names:
+        parts.append(f"{count(len(facts.devices.names), 'device')} ({facts.devices})")
+    if abs(one.clock_ahead_s) > _TOLD_CLOCK_S:
+        word = "ahead" if one.clock_ahead_s > 0 else "behind"
+        parts.append(f"its clock is {abs(one.clock_ahead_s):.0f} s {word}: set both by NTP")
+    return Diagnosis(subject, ", ".join(parts))
+
+
+def _network(options: JobOptions, names: Sequence[str], asking: Asking) -> Iterator[Diagnosis]:
+    """Yield the network that a job would take, and its links."""
+    try:
+        network = choose(options.network, names, asking.found, asking.tried)
+    except UsageError as error:
+        yield Diagnosis("network", str(error), is_good=False)
+        return
+    shown = ", ".join(f"{n} {a}" for n, a in zip(names, network.addresses, strict=True))
+    yield Diagnosis("network", f"{network.network}: {shown}")
+    yield from _links(options, names, network)
+
+
+def _links(options: JobOptions, names: Sequence[str], network: JobNetwork) -> Iterator[Diagnosis]:
+    """Yield the speed of each pair of hosts; if they are many, of some."""
+    word = secrets.token_hex(8)
+    questions = [LinkQuestion(str(network.network), one, word) for one in network.addresses]
+    shell = RemoteShell.of(options.rsh)
+    for first, second, speed in measure_pairs(pairs_of(len(names)), names, questions, shell):
+        subject = f"{names[first]} - {names[second]}"
+        yield Diagnosis(subject, str(speed), is_good=not speed.fault)
+
+
+def pairs_of(hosts: int) -> list[tuple[int, int]]:
+    """Return the pairs of hosts that are measured: all of a few, else to the head and the next."""
+    if hosts <= _ALL_PAIRS_OF:
+        return list(combinations(range(hosts), 2))
+    return sorted({(0, n) for n in range(1, hosts)} | {(n, n + 1) for n in range(hosts - 1)})

@@ -19,7 +19,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.trace_files import read_trace
+from holdfast.runtime.run.trace import read_trace, write_trace
 from holdfast.runtime.tools.page import page_of, write_page
 from holdfast.runtime.tools.report import (
     Report,
@@ -40,7 +40,6 @@ from holdfast.runtime.tools.report import (
 )
 from holdfast.runtime.tools.reported_run import ReportedRun, read_reported_run
 from holdfast.runtime.tools.summary import parts_of
-from holdfast.runtime.tools.trace_events import write_trace
 
 _MOST_EVIDENCE = 10
 _FIRST_EPOCHS, _MOST_EPOCHS = 3, 20

@@ -1,4 +1,4 @@
-"""``holdfast status``, ``save`` and ``stop``: how a job stands, a checkpoint now, its end now."""
+"""``holdfast status``, ``list``, ``logs``, ``save``, ``stop``: how a job stands; orders to it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,23 @@ from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.find_run import runs_below
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.tools.living_job import order_save, order_stop
-from holdfast.runtime.tools.shares import shares_in_words, slowest_in_words
-from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
+from holdfast.runtime.run.worker_logs import LogReader
+from holdfast.runtime.tools.living_job import Life, life_of, order_save, order_stop
+from holdfast.runtime.tools.status import (
+    JobStatus,
+    StatusSource,
+    shares_in_words,
+    slowest_in_words,
+    to_json,
+)
 from holdfast.runtime.tools.summary import Bucket
 
 _RULED = box.SIMPLE_HEAD
 _WIDEST = 1 << 16
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
+_FOLLOWED_S = 0.5
+_LIVES = (Life.RUNNING, Life.DETACHED)
 
 
 @click.command(cls=Documented, context_settings={"show_default": True})
@@ -326,3 +334,28 @@ def _events(found: JobStatus, console: Console) -> Table:
         moment = datetime.fromtimestamp(event.time).astimezone()
         table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(fitted(event.text, console)))
     return table
+
+
+@click.command(cls=Documented)
+@run_dir_argument
+@click.option(
+    "-w", "--worker", type=click.IntRange(min=0), metavar="ID", help="Show this worker alone."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+def logs(run_dir: Path, *, worker: int | None, follow: bool) -> None:
+    """Show what all workers of the run in RUN_DIR have printed, shown on the screen or not.
+
+    Without a worker the lines of all come in their order, each behind its worker, with those of
+    holdfast.  The files are RUN_DIR/logs/worker-ID.log.
+    """
+    directory = RunDirectory(run_dir.absolute())
+    with answering(directory.path, say):
+        reader = LogReader(directory, worker)
+    is_last = not follow
+    while True:
+        for piece in reader.read():
+            click.echo(piece, nl=False)
+        if is_last:
+            return
+        is_last = life_of(directory) not in _LIVES
+        time.sleep(_FOLLOWED_S)

@@ -135,7 +135,7 @@ class ProgressLog:
     def heard(self, message: Message) -> None:
         """Take note of a message of the agent, and show what is new."""
         if message.get("kind") == "worker_report":
-            self._heard_report(message["report"], float(message.get("now", 0.0)))
+            self._heard_report(message["report"])
 
     def stopping(self) -> None:
         """Show from here on that the job was asked to stop."""
@@ -151,9 +151,9 @@ class ProgressLog:
         self._is_over = True
         self._erase()
 
-    def _heard_report(self, report: dict[str, Any], now: float) -> None:
+    def _heard_report(self, report: dict[str, Any]) -> None:
         if report.get("kind") == "checkpoint":
-            self._picture = self._picture.saved(report["step"], now)
+            self._picture = self._picture.saved(report["step"])
         elif report.get("kind") == "epoch":
             epoch = EndedEpoch.of(report)
             if epoch is not None:

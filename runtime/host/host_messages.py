@@ -283,8 +283,6 @@ class Traced:
     """How many the ring has lost before them."""
     clock_s: float
     """The host's monotonic clock by then."""
-    is_last: bool = False
-    """Whether the worker has ended."""
     ahead_s: float = 0.0
     """How far the head's clock is ahead of the host's; the head's end of the link knows."""
 

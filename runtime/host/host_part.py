@@ -384,7 +384,6 @@ class HostPart:
                     base64.b64encode(words).decode(),
                     lost,
                     time.monotonic(),
-                    is_last,
                 )
             )
 

@@ -28,11 +28,6 @@ def record(journal: Recorder, event: Event) -> None:
     journal.record(name_of(event), **fields_of(event))
 
 
-def event_names() -> list[str]:
-    """Return the names of all events that some process of a job records."""
-    return sorted(EVENTS)
-
-
 def kind_of(event: object) -> Kind | None:
     """Return what holdfast knows of an event, None of anything else."""
     return KINDS.get(type(event))

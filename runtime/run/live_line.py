@@ -164,7 +164,6 @@ class Picture:
     printed_step: int = 0
     """That of the newest epoch that this launch has printed: no earlier step is shown then."""
     saved_step: int | None = None
-    saved_at: float | None = None
     is_stopping: bool = False
 
     def launched(self, workers: int) -> Picture:
@@ -199,9 +198,9 @@ class Picture:
         )
         return dataclasses.replace(self, report=report, printed_step=ended.step)
 
-    def saved(self, step: int, now: float) -> Picture:
+    def saved(self, step: int) -> Picture:
         """Return the picture after a checkpoint was committed."""
-        return dataclasses.replace(self, saved_step=step, saved_at=now)
+        return dataclasses.replace(self, saved_step=step)
 
     @property
     def is_after_training(self) -> bool:

@@ -30,7 +30,7 @@ from holdfast.runtime.run.run_directory import (
     RunDirectory,
     RunRecord,
 )
-from holdfast.runtime.run.trace_files import TraceFiles
+from holdfast.runtime.run.trace import TraceFiles
 from holdfast.runtime.run.worker_logs import WorkerLogs
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.witnessed_time import Bound, has_ended

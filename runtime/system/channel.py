@@ -128,11 +128,6 @@ class LineChannel:
         return self._outbox_bytes
 
     @property
-    def is_deaf(self) -> bool:
-        """Whether posted bytes were dropped, because the peer is gone or takes nothing."""
-        return self._is_deaf
-
-    @property
     def has_news(self) -> bool:
         """Whether ``drain`` has something to tell, although the descriptor may not be readable.
 

@@ -28,7 +28,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
-from holdfast.runtime.run.trace_files import TracePiece
+from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord

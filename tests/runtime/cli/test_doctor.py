@@ -8,6 +8,7 @@ import pytest
 from commands import holdfast_code
 
 from holdfast.runtime.cli import doctor as doctor_file
+from holdfast.runtime.cli.doctor import Diagnosis
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.preconditions import Surroundings
 from holdfast.runtime.host.launchers import LaunchTerms
@@ -16,7 +17,6 @@ from holdfast.runtime.mpi.trial_run import Finding
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.network import Interface
-from holdfast.runtime.tools.hosts_doctor import Diagnosis
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.cli import logs
+from holdfast.runtime.cli import status
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.worker_logs import WorkerLogs
@@ -62,7 +62,7 @@ def test_following_ends_with_the_job_and_shows_its_last_lines(
         written.write(2, "b", b"%d\n" % len(lives), 0)
         return lives.pop(0)
 
-    monkeypatch.setattr(logs, "life_of", life)
-    monkeypatch.setattr(logs.time, "sleep", lambda _: None)
+    monkeypatch.setattr(status, "life_of", life)
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
 
     assert shown(tmp_path, capsysbinary, "-f", "-w", "2") == b"two\n3\n2\n1\n"

@@ -12,7 +12,7 @@ from any_ids import ids_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.data.array_data import NpyData, WindowData, probe_of, probed_ids
+from holdfast.runtime.data.disk_data import NpyData, WindowData, probe_of, probed_ids
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import ArrayData, SampleIds, Samples
 

@@ -11,7 +11,7 @@ import pytest
 from any_ids import ids_below
 from hypothesis import HealthCheck, given, settings
 
-from holdfast.runtime.data.hdf5_data import HDF5Data
+from holdfast.runtime.data.disk_data import HDF5Data
 from holdfast.runtime.errors import ProgramError
 
 ROWS = 23

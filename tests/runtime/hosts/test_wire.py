@@ -67,7 +67,7 @@ UP: tuple[Up, ...] = (
     Told({"kind": "warm"}),
     Noticed("a sentence"),
     Described(1, W, None, 1.5),
-    Traced(1, W, 7, "AAAA", 0, 12.5, is_last=True),
+    Traced(1, W, 7, "AAAA", 0, 12.5),
 )
 
 

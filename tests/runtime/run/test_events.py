@@ -20,7 +20,6 @@ from holdfast.runtime.run.entries import (
     Event,
     entries_of,
     entry_of,
-    event_names,
     fields_of,
     kind_of,
     name_of,
@@ -146,7 +145,7 @@ _RECORDING = frozenset({"record", "noted", "introduce", "_line", "_own", "note"}
 
 
 def test_table_has_every_event() -> None:
-    assert {name_of(event) for event, _ in TOLD} == set(event_names())
+    assert {name_of(event) for event, _ in TOLD} == set(EVENTS)
 
 
 def test_each_event_is_recorded_somewhere_and_nothing_else_is() -> None:
@@ -165,7 +164,7 @@ def test_each_event_is_recorded_somewhere_and_nothing_else_is() -> None:
         if isinstance(word, ast.Constant) and isinstance(word.value, str)
     }
 
-    assert named <= set(event_names())
+    assert named <= set(EVENTS)
     assert {kind.name for kind in EVENTS.values() if kind.type.__name__ not in made} <= named
 
 

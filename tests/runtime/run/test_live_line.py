@@ -272,12 +272,12 @@ def test_word_without_a_count_leaves_the_workers(training: Picture) -> None:
 
 
 def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:
-    saved = training.saved(16, 9.0)
+    saved = training.saved(16)
 
     again = saved.launched(3)
 
     assert again == dataclasses.replace(saved, wanted=3, living=0, phase="starting")
-    assert (again.report, again.saved_step, again.saved_at) == (WORD, 16, 9.0)
+    assert (again.report, again.saved_step) == (WORD, 16)
 
 
 def test_step_back_after_a_relaunch_keeps_the_pace(training: Picture) -> None:

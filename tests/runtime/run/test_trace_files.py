@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import Ownership
-from holdfast.runtime.run.trace_files import TraceFiles, TracePiece, read_trace
+from holdfast.runtime.run.trace import TraceFiles, TracePiece, read_trace
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.timeline import Activity, Change
 
@@ -18,7 +18,7 @@ from holdfast.runtime.system.timeline import Activity, Change
 def piece(worker: int) -> TracePiece:
     words = array("Q", [10**13 << 16 | 7 << 4 | Activity.VOTE])
     text = base64.b64encode(words.tobytes()).decode()
-    return TracePiece("a", worker, 1, 7, text, 0, 1e7, is_last=False, offset_s=1.5)
+    return TracePiece("a", worker, 1, 7, text, 0, 1e7, offset_s=1.5)
 
 
 def write(folder: Path, *workers: int, file_bytes: int = 1 << 20) -> list[str]:

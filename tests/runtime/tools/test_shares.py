@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.run.progress import WorkerReport
-from holdfast.runtime.tools.shares import shares_in_words, slowest_in_words
+from holdfast.runtime.tools.status import shares_in_words, slowest_in_words
 
 
 def worker(number: int, host: str = "", **spent_s: float) -> WorkerReport:

@@ -36,7 +36,7 @@ HANDED_ON = (
 SHOWN = (
     "runtime/head/run_link.py",
     "runtime/saving/metrics.py",
-    "runtime/tools/trace_events.py",
+    "runtime/run/trace.py",
 )
 """They give traces and metrics the time of the wall, which people and Prometheus go by."""
 _WALL_CLOCK = re.compile(

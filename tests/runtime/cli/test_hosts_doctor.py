@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from probed import QUESTION, asked, on_lan
 
+from holdfast.runtime.cli import doctor
+from holdfast.runtime.cli.doctor import examine_hosts, pairs_of
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.checked_hosts import Asked, Asking
 from holdfast.runtime.hosts.link_trial import LinkSpeed
@@ -16,8 +18,6 @@ from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.devices import Devices
-from holdfast.runtime.tools import hosts_doctor
-from holdfast.runtime.tools.hosts_doctor import examine_hosts, pairs_of
 
 LIBRARY = MpiLibrary(Path("/opt/mpiexec"), "5.0.9")
 
@@ -33,9 +33,9 @@ def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             assert question.proof.read_text() == question.token
             return Asking(QUESTION, tried, (own, *others))
 
-        monkeypatch.setattr(hosts_doctor, "ask_hosts", ask)
+        monkeypatch.setattr(doctor, "ask_hosts", ask)
         monkeypatch.setattr(
-            hosts_doctor,
+            doctor,
             "measure_pairs",
             lambda pairs, *_: [(*pair, LinkSpeed(0.0001, 1e9)) for pair in pairs],
         )
@@ -98,7 +98,7 @@ def test_network_that_is_none_of_this_host_is_told(
     def ask(*_: object) -> Asking:
         raise UsageError("--network eth9: a has no such interface")
 
-    monkeypatch.setattr(hosts_doctor, "ask_hosts", ask)
+    monkeypatch.setattr(doctor, "ask_hosts", ask)
     options = JobOptions(Path("x"), tmp_path, hosts=read_hosts("localhost:1,b:2"))
 
     (told,) = examine_hosts(options, LIBRARY)

@@ -10,9 +10,8 @@ from typing import Any
 
 from journal_entries import entry
 
-from holdfast.runtime.run.trace_files import TracePiece
+from holdfast.runtime.run.trace import TracePiece, spans_of, write_trace
 from holdfast.runtime.system.timeline import Activity
-from holdfast.runtime.tools.trace_events import spans_of, write_trace
 
 READ, COMPUTE, WAIT = Activity.READ, Activity.COMPUTE, Activity.WAIT
 
@@ -23,7 +22,7 @@ def piece(
     """Return a piece of step 1; moments are in microseconds of the clock of its host."""
     words = array("Q", [at << 16 | 1 << 4 | activity for at, activity in changes])
     text = base64.b64encode(words.tobytes()).decode()
-    known = {"generation": 1, "step": 1, "lost": 0, "is_last": False, "offset_s": 0.0} | fields
+    known = {"generation": 1, "step": 1, "lost": 0, "offset_s": 0.0} | fields
     return TracePiece(host=host, worker=worker, words=text, clock_s=clock_us / 1e6, **known)
 
 
@@ -38,7 +37,7 @@ def test_span_lasts_until_the_next_one_also_in_a_later_piece() -> None:
 
 
 def test_last_span_of_a_dead_worker_ends_when_its_host_saw_the_death() -> None:
-    found = shown(piece(3, 60, (10, COMPUTE)), piece(3, 95, is_last=True))
+    found = shown(piece(3, 60, (10, COMPUTE)), piece(3, 95))
 
     assert found == [(3, "compute", 10, 95)]
 
