@@ -267,7 +267,7 @@ class JobConsole:
             f"error: the head failed ({reason}); the workers go on, but are not relaunched if all "
             "die; report this with the lines above"
         )
-        self._journal.record("supervisor_failed", reason=reason)
+        self._journal.record("head_failed", reason=reason)
 
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
         if report.get("kind") == "error":

@@ -34,7 +34,6 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.run_terms import (
     open_or_create_record,
-    refuse_beforehand,
     script_terms,
 )
 from holdfast.runtime.options.sources import check_script
@@ -194,7 +193,6 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
-        refuse_beforehand(RunDirectory(options.run_dir), options)
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))

@@ -40,52 +40,28 @@ def open_or_create_record(
         UsageError: the options are not those that the run was begun with, or there
             are checkpoints without the record of their run.
     """
-    resumed = _terms_in(directory, options, threads)
-    if resumed is not None:
-        if resumed != directory.load_record() and not _has_begun(directory, options):
-            directory.replace_record(resumed)
-        return resumed, True
-    record = _new_record(options, threads)
-    directory.create_record(record)
-    return record, False
-
-
-def refuse_beforehand(directory: RunDirectory, options: JobOptions) -> None:
-    """Refuse a job while it has changed nothing, if the directory shows that it must be refused.
-
-    A lease that it took would end the saves of a job that has made its directory again.  Where
-    there is a lease, its owner comes first: that job may be one to wait for, or to take over.
-
-    Raises:
-        UsageError: what ``open_or_create_record`` raises.
-    """
-    if not options.fresh and not os.path.lexists(directory.lease_path):
-        _terms_in(directory, options)
-
-
-def _terms_in(
-    directory: RunDirectory,
-    options: JobOptions,
-    threads: int | None = None,
-) -> RunRecord | None:
-    """Return the terms of the run in ``directory`` under the wishes of this job, None without."""
     before = directory.load_record()
-    if before is not None:
-        refuse_other_program(options)
-        if _has_begun(directory, options):
-            return _resumed(options, before)
-        return dataclasses.replace(
-            _new_record(options, threads),
-            run_id=before.run_id,
-            created=before.created,
-            draw_seed=before.draw_seed,
-        )
-    if directory.has_checkpoints:
+    if before is None and directory.has_checkpoints:
         raise UsageError(
             f"{directory.path} holds checkpoints but no RUN.json, which tells their run; "
             "restore RUN.json, or set the checkpoints aside with --fresh"
         )
-    return None
+    if before is None:
+        record = _new_record(options, threads)
+        directory.create_record(record)
+        return record, False
+    refuse_other_program(options)
+    if _has_begun(directory, options):
+        return _resumed(options, before), True
+    record = dataclasses.replace(
+        _new_record(options, threads),
+        run_id=before.run_id,
+        created=before.created,
+        draw_seed=before.draw_seed,
+    )
+    if record != before:
+        directory.replace_record(record)
+    return record, True
 
 
 def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:

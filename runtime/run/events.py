@@ -73,7 +73,7 @@ class TakenOver(NamedTuple):
         return "another client shows the job"
 
 
-@event("supervisor_failed")
+@event("head_failed")
 class HeadFailed(NamedTuple):
     """The head has failed by an error of its own; the workers go on."""
 

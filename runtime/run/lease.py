@@ -51,7 +51,6 @@ LARGEST_LEASE_BYTES = 1 << 14
 RENEWED_EVERY_S = 10.0
 _TOKEN_BYTES = 8
 _RENEWED = "renewed"
-_DIRECTORY = "directory"
 _HEAD = f'{{"{_RENEWED}": "'.encode()
 _GONE = -1
 
@@ -124,7 +123,7 @@ class Lease:
         """
         owner: dict[str, object] = {_RENEWED: _new_secret()} if is_renewed else {}
         owner |= {"host": os.uname().nodename, "pid": os.getpid(), "token": token}
-        owner |= {_DIRECTORY: str(Path(f"/proc/self/fd/{self._descriptor}").readlink().parent)}
+        owner |= {"directory": str(Path(f"/proc/self/fd/{self._descriptor}").readlink().parent)}
         self._write(owner if takes_orders else {**owner, "takes_orders": False})
         self._token = token
 

@@ -147,7 +147,7 @@ def test_mistake_of_the_head_leaves_its_workers_training(
     job = _run(request, IN_THE_HEAD.format(FAILS_AT_A_DEATH))
 
     assert job.exit_code == 0
-    assert job.events("supervisor_failed")[0]["reason"] == "ZeroDivisionError: a mistake"
+    assert job.events("head_failed")[0]["reason"] == "ZeroDivisionError: a mistake"
     assert "ZeroDivisionError: a mistake" in job.stderr
     assert "the workers go on, but are not relaunched" in job.stderr
     assert job.sha256 == undisturbed(LONG)

@@ -20,7 +20,7 @@ from holdfast.testing import RunningJob, start_job
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 PAUSE_S = 6.5
-"""Longer than all that this job's supervisor and agent allow each other, and its workers."""
+"""Longer than all that this job's client and head allow each other, and its workers."""
 
 
 def let_pass(seconds: float) -> None:

@@ -69,7 +69,7 @@ def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
 def test_job_that_is_suspended_keeps_the_run_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Its supervisor lives, though stopped, as under a batch system that suspends a job."""
+    """Its head lives, though stopped, as under a batch system that suspends a job."""
     request = request_of(LONG, tmp_path, workers=2)
     with start_job(request) as old:
         old.wait_for("checkpoint")

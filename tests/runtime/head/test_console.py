@@ -546,7 +546,7 @@ def test_quiet_job_says_only_what_goes_wrong() -> None:
             lambda voice: voice.failed(ZeroDivisionError("by 0")),
             "error: the head failed (ZeroDivisionError: by 0); the workers go on, but are not "
             "relaunched if all die; report this with the lines above",
-            {"event": "supervisor_failed", "reason": "ZeroDivisionError: by 0"},
+            {"event": "head_failed", "reason": "ZeroDivisionError: by 0"},
         ),
     ],
     ids=["renewing", "silent head", "abandoned launch", "hung up", "warning", "note", "failed"],

@@ -558,7 +558,7 @@ def test_mistake_is_told_once_and_leaves_the_workers_alone() -> None:
     assert made.kinds == ["launch"]
     assert made.lines == [FAILED]
     assert made.run.records[-1] == {
-        "event": "supervisor_failed",
+        "event": "head_failed",
         "reason": "ZeroDivisionError: a mistake",
     }
     assert code_of(made) is None

@@ -729,7 +729,7 @@ def test_mistake_in_a_decision_ends_no_worker_and_is_told_once(broken: Headed) -
     assert broken.exit_code is None
     assert broken.kinds == ["launch"]
     assert [line for line in broken.said if "a mistake" in line] == broken.said
-    failed = [record for record in lines_of(writer) if record["event"] == "supervisor_failed"]
+    failed = [record for record in lines_of(writer) if record["event"] == "head_failed"]
     assert [record["reason"] for record in failed] == ["ZeroDivisionError: a mistake"]
     client.post({"kind": "ping", "columns": 0})
     broken.turn()

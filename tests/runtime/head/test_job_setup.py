@@ -379,21 +379,6 @@ def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
     assert directory.lease_token() != ""
 
 
-def test_refusal_that_is_known_beforehand_leaves_the_saves_of_a_living_job(
-    options: JobOptions, directory: RunDirectory
-) -> None:
-    """A user has moved its directory away, and put checkpoints in its place."""
-    lease = directory.acquire_lease()
-    directory.path.rename(directory.path.with_name("moved"))
-    (directory.checkpoints_path / step_name(40)).mkdir(parents=True)
-
-    with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json"):
-        job_setup.prepare_job(options, Stillness())
-
-    assert [path.name for path in directory.path.iterdir()] == ["checkpoints"]
-    lease.release()
-
-
 def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
     options: JobOptions, directory: RunDirectory
 ) -> None:

@@ -79,11 +79,11 @@ def test_fenced_worker_is_told_with_its_limit_and_is_no_victim_of_others(
 def test_worker_that_is_killed_before_it_exists_is_condemned(hosted: WorkerProcess) -> None:
     assert not hosted.is_condemned
 
-    hosted.kill("killed by the supervisor")
+    hosted.kill("killed by the head")
     hosted.kill("another reason")
 
     assert hosted.is_condemned
-    event = hosted.exit_event(-9, "killed by the supervisor")
+    event = hosted.exit_event(-9, "killed by the head")
     assert (event["worker"], event["generation"], event["phase"]) == (7, 3, "starting")
     hosted.close()
     hosted.close()
