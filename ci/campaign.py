@@ -178,7 +178,6 @@ def table(outcomes: list[Outcome]) -> str:
         "  by site": _counts(Counter(fault.site for fault in struck)),
         "deaths": sum(len(report.failures) for report in reports),
         "recovered in place": len(recoveries),
-        "  at the first attempt": sum(recovery.attempts == 1 for recovery in recoveries),
         "  death to next step": _spread(times, "ms"),
         "relaunches": sum(len(report.relaunches) for report in reports),
         "seconds a run": _spread(seconds, "s"),
@@ -198,22 +197,18 @@ def _faults(choose: random.Random, count: int, first_launch: int) -> tuple[Fault
             step = choose.randrange(TRAINED.save_every, TRAINED.steps + 1, TRAINED.save_every)
         elif others and (site is Site.REPAIR or choose.random() < togetherness):
             step = choose.choice(others)
+        worker = choose.randrange(first_launch)
+        if choose.random() < 0.1:
+            worker = first_launch + choose.randint(0, 2)  # one of a relaunch
         fault = Fault(
             kind=choose.choice([kind for kind in FaultKind if not kind.is_of_host]),
-            worker=_victim(choose, first_launch),
+            worker=WorkerId(worker),
             step=step,
             site=site,
             attempt=choose.choice((1, 1, 1, 1, 1, 1, 2)),
         )
         faults[fault.address] = fault
     return tuple(faults.values())
-
-
-def _victim(choose: random.Random, first_launch: int) -> WorkerId:
-    """Return a worker of the first launch, or now and then one of a relaunch."""
-    if choose.random() < 0.1:
-        return WorkerId(first_launch + choose.randint(0, 2))
-    return WorkerId(choose.randrange(first_launch))
 
 
 def _counts(counter: Counter[object] | Counter[str] | Counter[int]) -> str:

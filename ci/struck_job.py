@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from cluster import Cluster
@@ -105,8 +106,9 @@ def case_of(seed: int, kinds: Sequence[str]) -> Case:
     dealt = [*_dealt(takers, seed, _LOSSES), *_dealt(rest, seed, _OTHERS)]
     choose.shuffle(dealt)
     placed = list(_placed(choose, dealt, others))
-    dealt = [kind for kind, _ in placed]
-    pairs = [n for n, kind in enumerate(dealt[:-1]) if {kind, dealt[n + 1]} <= set(takers)]
+    pairs = [
+        n for n, two in enumerate(pairwise(placed)) if {kind for kind, _ in two} <= set(takers)
+    ]
     paired = choose.choice(pairs) if pairs and choose.random() < 1 / 4 else None
     blows = []
     for number, (kind, host) in enumerate(placed):
