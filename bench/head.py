@@ -74,7 +74,9 @@ class Head:
     @property
     def steps(self) -> int:
         """How often a host has told words of its workers: each time makes a step."""
-        return sum(hosted.page.step for hosted in self.host.workers) // len(self.config.workers)
+        return sum(hosted.page.step for hosted in self.host.launch.workers) // len(
+            self.config.workers
+        )
 
     def run(self, until: float) -> None:
         """Loop as an agent does until a moment of the monotonic clock."""

@@ -112,7 +112,7 @@ class Orders:
             self._begin(message)
         elif kind == "kill":
             is_urgent = bool(message.get("is_urgent"))
-            self._host.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
+            self._host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
             self._mpi.kill()
         elif kind == "abandon":
             self._abandon(message["reason"])
@@ -129,7 +129,7 @@ class Orders:
         try:
             self._host.begin(launch)
         except OSError as error:
-            self._host.kill_all("its launch cannot begin")
+            self._host.launch.kill_all("its launch cannot begin")
             self._give_up(launch, f"{len(launch.workers)} workers cannot be made: {error}")
             return
         if order is not None:
@@ -150,9 +150,9 @@ class Orders:
         if what == "renew":
             self._renew()
         elif what == "save":
-            self._host.ask_all(RequestFlag.SAVE)
+            self._host.launch.ask_all(RequestFlag.SAVE)
         elif what == "stop":
-            self._host.stop_all()
+            self._host.launch.stop_all()
         else:
             raise ValueError(f"a worker can be asked to save or to stop, not {what!r}")
 
@@ -160,11 +160,11 @@ class Orders:
         """Ask all to stop, to make room for another launch; an order to stop would end the job."""
         if self._launch is not None:
             self._tell({"kind": "renewing", "worker": self._launch.workers[0]})
-            self._host.ask_all(RequestFlag.STOP)
+            self._host.launch.ask_all(RequestFlag.STOP)
 
     def _abandon(self, reason: str) -> None:
         """Give a launch up whose processes do not even end when they are killed."""
-        self._host.abandon(reason)
+        self._host.launch.abandon(reason)
         self._mpi.abandon()
         if self._launch is not None:
             self._give_up(self._launch, "")
@@ -199,7 +199,9 @@ class Agent:
         self._listener = Listener(settings.directory / SOCKET_NAME)
         self.reactor.watch(self._listener, self._accept)
         limits = HostLimits(settings.directory)
-        self._watch = HostWatch(limits, self.tell, lambda: self.host.ask_all(RequestFlag.SAVE))
+        self._watch = HostWatch(
+            limits, self.tell, lambda: self.host.launch.ask_all(RequestFlag.SAVE)
+        )
         self.host = WorkerHost(
             self.reactor,
             self._output,
@@ -232,26 +234,26 @@ class Agent:
 
     def turn(self) -> float:
         """Wait until something happens or is due, and see to it; return the time then."""
-        if self.host.is_helpless:
+        if self.host.launch.is_helpless:
             self.obey({"kind": "abandon", "reason": "no worker can be made"})
         pause_s = self._pause_s
         self.reactor.run_once(max(0.0, self._polled_at + pause_s - witnessed_s()))
         now = witnessed_s()
         self.host.push()
         self._tell_pause()
-        self._mpi.poll(now, self.host.state)
+        self._mpi.poll(now, self.host.launch.state)
         if now - self._polled_at >= pause_s:
             self._polled_at = now
             self.host.poll(now, self._mpi.pid)
             self._helpers.poll(now)
-            has_workers = any(hosted.pid is not None for hosted in self.host.workers)
+            has_workers = any(hosted.pid is not None for hosted in self.host.launch.workers)
             self._watch.poll(now, has_workers=has_workers)
             self._tell_dropped()
         return now
 
     def _tell_pause(self) -> None:
         """Tell that the whole job stood still until now, if it has."""
-        counters = {hosted.worker: hosted.page.counter for hosted in self.host.workers}
+        counters = {hosted.worker: hosted.page.counter for hosted in self.host.launch.workers}
         self._pauses = self._pauses.observe(counters, time.monotonic())
         pause = self._pauses.pause
         if pause is not None:
@@ -260,9 +262,9 @@ class Agent:
     @property
     def _pause_s(self) -> float:
         """Seconds from one poll to the next."""
-        if self.host.is_inquiring:
+        if self.host.launch.is_inquiring:
             return min(_INQUIRING_POLL_S, self._poll_s)
-        may_rest = self.host.is_idle and not self.host.has_other_hosts
+        may_rest = self.host.launch.is_idle and not self.host.has_other_hosts
         return _IDLE_POLL_S if may_rest else self._poll_s
 
     def close(self) -> None:
@@ -309,7 +311,7 @@ class Agent:
             channel.close()
             hello.close()
         else:
-            self.host.take_guard(GuardLink(channel, process), hello)
+            self.host.launch.take_guard(GuardLink(channel, process), hello)
 
     def _tell_dropped(self) -> None:
         dropped = self.streams.dropped
@@ -336,16 +338,16 @@ class _HelperWatch:
         """Return the way to end each helper that runs, by its process id."""
         ends: dict[int | None, Callable[[str], None]] = {
             self._mpi.pid: self._end_launch,
-            self._host.pool.pid: self._host.pool.replace,
-            self._host.writer.pid: self._host.writer.replace,
+            self._host.part.pool.pid: self._host.part.pool.replace,
+            self._host.part.writer.pid: self._host.part.writer.replace,
         }
-        for hosted in self._host.workers:
+        for hosted in self._host.launch.workers:
             if hosted.guard is not None:
                 ends[hosted.guard.pid] = partial(self._end_worker, hosted)
         return {pid: end for pid, end in ends.items() if pid is not None}
 
     def _end_launch(self, why: str) -> None:
-        self._host.kill_all(f"mpiexec {why}")
+        self._host.launch.kill_all(f"mpiexec {why}")
         self._mpi.kill()
 
     @staticmethod

@@ -13,16 +13,14 @@ from typing import TypeAlias
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, HostLink, OtherHost, Queue, Up
 from holdfast.runtime.host.host_part import HostPart
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.launch_part import LaunchPart
-from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.host.pool_process import PoolStart, WarmPool
-from holdfast.runtime.saving.writer_link import WriterLink
+from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
-from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 _OTHERS_END_WITHIN_S = 5.0
 """The agents of all other hosts end at once, and side by side."""
@@ -55,7 +53,7 @@ class LocalHost:
 
 
 class WorkerHost:
-    """One launch's workers on this host, and the pool that they come from."""
+    """The ``launch`` part of an agent, its own host's ``part``, and the other hosts."""
 
     def __init__(
         self,
@@ -73,8 +71,7 @@ class WorkerHost:
         self.own_name = ""
         """The name of this host in a job of several."""
         link = LocalHost(self._queue)
-        self._output = output
-        self._launch = link.launch = LaunchPart(
+        self.launch = link.launch = LaunchPart(
             reactor, tell, [link], heartbeat_timeout_s=heartbeat_timeout_s
         )
         self.part = link.part = HostPart(
@@ -85,55 +82,6 @@ class WorkerHost:
             pool=pool,
             on_files=on_files,
         )
-
-    @property
-    def pool(self) -> WarmPool:
-        """The pool of this host."""
-        return self.part.pool
-
-    @property
-    def writer(self) -> WriterLink:
-        """The writer of this host."""
-        return self.part.writer
-
-    @property
-    def workers(self) -> tuple[HostedWorker, ...]:
-        """The workers that are hosted, from the announcement of their launch to their end."""
-        return self._launch.workers
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no worker is hosted, and no save of dead workers is being committed."""
-        return self._launch.is_idle
-
-    @property
-    def state(self) -> HostState:
-        """The workers of the newest launch, in short."""
-        return self._launch.state
-
-    @property
-    def progress(self) -> Message:
-        """How far training has come, in short."""
-        return self._launch.progress
-
-    def describe(self) -> Message:
-        """Return how far training has come, and a line for each worker."""
-        return self._launch.describe()
-
-    @property
-    def is_helpless(self) -> bool:
-        """Whether no worker lives, and none can be made."""
-        return self._launch.is_helpless
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether the pool has imported everything."""
-        return self.part.pool.is_warm
-
-    @property
-    def is_inquiring(self) -> bool:
-        """Whether workers are about to be killed, as soon as it is known what they do."""
-        return self._launch.is_inquiring
 
     def begin(self, launch: HostedLaunch) -> None:
         """Make the workers of ``launch``, which wait for their guards.
@@ -149,7 +97,7 @@ class WorkerHost:
         gone = sorted(set(places.values()) - set(links) - {self.own_name, ""})
         if gone:
             raise OSError(errno.EHOSTDOWN, f"{', '.join(gone)} cannot be reached")
-        self._launch.begin(launch, placed)
+        self.launch.begin(launch, placed)
 
     def add_host(
         self, start: Callable[[_OnMessage, _OnLost], OtherHost], *, is_tried: bool = False
@@ -164,42 +112,19 @@ class WorkerHost:
         host = start(self._hear, self._lose)
         self._others.append(host)
         if not is_tried:
-            self._launch.add_host(host)
+            self.launch.add_host(host)
 
     def admit(self, name: str) -> None:
         """Let a host that was tried again, and has answered, take workers of the next launch."""
         for host in self._others:
             if host.name == name and not host.is_lost:
-                self._launch.add_host(host)
+                self.launch.add_host(host)
 
     def _hear(self, host: HostLink, message: Up) -> None:
-        self._queue.put(lambda: self._launch.hear(host, message))
+        self._queue.put(lambda: self.launch.hear(host, message))
 
     def _lose(self, host: HostLink, why: str) -> None:
-        self._queue.put(lambda: self._launch.lose_host(host, why))
-
-    def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
-        """Tie a guard that has connected to its worker, or turn it away."""
-        self._launch.take_guard(guard, hello)
-
-    def ask_all(self, what: RequestFlag) -> None:
-        """Set a request in every worker's status."""
-        self._launch.ask_all(what)
-
-    def stop_all(self) -> None:
-        """Ask every worker to stop; those that come to no step in time are halted."""
-        self._launch.stop_all()
-
-    def kill_all(self, why: str, *, is_urgent: bool = False) -> None:
-        """SIGKILL all workers; their ends are reported as they come.
-
-        If it is urgent, what they have left in memory is waited for only a moment.
-        """
-        self._launch.kill_all(why, is_urgent=is_urgent)
-
-    def abandon(self, why: str) -> None:
-        """Report the deaths of all workers, which may still hang in the kernel, and begin anew."""
-        self._launch.abandon(why)
+        self._queue.put(lambda: self.launch.lose_host(host, why))
 
     def poll(self, now: float, mpiexec: int | None = None) -> None:
         """Look at the workers, at writer and pool, and at orders that are under way."""
@@ -207,7 +132,7 @@ class WorkerHost:
             host.poll(now)
         self._others = [host for host in self._others if not host.has_ended]
         self.part.poll(now, (mpiexec, *(host.pid for host in self._others)))
-        self._launch.poll(now)
+        self.launch.poll(now)
 
     def push(self) -> None:
         """Let other hosts know what has changed in the agent's words of the statuses."""
@@ -221,7 +146,7 @@ class WorkerHost:
 
     def close(self) -> None:
         """Kill all workers, wait for them if they end, and end pool and writer."""
-        self._launch.kill_all("the agent ends", is_urgent=True)
+        self.launch.kill_all("the agent ends", is_urgent=True)
         for host in self._others:
             host.end()
         bound = Bound(_OTHERS_END_WITHIN_S)

@@ -68,8 +68,9 @@ class FakeAgent:
         self.orders: list[Message] = []
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
-        self.host = SimpleNamespace(progress={"workers": 2, "phase": "training"}, writer=writer)
-        self.host.describe = lambda: self.host.progress
+        progress = {"workers": 2, "phase": "training"}
+        launch = SimpleNamespace(progress=progress, describe=lambda: progress)
+        self.host = SimpleNamespace(launch=launch, part=SimpleNamespace(writer=writer))
 
     def _start_writer(self) -> None:
         self.writers_started += 1

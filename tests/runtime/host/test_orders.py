@@ -31,6 +31,7 @@ class Agent:
         self.errors: dict[str, OSError] = {}
         self.told: list[Message] = []
         parts = {part: SimpleNamespace(**self._calls(part)) for part in ("host", "mpi", "watch")}
+        parts["host"].launch = parts["host"]
         self.orders = Orders(**parts, tell=self.told.append, socket=Path("/a.sock"))  # type: ignore[arg-type]
 
     def _calls(self, part: str) -> dict[str, Callable[..., None]]:

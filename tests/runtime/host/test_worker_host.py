@@ -121,7 +121,7 @@ class Host:
             heartbeat_timeout_s=1.0,
             pool=PoolSettings((), "none:none"),
         )
-        self.pages: dict[int, WorkerStatus] = self.real.pool.pages  # type: ignore[attr-defined]
+        self.pages: dict[int, WorkerStatus] = self.real.part.pool.pages  # type: ignore[attr-defined]
         self.guards: list[Channel] = []
         self.now = 1000.0
         self.real.begin(LAUNCH)
@@ -135,7 +135,7 @@ class Host:
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
         self.guards.append(theirs)
-        self.real.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
+        self.real.launch.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
 
     def guard_both(self, phase: Phase) -> None:
         for worker in (0, 1):
@@ -157,7 +157,7 @@ class Host:
 
     @property
     def writer(self) -> FakeWriter:
-        writer: FakeWriter = self.real.writer  # type: ignore[attr-defined]
+        writer: FakeWriter = self.real.part.writer  # type: ignore[attr-defined]
         return writer
 
     def end(self, worker: int) -> None:
@@ -168,7 +168,7 @@ class Host:
 
     def control(self, worker: int) -> Channel:
         """The worker's end of its channel to the agent."""
-        controls: dict[int, Channel] = self.real.pool.controls  # type: ignore[attr-defined]
+        controls: dict[int, Channel] = self.real.part.pool.controls  # type: ignore[attr-defined]
         return controls[worker]
 
     def ask(self, worker: int, question: Message) -> Message:
@@ -273,14 +273,14 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
 
     host.end(1)
     assert host.of_kind("worker_exited") == [0]
-    assert not host.real.is_idle
+    assert not host.real.launch.is_idle
 
     host.writer.settled(30)
     assert host.of_kind("worker_exited") == [0, 1]
     assert [event["report"] for event in host.events if event["kind"] == "worker_report"] == [
         {"kind": "checkpoint", "step": 30}
     ]
-    assert host.real.is_idle
+    assert host.real.launch.is_idle
 
 
 def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
@@ -365,7 +365,7 @@ def test_killed_worker_that_does_not_end_is_written_off(
         host.guard(rank)
     monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
-    host.real.kill_all("killed with its launch")
+    host.real.launch.kill_all("killed with its launch")
     host.pass_time(UNKILLABLE_AFTER_S)
     assert host.of_kind("worker_exited") == []
     host.pass_time(1)
@@ -376,7 +376,7 @@ def test_killed_worker_that_does_not_end_is_written_off(
     cause = host.events[-1]["cause"]
     assert cause.startswith("killed with its launch; process ")
     assert cause.endswith(" does not end")
-    assert host.real.is_idle
+    assert host.real.launch.is_idle
 
 
 def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
@@ -385,12 +385,12 @@ def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
     host.guard_both(Phase.TRAINING)
     monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
-    host.real.abandon("it does not end")
+    host.real.launch.abandon("it does not end")
 
     assert host.of_kind("worker_exited") == [0, 1]
-    assert host.real.is_idle
+    assert host.real.launch.is_idle
     assert host.writer.replaced == ["it does not end"]
-    pool: FakePool = host.real.pool  # type: ignore[assignment]
+    pool: FakePool = host.real.part.pool  # type: ignore[assignment]
     assert pool.abandoned == ["it does not end"]
 
 
