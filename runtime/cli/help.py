@@ -16,7 +16,7 @@ from holdfast.runtime.options.job_options import OPTIONS
 GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("run", "attach", "stop"),
     "Look": ("status", "logs", "report", "list"),
-    "Checkpoints": ("save", "inspect", "verify", "repair", "export", "import"),
+    "Checkpoints": ("save", "inspect", "verify", "repair", "export"),
     "Batch": ("sbatch",),
     "Trouble": ("doctor",),
 }
@@ -28,10 +28,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "export": (
         "export --to weights.npz",
         "export holdfast-train --to model.keras --model train.py",
-    ),
-    "import": (
-        "import -n 4 pretrained.weights.h5 train.py",
-        "import --run-dir second holdfast-train train.py --epochs 5",
     ),
     "inspect": ("inspect", "inspect holdfast-train --diff 100 200"),
     "list": ("list", "list /scratch/runs"),

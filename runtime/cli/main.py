@@ -22,7 +22,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.runtime.cli.help import hint_for, write_commands
 from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
-from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.removed import removal_of
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
@@ -35,8 +35,7 @@ from holdfast.runtime.system.signals import write_in_background
 
 _HOMES = {
     "doctor": "doctor",
-    "export": "weights",
-    "import": "weights",
+    "export": "export",
     "inspect": "checkpoints",
     "list": "status",
     "logs": "status",
@@ -52,10 +51,10 @@ _HOMES = {
 
 Together they take 0.2 s, and some load NumPy: a job begins without them."""
 
-_FUNCTIONS = {"import": "import_weights", "list": "list_runs"}
+_FUNCTIONS = {"list": "list_runs"}
 """Functions of commands whose names mean something else in Python."""
 
-_OF_JOBS = ("run", "attach", "import")
+_OF_JOBS = ("run", "attach")
 """Commands that have a job to mind, which a terminal may not stop."""
 
 
@@ -111,7 +110,7 @@ def holdfast(context: click.Context) -> None:
     context.default_map = {
         name: _by_parameter(context, name, table)
         for name, table in context.obj.items()
-        if name not in (RUN, IMPORT)
+        if name != RUN
     }
 
 
@@ -200,7 +199,7 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
 
 def _known_keys(name: str, command: click.Command) -> list[str]:
     """Return the names that the table of a command may hold."""
-    if name in (RUN, IMPORT):
+    if name == RUN:
         return keys_of(name)
     return sorted(_parameters(command))
 

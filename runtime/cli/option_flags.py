@@ -51,13 +51,13 @@ run_dir_argument = click.argument("run_dir", type=PATH, required=False, callback
 _QUOTED = r"""["']{}["']"""
 
 
-def flags_of(command: str, **helps: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command its flags; ``helps`` says some otherwise."""
+def flags_of(command: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command its flags."""
 
     def decorate(function: _Command) -> _Command:
         for name, option in reversed(list(OPTIONS.items())):
             if option.flags and command in option.commands:
-                function = _flag(name, option, helps.get(name, option.help))(function)
+                function = _flag(name, option, option.help)(function)
         return function
 
     return decorate

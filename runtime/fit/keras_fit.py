@@ -357,8 +357,7 @@ class _Training:
         if not job.work_plan.is_open:
             steps = job.work_plan.steps_per_epoch
             self._steps_per_epoch = min(steps, self._call.steps_per_epoch or steps)
-        is_told = context.config.options.trains and self._call.shown != SILENT
-        if job.stage.number == 1 and is_told:
+        if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = self._few_samples(job, context)
         if few is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.recovery.detector import Pause
@@ -60,7 +59,6 @@ class JobConsole:
         self._progress = progress
         self._is_verbose = options.verbose
         self._is_quiet = options.quiet
-        self._is_import = not options.trains
         self._errors: dict[int, Message] = {}
         self._unsaid: list[_Unsaid] = []
         self._traces: set[str] = set()
@@ -229,8 +227,6 @@ class JobConsole:
 
         If one error ended the whole job, its workers' deaths get no lines of their own.
         """
-        if self._is_import and end.exit_code == ExitCode.STOPPED_EARLY and not end.is_failure:
-            end = replace(end, reason="imported the weights; `holdfast run` trains on from them")
         is_their_own = any(end.reason in each.line for each in self._unsaid)
         is_everyones = all(end.reason in each.line for each in self._unsaid)
         if not is_everyones:

@@ -24,7 +24,6 @@ from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.mca_settings import check_between_hosts, check_mca, read_mca
 from holdfast.runtime.options.option import (
     DOCTOR,
-    IMPORT,
     RUN,
     Option,
     at_least,
@@ -40,7 +39,6 @@ from holdfast.runtime.options.option import (
 from holdfast.runtime.options.rate_scale import RULES
 from holdfast.runtime.system.own_process import usable_cores
 
-_BOTH = (RUN, IMPORT)
 _EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
 _DEFAULT_SEED = 0
@@ -117,7 +115,6 @@ class JobOptions:
         read=read_path,
         metavar="PATH",
         default_text="./holdfast-<script's name>",
-        commands=_BOTH,
         group="Run",
     )
     argv: tuple[str, ...] = without_flag(
@@ -128,7 +125,6 @@ class JobOptions:
         "Workers to start with.",
         1,
         1,
-        commands=_BOTH,
         default_text="1; in a batch job its tasks; with hosts all of their slots",
     )
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
@@ -138,7 +134,6 @@ class JobOptions:
         None,
         1,
         default_text="N of -n",
-        commands=_BOTH,
     )
     threads: int | None = _number(
         "--threads",
@@ -146,7 +141,6 @@ class JobOptions:
         None,
         1,
         default_text="cores / N",
-        commands=_BOTH,
     )
     seed: int | None = _number(
         "--seed",
@@ -154,7 +148,6 @@ class JobOptions:
         None,
         0,
         default_text=str(_DEFAULT_SEED),
-        commands=_BOTH,
     )
     initial: Path | None = _path(
         "--initial",
@@ -162,16 +155,12 @@ class JobOptions:
         metavar="WEIGHTS",
         default_text=_THE_SCRIPTS,
     )
-    initial_step: int | None = _number(
-        "--step", "The step of another run.", None, 0, default_text="its newest", commands=(IMPORT,)
-    )
     again: bool = _switch(
         "--again", "Run the script of a complete run again, although nothing is to train."
     )
     fresh: bool = _switch(
         "--fresh",
         "Set an existing run aside, in previous-1 of its directory, and begin a new one.",
-        commands=_BOTH,
     )
     hosts: tuple[HostSlots, ...] = option(
         "--hosts",
@@ -339,11 +328,10 @@ class JobOptions:
         _PRELOADED,
         read=read_words(","),
         metavar="MODULES",
-        commands=_BOTH,
         group="Processes and MPI",
     )
     mpiexec: Path | None = _path(
-        "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
+        "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's"
     )
     mca: tuple[str, ...] = option(
         "--mca",
@@ -360,10 +348,9 @@ class JobOptions:
         "-v --verbose",
         "Show the lines of all workers, each behind its worker, Open MPI's own messages, "
         "and whole tracebacks.",
-        commands=_BOTH,
         group="Output and tests",
     )
-    quiet: bool = _switch("-q --quiet", "Say only what goes wrong.", commands=_BOTH)
+    quiet: bool = _switch("-q --quiet", "Say only what goes wrong.")
     trace: bool = _switch(
         "--trace",
         "Keep what each worker does when, in trace of the run directory; report --trace shows it.",
@@ -382,7 +369,6 @@ class JobOptions:
         is_repeated=True,
         check=_check_faults,
     )
-    trains: bool = without_flag("Only `holdfast import` sets it.", default=True, read=read_switch)
 
     def __post_init__(self) -> None:
         """Refuse requests that make no sense, with one sentence each."""

@@ -30,7 +30,7 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate(_PREFIXES) if prefix},
 }
 
-RUN, IMPORT, DOCTOR = "run", "import", "doctor"
+RUN, DOCTOR = "run", "doctor"
 
 
 @dataclass(frozen=True, slots=True)

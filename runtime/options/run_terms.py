@@ -222,7 +222,7 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
 
 
 _OF_COMPLETE_RUNS = (
-    *("argv", "initial", "trains"),
+    *("argv", "initial"),
     *("fit", "scale_batch", "scale_rate", "accept_batch_mixing"),
 )
 """Options by which the script of a complete run may do something else; others need a training."""

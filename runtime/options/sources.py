@@ -1,6 +1,6 @@
 """Where options come from: flags, ``HOLDFAST_*``, ``holdfast.toml``, batch job, or defaults.
 
-``holdfast run`` and ``holdfast import`` build their options here.  No other file
+``holdfast run`` builds its options here.  No other file
 reads an option from the environment.
 """
 

@@ -63,7 +63,6 @@ _PASSES = 2
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
 
-_NOTHING_SAVED = -1
 _LOOK_S = 0.05
 _NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
@@ -99,9 +98,7 @@ class Saver:
         """Whether the saved state of ``saved_step`` lacks what follows the step: a validation,
         callbacks.  The state after them has to be saved as well."""
         self._failures: Counter[int] = Counter()
-        # The first step needs no checkpoint, unless the job does not train and only saves.
-        trains = context.config.options.trains
-        self.saved_step = work_plan.begin if trains else _NOTHING_SAVED
+        self.saved_step = work_plan.begin  # the first step needs no checkpoint
 
     @property
     def in_flight_bytes(self) -> int:

@@ -5,7 +5,7 @@ script is run up to its training, ``fit`` or a trainer, which refuses to train. 
 result of a function of the script, or the training's model.  In both cases the data of the training
 tell the shape of an input, if the model does not know it.
 
-The file or directory appears whole under its name, or not at all.
+The file appears whole under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -43,27 +43,16 @@ _MODULE_NAME = "holdfast_model"
 
 
 _CURSOR, _COMPANION, _OPTIMIZER = "cursor/", "companion/", "optimizer/"
-_SAVED_MODEL = "saved_model.pb"
-"""A directory with this file in it may be replaced; other directories are the user's."""
-
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 """What a file system answers that has no hard links, such as FAT."""
 
 
 class ExportFormat(str, Enum):
-    """The formats that can be written; the values are those of ``--format``."""
+    """The formats that can be written; the values are the ends of their files' names."""
 
-    NPZ = "npz"
-    WEIGHTS = "weights"
-    KERAS = "keras"
-    SAVEDMODEL = "savedmodel"
-
-
-_SUFFIXES = {
-    ".npz": ExportFormat.NPZ,
-    ".weights.h5": ExportFormat.WEIGHTS,
-    ".keras": ExportFormat.KERAS,
-}
+    NPZ = ".npz"
+    WEIGHTS = ".weights.h5"
+    KERAS = ".keras"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +68,24 @@ class ExportRequest:
         """Refuse a wrong request before anything is read."""
         if self.format is not ExportFormat.NPZ and self.model is None:
             raise UsageError(
-                f"the format {self.format.value} needs your model; "
+                f"a {self.format.value} file needs your model; "
                 "give the script that trained it, or a function in it: --model script.py:function"
             )
-        wanted = [suffix for suffix, kind in _SUFFIXES.items() if kind is self.format]
-        if wanted and not self.target.name.endswith(wanted[0]):
-            raise UsageError(f"{self.target} must end in {wanted[0]}; choose another --to")
 
 
-def format_of(target: Path, wanted: str | None) -> ExportFormat:
-    """Return the format ``wanted``, or the one that the name of ``target`` stands for.
+def format_of(target: Path) -> ExportFormat:
+    """Return the format that the name of ``target`` stands for.
 
     Raises:
         UsageError: the name stands for no format.
     """
-    if wanted is not None:
-        return ExportFormat(wanted)
-    for suffix, kind in _SUFFIXES.items():
-        if target.name.endswith(suffix):
+    for kind in ExportFormat:
+        if target.name.endswith(kind.value):
             return kind
-    if target.suffix:
-        raise UsageError(
-            f"{target} has a name of no known format; end it in {', '.join(_SUFFIXES)} or, "
-            "for a SavedModel's directory, in no suffix, or give --format"
-        )
-    return ExportFormat.SAVEDMODEL
+    raise UsageError(
+        f"{target} has a name of no known format; end it in .npz, .weights.h5 or .keras (a script "
+        "that loads a .keras file makes a SavedModel of it: model.export(DIRECTORY))"
+    )
 
 
 def export_state(
@@ -183,10 +165,8 @@ def _refuse_way_out(name: str) -> None:
 def _write_model(model: Any, draft: Path, kind: ExportFormat) -> None:
     if kind is ExportFormat.WEIGHTS:
         model.save_weights(draft)
-    elif kind is ExportFormat.KERAS:
-        model.save(draft)
     else:
-        model.export(str(draft), format="tf_saved_model", verbose=False)
+        model.save(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +303,11 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
         with _folder_beside(target) as folder:
             draft = folder / target.name  # Keras looks at the suffix
             write(draft)
-            _sync_tree(draft)
-            _replace(draft, target, is_forced=is_forced)
+            sync(draft)
+            if is_forced:
+                draft.replace(target)
+            else:
+                _place(draft, target)
             sync_names(target.parent)
     except OSError as error:
         raise _unwritable(target, error.strerror or str(error)) from error
@@ -358,45 +341,19 @@ def refuse_existing(target: Path, *, is_forced: bool) -> None:
         return
     if not is_forced:
         raise UsageError(f"{target} exists; choose another --to, or replace it with --force")
-    if target.is_dir() and not (target / _SAVED_MODEL).is_file():
-        raise UsageError(f"{target} is a directory, and not of a SavedModel; choose another --to")
-
-
-def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
-    """Give the draft its name; move a directory in its place away first."""
-    if not is_forced:
-        _place(draft, target)
-    elif target.is_dir() and not target.is_symlink():
-        old = draft.with_name("old")
-        target.rename(old)
-        try:
-            draft.rename(target)
-        except OSError:
-            old.rename(target)
-            raise
-    else:
-        draft.replace(target)
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory; choose another --to")
 
 
 def _place(draft: Path, target: Path) -> None:
     """Give the draft a name that nothing has, not even since a moment ago."""
-    if not draft.is_dir():
+    try:
         # On NFS a file's rename replaces what is there; a second name for it does not.
-        try:
-            os.link(draft, target)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LINKS:
-                raise
-        else:
-            return
-    LocalFileSystem().rename_noreplace(draft, target)
-
-
-def _sync_tree(path: Path) -> None:
-    if path.is_dir():
-        for child in path.iterdir():
-            _sync_tree(child)
-    sync(path)
+        os.link(draft, target)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        LocalFileSystem().rename_noreplace(draft, target)
 
 
 def _unwritable(target: Path, reason: str) -> UsageError:

@@ -22,58 +22,69 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
+from holdfast.checkpoint.reader import compare_specs, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors, specs_of
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.training.weights_source import WeightsKind, WeightsSource, is_weight
+
+_KERAS_SUFFIXES = (".weights.h5", ".keras")
+_NOT_WEIGHTS = ("cursor/", "optimizer/")
+_NEWEST_OF_TENSORFLOW = "checkpoint"
+"""The file in which TensorFlow notes which of a directory's checkpoints is the newest."""
 
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
 """Errors of a file that is cut short or of another kind; other errors come from the model."""
 
 
-def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
-    """Set the weights of a replica from a file, or from a checkpoint of another run.
+def load_initial_weights(replica: Replica, path: Path) -> None:
+    """Set the weights of a replica from a file, or from the newest checkpoint of another run.
 
     Raises:
         UsageError: there is no such file, or it holds another model's weights.
         RunUnreadable: the checkpoint of another run cannot be read just now.
     """
-    path = source.path
-    match source.kind:
-        case WeightsKind.RUN:
-            _take(replica, _of_run(source), path)
-        case WeightsKind.ARCHIVE:
-            _take(replica, _of_archive(path), path)
-        case WeightsKind.KERAS:
-            source.check_file()
-            _fill(replica, path, lambda model: model.load_weights(path))
-        case WeightsKind.TENSORFLOW:
-            source.check_file()
-            _fill(replica, path, lambda model: _read_tensorflow(model, path))
+    if path.is_dir() and not (path / _NEWEST_OF_TENSORFLOW).is_file():
+        _take(replica, _of_run(path), path)
+    elif path.suffix == ".npz" and not path.is_dir():
+        _take(replica, _of_archive(path), path)
+    elif path.name.endswith(_KERAS_SUFFIXES) and not path.is_dir():
+        _refuse_missing(path)
+        _fill(replica, path, lambda model: model.load_weights(path))
+    else:
+        _refuse_missing(path if path.is_dir() else path.with_name(f"{path.name}.index"))
+        _fill(replica, path, lambda model: _read_tensorflow(model, path))
 
 
-def _of_run(source: WeightsSource) -> Tensors:
-    store = CheckpointStore(source.path)
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise UsageError(
+            f"{path} does not exist; begin with a .weights.h5, .keras or .npz file, the prefix "
+            "or directory of a TensorFlow checkpoint, or another run's directory"
+        )
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a tensor of a state is a weight, not the optimizer's or the cursor's."""
+    return not name.startswith(_NOT_WEIGHTS)
+
+
+def _of_run(path: Path) -> Tensors:
     try:
-        if source.step is not None:
-            return restore(store, source.step).state
-        restored, rejections = restore_newest(store)
+        restored, rejections = restore_newest(CheckpointStore(path))
     except CheckpointError as error:
         kind = RunUnreadable if _may_pass(error) else UsageError
-        raise kind(f"{source.path} cannot give the first weights: {error}") from error
+        raise kind(f"{path} cannot give the first weights: {error}") from error
     for unread in (found for found in rejections if found.is_unread):
         raise RunUnreadable(  # an older step has other weights, and nobody asked for them
-            f"{source.path} cannot give the first weights: its checkpoint step {unread.step} could "
-            f"not be read: {unread.reason}; it is not known to be damaged: run again, or name "
-            "another step"
+            f"{path} cannot give the first weights: its checkpoint step {unread.step} could "
+            f"not be read: {unread.reason}; it is not known to be damaged: run again"
         )
     if restored is None:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "there is none"
         raise UsageError(
-            f"{source.path} has no valid checkpoint to take the first weights from: {reasons}"
+            f"{path} has no valid checkpoint to take the first weights from: {reasons}"
         )
     return restored.state
 

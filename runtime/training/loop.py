@@ -464,8 +464,6 @@ class TrainingLoop:
     def _has_ended(self) -> bool:
         """Return whether the loop ends here: no update is left or wanted, or a stop is due."""
         cursor, work_plan = self._progress.cursor, self._job.work_plan
-        if not self._context.config.options.trains:
-            return True
         if self._ending is not None or self.is_complete:
             return True
         return self._is_stopping and work_plan.is_save_point(cursor)

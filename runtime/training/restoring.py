@@ -223,7 +223,7 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
         return
     load_initial_weights(replica, job.initial)
     sha256 = state_sha256(replica.state())
-    source = str(job.initial.path)
+    source = str(job.initial)
     record(context.journal, events.InitialWeights(source=source, sha256=sha256))
 
 

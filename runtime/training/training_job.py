@@ -35,7 +35,6 @@ from holdfast.runtime.training.transaction import (
     WorkNotes,
     part_of,
 )
-from holdfast.runtime.training.weights_source import WeightsSource
 from holdfast.runtime.worker.records import ShownTerms
 
 _STAGE, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
@@ -158,7 +157,7 @@ class TrainingJob:
     numerics: Numerics
     schedule: Schedule
     retention: Retention
-    initial: WeightsSource | None = None
+    initial: Path | None = None
     stage: Stage = ONLY_STAGE
     verbose: int = LIVE
     """What people see of the training: that of Keras, 0 for nothing."""
@@ -440,13 +439,11 @@ def _ends(work_plan: WorkPlan, stages: Sequence[Stage]) -> frozenset[int]:
     return frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
 
 
-def _initial_of(
-    request: TrainingRequest, config: WorkerConfig, stage: Stage
-) -> WeightsSource | None:
+def _initial_of(request: TrainingRequest, config: WorkerConfig, stage: Stage) -> Path | None:
     """Return the source of a new run's weights: the command line's, else the script's.
 
     The command line's are those of the run's begin, so a later stage does not take them again.
     """
     if config.options.initial is not None and stage.number == 1:
-        return WeightsSource(config.options.initial, config.options.initial_step)
-    return None if request.initial is None else WeightsSource(request.initial)
+        return config.options.initial
+    return request.initial

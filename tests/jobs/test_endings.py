@@ -7,6 +7,8 @@ leaves for its end is done as in Python: threads, executors, atexit, files that 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -179,3 +181,23 @@ def test_end_of_a_script_that_hangs_is_cut_by_an_order_to_stop(tmp_path: Path) -
     assert {path.name for path in tmp_path.glob("thread *")} == {"thread 0", "thread 1"}
     assert job.report.failures == ()
     assert job.leftovers == ()
+
+
+def test_what_follows_a_job_in_its_process_can_be_interrupted(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.touch()
+    program = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from holdfast.runtime.options.job_options import JobOptions\n"
+        "from holdfast.runtime.head.client import run_job\n"
+        "watched = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2\n"
+        "before = [signal.getsignal(number) for number in watched]\n"
+        "run_job(JobOptions(Path(sys.argv[1]), Path(sys.argv[2])))\n"
+        "after = [signal.getsignal(number) for number in watched]\n"
+        "sys.exit(before != after or signal.set_wakeup_fd(-1) != -1)\n"
+    )
+
+    line = [sys.executable, "-c", program, str(script), str(tmp_path / "run")]
+
+    assert subprocess.run(line, check=False, capture_output=True).returncode == 0

@@ -14,7 +14,7 @@ from holdfast.runtime.cli import main as main_file
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.system.own_process import program_command
 
-COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
+COMMANDS = ("doctor", "export", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
 
 
@@ -26,7 +26,10 @@ HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
         (["run", "-n", "many", "train.py"], "'many' is not a valid integer"),
         (["run", "--nothing", "train.py"], "--nothing"),
         (["walk"], "no such command 'walk'"),
-        (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
+        (
+            ["import", "w.npz"],
+            "import was removed: a new run begins with other weights by `holdfast run --initial",
+        ),
         (["attach", "nowhere"], "nowhere does not exist"),
         (["report", "nowhere"], "nowhere does not exist"),
         (["inspect", "run", "8000"], "8000 is no run; a step is given as --step 8000"),

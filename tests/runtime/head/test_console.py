@@ -100,16 +100,6 @@ def test_run_that_was_complete_says_how_to_go_on(
     assert told.lines()[1:] == [line] * is_told
 
 
-def test_import_ends_with_what_it_has_done() -> None:
-    told = Told(trains=False)
-
-    told.voice.ended(End(ExitCode.STOPPED_EARLY, "stopped at step 0; run again to go on"))
-
-    reason = "imported the weights; `holdfast run` trains on from them"
-    assert told.lines() == [f"holdfast: {reason}"]
-    assert told.records("job_ended")[0]["reason"] == reason
-
-
 def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
     told.voice.heard(DEATH)
 

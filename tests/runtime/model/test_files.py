@@ -18,7 +18,6 @@ from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.tools.exporting import ExportFormat, ExportRequest, ModelSource, export_state
 from holdfast.runtime.training.initial_weights import load_initial_weights
-from holdfast.runtime.training.weights_source import WeightsSource
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -84,7 +83,7 @@ def test_exported_weights_begin_another_run(
     replica = build(tf, convolutional)
     before = copy_of(replica.state())
 
-    load_initial_weights(replica, WeightsSource(target))
+    load_initial_weights(replica, target)
 
     for name, value in replica.state().items():
         wanted = restored.state if name.startswith("weights/") else before
@@ -117,24 +116,6 @@ def test_archive_of_keras_has_the_optimizer_too(
     assert sorted(v.tobytes() for v in found) == sorted(v.tobytes() for v in wanted)
 
 
-def test_saved_model_predicts_as_the_replica_does(
-    tf: SimpleNamespace,
-    restored: Restored,
-    source: ModelSource,
-    replicas: list[Any],
-    tmp_path: Path,
-) -> None:
-    target = tmp_path / "served"
-    export_state(restored, ExportRequest(target, ExportFormat.SAVEDMODEL, source, is_forced=False))
-    replicas[0].load({n: v for n, v in restored.state.items() if not n.startswith("cursor/")})
-
-    served = tf.tensorflow.saved_model.load(str(target))
-
-    np.testing.assert_allclose(
-        served.serve(IMAGES[:5]), replicas[0].model(IMAGES[:5], training=False), rtol=1e-5
-    )
-
-
 def test_another_model_is_refused_by_the_names_of_its_tensors(
     restored: Restored, source: ModelSource, tmp_path: Path
 ) -> None:
@@ -163,7 +144,7 @@ def test_tensorflow_checkpoint_begins_a_run(
     made = checkpoint(model=saved.model) if is_named else checkpoint(saved.model)
     prefix = Path(made.save(str(tmp_path / "saved" / "ckpt")))
 
-    load_initial_weights(fresh, WeightsSource(prefix.parent if is_directory else prefix))
+    load_initial_weights(fresh, prefix.parent if is_directory else prefix)
 
     for name, value in fresh.state().items():
         wanted = trained if name.startswith("weights/") else before
@@ -181,14 +162,14 @@ def test_file_of_another_model_is_refused_by_the_names_of_tensors(
         tf.tensorflow.train.Checkpoint(model=model).write(str(tmp_path / "w"))
 
     with pytest.raises(UsageError, match=r"another model's weights: 'weights/.* were not set"):
-        load_initial_weights(replicas[0], WeightsSource(tmp_path / f"w{suffix}"))
+        load_initial_weights(replicas[0], tmp_path / f"w{suffix}")
 
 
 def test_damaged_file_is_refused(replicas: list[Any], tmp_path: Path) -> None:
     (tmp_path / "w.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
 
     with pytest.raises(UsageError, match=r"were not set|cannot be read"):
-        load_initial_weights(replicas[0], WeightsSource(tmp_path / "w.weights.h5"))
+        load_initial_weights(replicas[0], tmp_path / "w.weights.h5")
 
 
 @pytest.mark.parametrize("name", ["w.weights.h5", "w.keras", "w.index", "w.data-00000-of-00001"])
@@ -207,7 +188,7 @@ def test_file_that_is_cut_short_cannot_be_read(
     source = path if name.endswith((".h5", ".keras")) else tmp_path / "w"
 
     with pytest.raises(UsageError, match="cannot be read"):
-        load_initial_weights(replicas[0], WeightsSource(source))
+        load_initial_weights(replicas[0], source)
 
 
 def test_directory_whose_newest_tensorflow_checkpoint_is_gone(
@@ -217,4 +198,4 @@ def test_directory_whose_newest_tensorflow_checkpoint_is_gone(
     Path(f"{prefix}.index").unlink()
 
     with pytest.raises(UsageError, match=r"cannot be read: .* is not there"):
-        load_initial_weights(replicas[0], WeightsSource(tmp_path))
+        load_initial_weights(replicas[0], tmp_path)

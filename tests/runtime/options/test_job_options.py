@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.cli.run import run
-from holdfast.runtime.cli.weights import import_weights
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling
 
 OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
@@ -61,7 +60,6 @@ def options(tmp_path: Path) -> JobOptions:
         ({"deadline_s": -1.0}, "--deadline must be a positive number of seconds, got -1.0"),
         ({"stall_timeout_s": -1.0}, "--stall-timeout must be a number of seconds, or 0 or never"),
         ({"wait_lease_s": -1.0}, "--wait-lease must be a time of 0 s or more, got -1.0"),
-        ({"initial_step": -1}, "--step must be at least 0, got -1"),
         ({"faults": ("kill worker=1",)}, "--inject: .*step must be given"),
         ({"faults": ("kill worker=1 step=2",) * 2}, "--inject: .*strike at one address"),
     ],
@@ -117,12 +115,12 @@ def test_flags_are_there_once() -> None:
 
 
 def test_command_line_has_the_flags_of_the_options() -> None:
-    for command, name in ((run, RUN), (import_weights, IMPORT)):
-        found = {flag for param in command.params for flag in param.opts if flag.startswith("-")}
-        options = (option for option in OPTIONS.values() if name in option.commands)
-        wanted = {flag for option in options for flag in option.flags}
-        assert found - wanted <= {"--show-config"}
-        assert wanted <= found
+    found = {flag for param in run.params for flag in param.opts if flag.startswith("-")}
+    options = (option for option in OPTIONS.values() if RUN in option.commands)
+    wanted = {flag for option in options for flag in option.flags}
+
+    assert found - wanted <= {"--show-config"}
+    assert wanted <= found
 
 
 @pytest.mark.parametrize("seed", [2**53 + 1, str(2**63 + 1)])

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.option import DOCTOR, RUN
 from holdfast.runtime.options.sources import (
     Sources,
     build_options,
@@ -80,12 +80,12 @@ def test_paths_are_meant_from_the_working_directory() -> None:
 
 
 def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
-    """Otherwise `holdfast import` would be made on terms that only `run` knows."""
-    sources = Sources({}, {"HOLDFAST_SAVE_EVERY": "7"}, {"spares": 3, "seed": 5}, Path("/"), IMPORT)
+    table = {"spares": 3, "network": "eth1"}
+    sources = Sources({}, {"HOLDFAST_SAVE_EVERY": "7"}, table, Path("/"), DOCTOR)
 
     options = build_options(Path("train.py"), (), sources).options
 
-    assert (options.save_every, options.spares, options.seed) == (None, 0, 5)
+    assert (options.save_every, options.spares, options.network) == (None, 0, "eth1")
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,12 @@ def test_unknown_options_are_named_as_they_are_typed_with_those_that_are_known()
 
 
 def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> None:
-    run, its_import = keys_of(RUN), keys_of(IMPORT)
+    run, doctors = keys_of(RUN), keys_of(DOCTOR)
 
     assert run == sorted(run)
-    assert {"save_every", "inject"} <= set(run) - set(its_import)
-    assert "step" in set(its_import) - set(run)
-    assert not {"script", "argv", "trains"} & {*run, *its_import}
+    assert {"save_every", "inject"} <= set(run) - set(doctors)
+    assert "network" in doctors
+    assert not {"script", "argv"} & {*run, *doctors}
 
 
 def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> None:

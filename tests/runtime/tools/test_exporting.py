@@ -87,54 +87,25 @@ def restored(folder: Path, state: dict[str, Tensor] | None = None, **cursor: obj
         ("w.npz", ExportFormat.NPZ),
         ("w.weights.h5", ExportFormat.WEIGHTS),
         ("w.v2.keras", ExportFormat.KERAS),
-        ("served", ExportFormat.SAVEDMODEL),
-        (".hidden", ExportFormat.SAVEDMODEL),
     ],
 )
 def test_name_of_the_target_stands_for_its_format(name: str, kind: ExportFormat) -> None:
-    assert format_of(Path("/out.npz") / name, None) is kind
+    assert format_of(Path("/out.npz") / name) is kind
 
 
-@pytest.mark.parametrize("wanted", [kind.value for kind in ExportFormat])
-def test_format_that_is_asked_for_counts_before_the_name(wanted: str) -> None:
-    assert format_of(Path("w.keras"), wanted).value == wanted
-
-
-@pytest.mark.parametrize("name", ["w.h5", "w.txt", "w.NPZ", "model.v2"])
+@pytest.mark.parametrize("name", ["w.h5", "w.txt", "w.NPZ", "served"])
 def test_name_of_no_known_format_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        format_of(Path(name), None)
+        format_of(Path(name))
 
-    assert str(caught.value) == (
-        f"{name} has a name of no known format; end it in .npz, .weights.h5, .keras or, "
-        "for a SavedModel's directory, in no suffix, or give --format"
+    assert str(caught.value).startswith(
+        f"{name} has a name of no known format; end it in .npz, .weights.h5 or .keras ("
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "complaint"),
-    [
-        ("w.npy", ExportFormat.NPZ, "w.npy must end in .npz; choose another --to"),
-        ("w.h5", ExportFormat.WEIGHTS, "w.h5 must end in .weights.h5"),
-        ("w.npz", ExportFormat.KERAS, "w.npz must end in .keras"),
-    ],
-)
-def test_target_that_its_format_cannot_have_is_refused(
-    name: str, kind: ExportFormat, complaint: str
-) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        ExportRequest(Path(name), kind, NO_SCRIPT, is_forced=False)
-
-
-def test_saved_model_may_have_any_name() -> None:
-    request = ExportRequest(Path("model.v2"), ExportFormat.SAVEDMODEL, NO_SCRIPT, is_forced=False)
-
-    assert request.target == Path("model.v2")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ExportFormat if kind is not ExportFormat.NPZ])
 def test_all_formats_but_that_of_numpy_need_the_model(kind: ExportFormat) -> None:
-    with pytest.raises(UsageError, match=rf"^the format {kind.value} needs your model; give "):
+    with pytest.raises(UsageError, match=rf"^a {kind.value} file needs your model; give "):
         ExportRequest(Path("w"), kind, None, is_forced=False)
 
 
@@ -412,34 +383,15 @@ def test_result_that_is_no_model_is_named_with_its_type(script: Path) -> None:
         build(script, "def model(): return {}")
 
 
-def write_model(draft: Path, content: str = "new") -> None:
-    """Make a directory as TensorFlow does."""
-    (draft / "variables").mkdir(parents=True)
-    (draft / "saved_model.pb").write_text(content)
-    (draft / "variables" / "data").write_text(content)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_directory_replaces_a_saved_model_only_if_forced(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    publish(target, write_model, is_forced=False)
-
-    with pytest.raises(UsageError, match="exists"):
-        publish(target, write_model, is_forced=False)
-    publish(target, lambda draft: write_model(draft, "newer"), is_forced=True)
-
-    assert (target / "variables" / "data").read_text() == "newer"
-    assert names(tmp_path) == ["model"]
-
-
-def test_directory_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+def test_directory_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
 
-    with pytest.raises(UsageError, match="not of a SavedModel"):
-        publish(tmp_path / "home", write_model, is_forced=True)
+    with pytest.raises(UsageError, match="is a directory; choose another --to"):
+        publish(tmp_path / "home", fail, is_forced=True)
 
 
 @pytest.mark.parametrize(
@@ -586,25 +538,6 @@ def test_link_is_replaced_and_not_the_file_that_it_leads_to(tmp_path: Path) -> N
 
     assert not (tmp_path / "link").is_symlink()
     assert ((tmp_path / "link").read_text(), (tmp_path / "precious").read_text()) == ("new", "mine")
-
-
-def test_directory_comes_back_if_the_new_one_cannot_have_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, rename = tmp_path / "model", Path.rename
-    write_model(target, "old")
-
-    def rename_others(path: Path, new: Path) -> Path:
-        if (path / "saved_model.pb").read_text() == "new":
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(path, new)
-
-    monkeypatch.setattr(Path, "rename", rename_others)
-    with pytest.raises(UsageError, match="/model cannot be written: Input/output error; choose"):
-        publish(target, write_model, is_forced=True)
-
-    assert (target / "variables" / "data").read_text() == "old"
-    assert names(tmp_path) == ["model"]
 
 
 def test_refusal_of_the_writer_reaches_the_user_as_it_is(tmp_path: Path) -> None:

@@ -19,66 +19,8 @@ from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.initial_weights import load_initial_weights
+from holdfast.runtime.training.initial_weights import is_weight, load_initial_weights
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
-from holdfast.runtime.training.weights_source import WeightsKind, WeightsSource, is_weight
-
-CONFIG = worker_config()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """One good source of each kind."""
-    save(CheckpointStore(tmp_path / "run"), {"weights/a": np.zeros(2)}, header=Header("r", 1, 3))
-    (tmp_path / "tf").mkdir()
-    (tmp_path / "tf" / "checkpoint").touch()
-    for name in ("w.npz", "w.weights.h5", "w.keras", "tf/ckpt-1.index"):
-        (tmp_path / name).touch()
-    (tmp_path / "empty").mkdir()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("w.npz", WeightsKind.ARCHIVE),
-        ("w.weights.h5", WeightsKind.KERAS),
-        ("w.keras", WeightsKind.KERAS),
-        ("tf/ckpt-1", WeightsKind.TENSORFLOW),
-        ("tf", WeightsKind.TENSORFLOW),
-        ("run", WeightsKind.RUN),
-    ],
-)
-def test_kind_is_told_by_name_and_place(name: str, kind: WeightsKind, folder: Path) -> None:
-    source = WeightsSource(folder / name)
-
-    source.check()
-
-    assert source.kind is kind
-
-
-@pytest.mark.parametrize(
-    ("name", "step", "complaint"),
-    [
-        ("x.npz", None, "x.npz does not exist; begin with"),
-        ("x.weights.h5", None, "x.weights.h5 does not exist"),
-        ("model.h5", None, "model.h5.index does not exist"),
-        ("tf/ckpt-2", None, "ckpt-2.index does not exist"),
-        ("empty", None, "empty is no run: it has no RUN.json"),
-        ("run", 4, "run has no step 4; it has 3"),
-        ("w.npz", 3, "w.npz is an .npz file and has no step 3; only another run's directory"),
-        ("tf", 1, "tf is a TensorFlow checkpoint and has no step 1"),
-    ],
-)
-def test_what_is_not_there_is_refused_before_it_is_read(
-    name: str, step: int | None, complaint: str, folder: Path
-) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        WeightsSource(folder / name, step).check()
-
-
-def test_step_of_another_run_is_found(folder: Path) -> None:
-    WeightsSource(folder / "run", 3).check()
 
 
 @pytest.mark.parametrize("name", ["weights/a", "velocity", "optimizer_of_mine"])
@@ -145,7 +87,7 @@ def test_archive_gives_the_weights_and_leaves_the_optimizer(tmp_path: Path) -> N
     replica = Replica()
     np.savez(tmp_path / "w.npz", **weights())
 
-    load_initial_weights(replica, WeightsSource(tmp_path / "w.npz"))
+    load_initial_weights(replica, tmp_path / "w.npz")
 
     check_begun(replica)
 
@@ -156,14 +98,13 @@ def test_newest_checkpoint_of_another_run_gives_the_weights(tmp_path: Path) -> N
     save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 1))
     save(store, weights(), header=Header("r", 1, 2))
 
-    load_initial_weights(replica, WeightsSource(tmp_path))
+    load_initial_weights(replica, tmp_path)
 
     check_begun(replica)
 
 
-@pytest.mark.parametrize("step", [None, 2])
 def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CheckpointStore(tmp_path)
     for saved in (1, 2):
@@ -178,22 +119,9 @@ def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
     monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
 
     with pytest.raises(RunUnreadable, match=r"step 2 could not be read: .*ESTALE") as refused:
-        load_initial_weights(Replica(), WeightsSource(tmp_path, step=step))
+        load_initial_weights(Replica(), tmp_path)
     assert refused.value.exit_code == os.EX_TEMPFAIL
     assert "is not known to be damaged" in str(refused.value)
-
-
-def test_step_of_another_run_gives_the_weights(tmp_path: Path) -> None:
-    replica = Replica()
-    store = CheckpointStore(tmp_path)
-    save(store, weights(), header=Header("r", 1, 1))
-    save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 2))
-
-    load_initial_weights(replica, WeightsSource(tmp_path, step=1))
-
-    check_begun(replica)
-    with pytest.raises(UsageError, match="cannot give the first weights: checkpoint step 3"):
-        load_initial_weights(replica, WeightsSource(tmp_path, step=3))
 
 
 def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> None:
@@ -201,7 +129,7 @@ def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> N
     everything = {"weights/a": 1, "weights/b": 1, "weights/count": 1, "optimizer/rate": 7}
     (tmp_path / "x.weights.h5").write_text(json.dumps(everything))
 
-    load_initial_weights(replica, WeightsSource(tmp_path / "x.weights.h5"))
+    load_initial_weights(replica, tmp_path / "x.weights.h5")
 
     check_begun(replica)
 
@@ -221,7 +149,7 @@ def test_weights_that_the_model_did_not_set_are_named(
     (tmp_path / "x.weights.h5").write_text(json.dumps(content))
 
     with pytest.raises(UsageError) as caught:
-        load_initial_weights(KerasLike(), WeightsSource(tmp_path / "x.weights.h5"))
+        load_initial_weights(KerasLike(), tmp_path / "x.weights.h5")
 
     assert [word for word in words if word not in str(caught.value)] == []
 
@@ -231,7 +159,7 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", **weights(**{"weights/b": np.ones(5), "weights/c": np.ones(1)}))
 
     with pytest.raises(UsageError, match=r"extra 'weights/c'.*'weights/b' float32\[2, 3\] is"):
-        load_initial_weights(replica, WeightsSource(tmp_path / "w.npz"))
+        load_initial_weights(replica, tmp_path / "w.npz")
 
     assert replica.state()["weights/a"].tolist() == [0, 0]
 
@@ -254,31 +182,31 @@ def test_what_cannot_be_read_is_one_sentence(name: str, complaint: str, tmp_path
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
 
     with pytest.raises(UsageError, match=complaint):
-        load_initial_weights(Replica(), WeightsSource(tmp_path / name))
+        load_initial_weights(Replica(), tmp_path / name)
 
 
 def test_keras_file_needs_a_keras_model(tmp_path: Path) -> None:
     (tmp_path / "x.weights.h5").write_text("{}")
 
     with pytest.raises(UsageError, match="can only begin a Keras model"):
-        load_initial_weights(Replica(), WeightsSource(tmp_path / "x.weights.h5"))
+        load_initial_weights(Replica(), tmp_path / "x.weights.h5")
 
 
 @pytest.mark.parametrize(
     ("script", "line", "source"),
     [
         (None, None, None),
-        ("a.npz", None, WeightsSource(Path("a.npz"))),
-        (None, "b.npz", WeightsSource(Path("b.npz"), 7)),
-        ("a.npz", "b.npz", WeightsSource(Path("b.npz"), 7)),
+        ("a.npz", None, Path("a.npz")),
+        (None, "b.npz", Path("b.npz")),
+        ("a.npz", "b.npz", Path("b.npz")),
     ],
 )
 def test_command_line_comes_before_the_script(
-    script: str | None, line: str | None, source: WeightsSource | None
+    script: str | None, line: str | None, source: Path | None
 ) -> None:
     path = None if script is None else Path(script)
     request = TrainingRequest(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
-    config = worker_config(initial=line and Path(line), initial_step=7)
+    config = worker_config(initial=line and Path(line))
 
     job = describe_job(request, config, Numerics.here(threads=1))
 

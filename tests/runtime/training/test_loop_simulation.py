@@ -257,41 +257,6 @@ def test_death_beside_the_save_of_an_epochs_end_does_not_move_it_to_the_next_ste
     assert [record["step"] for record in job.journal("checkpoint")] == [end, STEPS]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_job_that_does_not_train_saves_what_it_begins_with(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], workers: int
-) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
-
-    begun = job.launch(Launch(workers, workers, 6, trains=False))
-    again = job.launch(Launch(workers, workers, 6, trains=False))
-    store = CheckpointStore(tmp_path / "run")
-    steps, saves = store.steps(), len(job.journal("checkpoint"))
-    ended = job.launch(Launch(4, 4, 6))
-
-    assert begun == again
-    assert {(ending.step, ending.is_complete) for ending in begun if ending} == {(0, False)}
-    assert steps == (0,)
-    assert saves == 1
-    assert ended == [undisturbed[6]] * 4
-
-
-def test_deaths_in_a_job_that_does_not_train_change_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending]
-) -> None:
-    dice = random.Random(2029)
-    for seed in range(SEEDS_IN_A_BATCH):
-        print("seed", seed)
-        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics)
-        deaths = {worker: dice.randint(0, 60) for worker in range(2)}
-
-        alive = job.launch(Launch(3, 3, 6, seed=seed, deaths=deaths, trains=False))[2]
-
-        assert alive is not None
-        assert CheckpointStore(tmp_path / f"seed-{seed}").steps() == (0,)
-        assert job.launch(Launch(2, 2, 6, seed=seed)) == [undisturbed[6]] * 2
-
-
 def test_plan_that_was_cut_short_is_carried_out_when_the_run_goes_on(
     tmp_path: Path, numerics: Numerics
 ) -> None:

@@ -32,7 +32,6 @@ from holdfast.runtime.training.training_job import (
     TrainingRequest,
     describe_job,
 )
-from holdfast.runtime.training.weights_source import WeightsSource
 
 NUMERICS = Numerics.here(threads=1)
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)
@@ -224,9 +223,9 @@ def test_later_training_draws_with_seeds_of_its_own(source: Any) -> None:
     ("stages", "wish", "users", "source"),
     [
         (None, None, {}, None),
-        (None, SCRIPTS, {}, WeightsSource(SCRIPTS)),
-        (None, SCRIPTS, {"initial": USERS, "initial_step": 3}, WeightsSource(USERS, 3)),
-        (LATER, SCRIPTS, {"initial": USERS, "initial_step": 3}, WeightsSource(SCRIPTS)),
+        (None, SCRIPTS, {}, SCRIPTS),
+        (None, SCRIPTS, {"initial": USERS}, USERS),
+        (LATER, SCRIPTS, {"initial": USERS}, SCRIPTS),
         (LATER, None, {"initial": USERS}, None),
     ],
     ids=["none", "script", "user before script", "later training", "later, no wish"],
@@ -235,7 +234,7 @@ def test_first_weights_of_the_user_are_those_of_the_runs_begin(
     stages: list[Stage] | None,
     wish: Path | None,
     users: dict[str, Any],
-    source: WeightsSource | None,
+    source: Path | None,
 ) -> None:
     assert job(stages, users, initial=wish).initial == source
 

@@ -408,7 +408,6 @@ class Launch:
     asks_at_step: int = 0
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None
-    trains: bool = True
     callback_host: Callable[[TinyReplica, int], CallbackHost] = lambda replica, rank: Alone()
     """Makes the callback host of the worker of a rank."""
     replica: Callable[[], Any] = TinyReplica
@@ -458,7 +457,6 @@ class SimulatedJob:
                 generation=generation,
                 microbatches=terms.microbatches,
                 seed=7,
-                trains=terms.trains,
                 capacity=terms.capacity,
                 hosts=[host for _, host in zip(workers, itertools.cycle(self._hosts))],
             )
