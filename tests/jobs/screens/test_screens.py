@@ -16,8 +16,7 @@ from terminals import TERMINALS, TmuxTerminal, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
 from holdfast.runtime.system.own_process import program_command
-from holdfast.runtime.tools.job_traces import JobTraces
-from holdfast.testing import JobRequest, start_job
+from holdfast.testing import JobRequest, JobTraces, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(200)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import testing
 from holdfast.runtime.system.owned_directory import make_owned_directory
-from holdfast.runtime.tools import job_traces
-from holdfast.runtime.tools.job_traces import JobTraces
+from holdfast.testing import JobTraces
 
 VARIABLE = "HOLDFAST_TEST_TRACES"
 
@@ -23,7 +23,7 @@ DEAD, OTHER = 2**22 + 1, 2**22 + 11
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobTraces]:
     """Traces of a job whose shared memory is a folder of its own."""
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(job_traces, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(testing, "SHARED_MEMORY", tmp_path / "shm")
     made = JobTraces(VARIABLE)
     yield made
     made.kill_all()
