@@ -272,7 +272,9 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.options.script.resolve()
     run = RunDirectory(config.run_dir.resolve())
-    record = ScriptRecord(run.script_record_path, is_of_hosts=bool(config.hosts))
+    record = ScriptRecord(
+        run.script_record_path, is_of_hosts=bool(config.hosts), owner=config.ownership
+    )
     script = CallingScript(path)
     share_names(record, script)
     directories = SharedDirectories(record, script, config.run_dir, began, is_first)

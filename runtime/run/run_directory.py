@@ -451,7 +451,7 @@ class Ownership:
             raise DirectoryLost(
                 ExitCode.RECOVERY_IMPOSSIBLE,
                 f"{self.run_dir} was removed or moved, or its RUN.json was: this job cannot save, "
-                "and ends; where the run is now, go on with it by `holdfast run --run-dir`",
+                "and ends; if it was moved, `holdfast run --run-dir PLACE` goes on with it there",
             )
         for proof in _PROOFS:
             proof()

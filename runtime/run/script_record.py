@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.run.run_directory import Ownership
+
 
 class ScriptRecord:
     """The record of one run, as one process of it sees it.
@@ -27,12 +29,16 @@ class ScriptRecord:
     Args:
         path: its file; made at the first need.
         is_of_hosts: whether processes of several hosts write it.
+        owner: the job's claim to the run directory; another job's record gets no line.
 
     A file system that refuses makes it forget: each process goes on by itself then.
     """
 
-    def __init__(self, path: Path, *, is_of_hosts: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, is_of_hosts: bool = False, owner: Ownership | None = None
+    ) -> None:
         self._path = path
+        self._owner = owner
         self._is_of_hosts = is_of_hosts
         self._known: dict[str, Any] = {}
         self._reached: dict[str, float] = {}
@@ -83,8 +89,13 @@ class ScriptRecord:
 
     def _add(self, entry: list[Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
-        turn = self.turn() if self._is_of_hosts else contextlib.nullcontext()
-        with turn, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._owner is not None:
+                self._owner.refuse_taken()
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        with self.turn() if self._is_of_hosts else contextlib.nullcontext():
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.write(file, line)

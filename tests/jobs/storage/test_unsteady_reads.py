@@ -13,6 +13,7 @@ from half_a_run import HALF, Begun
 from workload import EVEN, Undisturbed, assert_refused, assert_whole, request_of
 
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
@@ -27,6 +28,16 @@ def _request(run_dir: Path, patience_s: float) -> JobRequest:
     plain = request_of(EVEN, run_dir, workers=2)
     argv = [*plain.argv, "--outage", str(run_dir / "none"), "--patience", str(patience_s)]
     return replace(plain, script=PATIENT, argv=argv)
+
+
+def _begun_by_patient(begun: Begun, faulty: FaultyMount) -> Path:
+    """Return the run directory on the file system, as that of the patient script."""
+    run_dir = begun(faulty)
+    directory = RunDirectory(faulty.served / run_dir.name)
+    record = directory.load_record()
+    assert record is not None
+    directory.replace_record(replace(record, script=str(PATIENT.resolve())))
+    return run_dir
 
 
 def _assert_resumed(job: JobRun, sha256: str) -> None:
@@ -52,7 +63,7 @@ def _assert_resumed(job: JobRun, sha256: str) -> None:
 def test_what_cannot_be_read_for_a_while_is_read_later(
     rules: list[Rule], *, is_told: bool, faulty: FaultyMount, begun: Begun, undisturbed: Undisturbed
 ) -> None:
-    run_dir = begun(faulty)
+    run_dir = _begun_by_patient(begun, faulty)
     faulty.set(*rules)
     with start_job(_request(run_dir, 60.0)) as running:
         job = running.wait()
@@ -76,7 +87,7 @@ def test_what_cannot_be_read_for_a_while_is_read_later(
 def test_what_is_never_read_ends_the_job_and_costs_no_checkpoint(
     rule: Rule, words: str, faulty: FaultyMount, begun: Begun, undisturbed: Undisturbed
 ) -> None:
-    run_dir = begun(faulty)
+    run_dir = _begun_by_patient(begun, faulty)
     faulty.set(rule)
     with start_job(_request(run_dir, 1.0)) as running:
         ended = running.wait()
@@ -100,7 +111,7 @@ def test_host_that_remembers_an_empty_directory_resumes_what_another_one_has_beg
         for name in ("RUN.json", "lease", "journal.jsonl", "checkpoints"):
             assert not (run_dir / name).exists()
         (folder / "served" / "run").rmdir()
-        begun(faulty)
+        _begun_by_patient(begun, faulty)
         with start_job(_request(run_dir, 60.0)) as running:
             job = running.wait()
 

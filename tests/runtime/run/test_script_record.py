@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.script_record import ScriptRecord
 
 
@@ -87,3 +87,13 @@ def test_fresh_run_begins_with_an_empty_record(tmp_path: Path) -> None:
     assert folder is not None
     assert sorted(path.name for path in folder.iterdir()) == ["loaded", "script.jsonl"]
     assert ScriptRecord(directory.script_record_path).find("time") is None
+
+
+def test_record_of_another_run_gets_no_line(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create_record(RunRecord("other", FORMAT, 1.5, microbatches=1, seed=0, threads=1))
+    record = ScriptRecord(directory.script_record_path, owner=Ownership(tmp_path, "r"))
+
+    assert record.first("time", 1.5) == 1.5
+
+    assert not directory.script_record_path.exists()
