@@ -22,7 +22,7 @@ from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
@@ -48,6 +48,12 @@ def plan_of(run_dir: Path, *, newest: int = 2, token: str = "", **options: Any) 
         lease_token=token,
     )
     return SavePlan(config, layout, SaveTerms(Retention(newest)))
+
+
+def begin_run(run_dir: Path) -> None:
+    """Make a directory that has steps the one of a run: no other one may be changed."""
+    record = RunRecord(RUN_ID, FORMAT, 0.0, microbatches=1, seed=0, threads=1)
+    RunDirectory(run_dir).create_record(record)
 
 
 def ticket_of(plan: SavePlan, step: int, attempt: int) -> SaveTicket:

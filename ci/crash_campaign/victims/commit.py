@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from damages.ways import read_files
-from host import PARTS, Agent, HostMemory, plan_of, settled_by_another, ticket_of
+from host import PARTS, Agent, HostMemory, begin_run, plan_of, settled_by_another, ticket_of
 from job import RUN_ID, open_store, save_step, spoil
 from supervision import Say
 from tally import Wrong
@@ -42,6 +42,7 @@ class Commit:
         store = open_store(folder / RUN)
         for step in (OLDEST, OLD):
             save_step(store, seed, step)
+        begin_run(folder / RUN)
         if self._prior:
             run_id = "foreign" if self._prior == "foreign" else RUN_ID
             other = seed + (self._prior == "foreign")

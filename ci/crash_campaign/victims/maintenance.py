@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from host import LAUNCH, plan_of, ticket_of
+from host import LAUNCH, begin_run, plan_of, ticket_of
 from job import open_store, save_step, spoil, state_of
 from quiet_report import QuietReport
 from supervision import Say
@@ -34,6 +34,7 @@ class Care:
         store = open_store(folder / RUN)
         for step in (*SOUND, DAMAGED):
             save_step(store, seed, step)
+        begin_run(folder / RUN)
         spoil(store, DAMAGED, shard=2)
         dead = store.staging(NEW[0], LAUNCH - 1, 1)
         dead.open()
