@@ -200,14 +200,6 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *quiet(died(0), died(1), died(2)),
         (ENDED, "end 130"),
     ],
-    "stop three times, the last one with another code": [
-        *UP,
-        (STOP, "ask"),
-        (STOP, "kill now"),
-        (StopAsked(143), ""),
-        *quiet(died(0), died(1), died(2)),
-        (ENDED, "end 130"),
-    ],
     "stop while launching": [
         *quiet(joined(0)),
         (STOP, "kill"),
@@ -240,36 +232,6 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *quiet(died(1), died(2)),
         (ENDED, "end 75"),
     ],
-    "everyone dies after a stop was asked for": [
-        *UP,
-        (STOP, "ask"),
-        *quiet(died(0), died(1), died(2)),
-        (ENDED, "end 130"),
-    ],
-    "the job completes although it was asked to stop": [
-        *UP,
-        (STOP, "ask"),
-        *quiet(completed(0), completed(1), completed(2), left(0), left(1), left(2)),
-        (ENDED, "end 0"),
-    ],
-    "a worker dies after it completed": [
-        *UP,
-        *quiet(completed(0), completed(1), died(1), completed(2), left(0), left(2)),
-        (ENDED, "end 0"),
-    ],
-    "the first worker dies after it completed: nobody wrote the model": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), saved(), died(0), left(1), left(2)),
-        (ENDED, "launch 3+4+5 at g4"),
-        *quiet(joined(3), joined(4), joined(5), formed(4, 3, 4, 5)),
-        *quiet(*map(completed, (3, 4, 5)), *map(left, (3, 4, 5))),
-        (ENDED, "end 0"),
-    ],
-    "the script of the first worker fails after it completed": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), raised(0), died(0), left(1), left(2)),
-        (ENDED, "end 1"),
-    ],
     "all die after they completed, so the script did not come to its end": [
         *UP,
         *quiet(*map(completed, (0, 1, 2)), saved(), *map(died, (0, 1, 2))),
@@ -286,37 +248,11 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *quiet(*map(died, (0, 1, 2))),
         (ENDED, "end 130"),
     ],
-    "the script fails everywhere after it completed": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), *map(raised, (0, 1, 2)), *map(died, (0, 1, 2))),
-        (ENDED, "end 1"),
-    ],
-    "the script fails on one worker after it completed": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), raised(1), died(1), left(0), left(2)),
-        (ENDED, "end 0"),
-    ],
-    "workers complete with different bytes": [
-        *UP,
-        *quiet(completed(0), completed(1, "beef"), completed(2), *map(left, (0, 1, 2))),
-        (ENDED, "end 70"),
-    ],
-    "a script trains twice": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), completed(0, "beef", 40), completed(2, "beef", 40)),
-        *quiet(died(1), left(0), left(2)),
-        (ENDED, "end 0"),
-    ],
     "a bad sample kills one owner after the other": [
         *UP,
         *quiet(raised(0), died(0), formed(2, 1, 2), raised(1), died(1), formed(3, 2)),
         *quiet(raised(2), died(2)),
         (ENDED, "end 1"),
-    ],
-    "errors of two kinds are no common mistake": [
-        *UP,
-        *quiet(raised(0), raised(1, "OSError"), raised(2), *map(died, (0, 1, 2))),
-        (ENDED, "launch 3+4+5 at g4"),
     ],
     "one error and two deaths while training are no common mistake": [
         *UP,
@@ -341,12 +277,6 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *quiet(*map(died, (0, 1, 2))),
         (ENDED, "launch 3+4+5 at g4"),
     ],
-    "an injected exception before anybody trained is a death too": [
-        *quiet(joined(0), raised(0, "InjectedFault", is_death=True)),
-        (died(0, "exit 1"), "kill"),
-        *quiet(died(1), died(2)),
-        (ENDED, "launch 3+4+5 at g4"),
-    ],
     "a world that is lost everywhere is launched again": [
         *UP,
         *quiet(*(raised(w, "WorldLost", is_death=True) for w in (0, 1, 2))),
@@ -355,10 +285,6 @@ TRANSCRIPTS: dict[str, Transcript] = {
     ],
     "the script does not train": [
         *quiet(joined(0), joined(1), joined(2), left(0), left(1), left(2)),
-        (ENDED, "end 1"),
-    ],
-    "a worker leaves before the news that all have joined": [
-        *quiet(joined(0), left(0), joined(1), joined(2), left(1), left(2)),
         (ENDED, "end 1"),
     ],
 }
@@ -370,11 +296,6 @@ WITHOUT_SHRINKING: dict[str, Transcript] = {
         (died(1), "kill"),
         *quiet(died(0), died(2)),
         (ENDED, "launch 3+4+5 at g4"),
-    ],
-    "a worker that leaves does not": [
-        *UP,
-        *quiet(*map(completed, (0, 1, 2)), *map(left, (0, 1, 2))),
-        (ENDED, "end 0"),
     ],
     "a death after completion ends the launch, and the next one the script": [
         *UP,
@@ -459,21 +380,6 @@ def test_shrunk_world_of_the_hosts_that_are_left_is_not_worn() -> None:
     assert terms.is_degraded((WorkerId(0),))
 
 
-def test_half_of_a_world_is_worn_when_the_other_host_is_back() -> None:
-    assert not JobTerms(2, 3, can_shrink=True).is_degraded((WorkerId(0),))
-    assert not JobTerms(2, 3, can_shrink=True, slots=1).is_degraded((WorkerId(0),))
-    assert JobTerms(2, 3, can_shrink=True, slots=2).is_degraded((WorkerId(0),))
-
-
-def test_second_start_is_refused() -> None:
-    machine = machine_of()
-
-    with pytest.raises(IllegalTransition, match="cannot be started"):
-        machine.start()
-
-    assert machine.view.workers == (0, 1, 2)
-
-
 def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
     machine = machine_of(restarts=2)
     feed(machine, [*quiet(joined(0)), (died(0), "kill"), (ENDED, "launch 3+4+5 at g4")])
@@ -487,17 +393,6 @@ def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
     assert "budget of 2" in end.reason
     assert "worker 3: OSError: bad sample" in end.reason
     assert machine.state is JobState.OVER
-
-
-def test_relaunch_with_a_new_checkpoint_costs_one() -> None:
-    machine = machine_of(workers=1, restarts=2)
-
-    answers = []
-    for worker in range(3):
-        feed(machine, quiet(joined(worker), saved(worker), died(worker)))
-        answers.append(told(machine.handle(ENDED)))
-
-    assert answers == ["launch 1 at g2", "launch 2 at g3", "end 70"]
 
 
 def test_relaunch_tells_which_and_why() -> None:
@@ -547,19 +442,6 @@ def example_of(kind: type[Event]) -> Event:
     examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
     examples += [LaunchRenewing(WorkerId(0)), TimeIsShort(), SlotsChanged(2)]
     return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
-
-
-@pytest.mark.parametrize(
-    "state", [JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING], ids=lambda state: state.name
-)
-def test_every_living_state_ends_with_its_launch(state: JobState) -> None:
-    machine = in_state(state)
-
-    machine.handle(STOP)
-    (end,) = machine.handle(ENDED)
-
-    assert isinstance(end, End)
-    assert machine.state is JobState.OVER
 
 
 _EVENTS = st.one_of(
@@ -712,12 +594,6 @@ def test_end_tells_the_way_back_only_to_a_checkpoint_that_is_there(
 
     assert isinstance(end, End)
     assert way_back in end.reason
-
-
-@pytest.mark.parametrize(("limit", "spent"), [(-1, 0), (1, -1)])
-def test_negative_budget_is_refused(limit: int, spent: int) -> None:
-    with pytest.raises(ValueError, match="must be at least 0"):
-        RestartBudget(limit, spent)
 
 
 def test_head_that_takes_a_launch_over_decides_like_the_one_before() -> None:

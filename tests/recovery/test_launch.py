@@ -114,10 +114,6 @@ def test_causes_of_a_launch_that_started_nobody() -> None:
     assert FRESH.causes == "no worker started"
 
 
-def test_causes_of_a_launch_in_which_nobody_died() -> None:
-    assert FRESH.seeing(WorkerExited(A, is_clean=True, cause="exit 0")).causes == "no worker died"
-
-
 def test_common_failure_is_asked_of_the_newest_world_only() -> None:
     view = FRESH.seeing(WorldFormed(8, (B, C), 3)).seeing(failed(A, "OSError"))
 
@@ -140,17 +136,6 @@ def test_before_any_world_those_that_failed_speak_for_all() -> None:
 
     assert view.common_failure == failed(B)
     assert view.seeing(WorldFormed(7, (A, B, C), 0)).common_failure is None
-
-
-def test_before_any_world_two_kinds_of_error_are_no_common_failure() -> None:
-    assert FRESH.seeing(failed(A)).seeing(failed(B, "OSError")).common_failure is None
-
-
-def test_a_death_is_no_common_failure() -> None:
-    view = FRESH.seeing(WorldFormed(8, (A,), 3)).seeing(failed(A, "WorldLost", is_death=True))
-
-    assert view.common_failure is None
-    assert FRESH.common_failure is None
 
 
 def view_of(*events: Event) -> LaunchView:
@@ -372,12 +357,6 @@ def test_situation_is_overdue_after_its_bound_and_not_before(
 
 def test_training_has_no_bound() -> None:
     assert after(10_000, Situation.RUNNING).overdue is None
-
-
-def test_stop_without_a_grace_has_no_bound() -> None:
-    clock = LaunchClock(LaunchLimits(), longest_look_s=2.0)
-
-    assert after(10_000, Situation.STOPPING, clock).overdue is None
 
 
 def test_time_begins_anew_with_each_situation_and_each_launch() -> None:

@@ -56,29 +56,6 @@ def test_fingerprint_is_the_sum_of_hashes(samples: list[int]) -> None:
     assert fingerprint(samples) == sum(map(splitmix64, samples)) % WORD
 
 
-def test_fingerprint_leaves_the_ids_alone() -> None:
-    samples = np.arange(5, dtype=np.int64)
-
-    fingerprint(samples)
-
-    assert samples.tolist() == [0, 1, 2, 3, 4]
-
-
-@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 9))
-def test_an_epoch_of_the_sample_order_is_covered(
-    samples: int, global_batch: int, microbatches: int
-) -> None:
-    order = SampleOrder(5, samples, global_batch, microbatches)
-    ledger = Ledger()
-
-    for index in range(order.steps_per_epoch):
-        parts = [order.microbatch(index, m) for m in range(microbatches)]
-        lanes = sum(_lanes(len(part), fingerprint(part)) for part in parts)
-        ledger = ledger.record(*from_lanes(np.asarray(lanes)))
-
-    assert ledger.covers(samples)
-
-
 @pytest.mark.parametrize(
     "samples",
     [
@@ -115,15 +92,6 @@ def test_range_of_several_chunks_is_covered() -> None:
     assert ledger.covers(samples)
 
 
-def test_record_returns_a_new_ledger() -> None:
-    before = ledger_of(0)
-
-    after = before.record(1, fingerprint([1]))
-
-    assert before == ledger_of(0)
-    assert after == ledger_of(0, 1)
-
-
 @given(st.integers(0, 2**24), st.integers(0, WORD - 1))
 def test_lanes_bring_count_and_fingerprint_back(samples: int, value: int) -> None:
     vector = np.full(LANES + 2, 0.5, np.float32)
@@ -154,21 +122,10 @@ def test_damaged_lanes_are_refused(damage: float) -> None:
         from_lanes(lanes)
 
 
-def test_lanes_of_another_length_are_refused() -> None:
-    with pytest.raises(LedgerUnreadable, match="are not 9 whole numbers"):
-        from_lanes(np.zeros(8, dtype=np.float32))
-
-
 @pytest.mark.parametrize(("samples", "value"), [(-1, 0), (2**24 + 1, 0), (1, WORD), (1, -1)])
 def test_what_does_not_fit_the_lanes_is_refused(samples: int, value: int) -> None:
     with pytest.raises(ValueError, match="do not fit the lanes"):
         _lanes(samples, value)
-
-
-@pytest.mark.parametrize(("samples", "value"), [(-1, 0), (1, WORD)])
-def test_impossible_record_is_refused(samples: int, value: int) -> None:
-    with pytest.raises(ValueError, match="cannot record"):
-        Ledger().record(samples, value)
 
 
 def same(left: Cursor, right: Cursor) -> bool:
@@ -226,15 +183,6 @@ def test_epoch_begins_with_an_empty_ledger_and_empty_sums() -> None:
     assert (begun.step, begun.evaluations, begun.ledger) == (1, 1, Ledger())
     assert not begun.sums.any()
     assert cursor.sums.all()
-
-
-def test_values_do_not_share_their_sums() -> None:
-    first = Cursor.start(1)
-
-    second = first.after_step(1, 0, np.ones(1))
-
-    assert not first.sums.any()
-    assert second.sums[0] == 1
 
 
 @given(SMALL, SMALL, st.integers(1, 8), st.integers(0, WORD - 1), st.integers(0, 3))

@@ -191,11 +191,6 @@ def test_microbatch_that_does_not_exist_is_refused(index: int, m: int) -> None:
         order.microbatch_seed(index, m)
 
 
-def test_batch_before_the_first_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0, got -1"):
-        SampleOrder(0, 10, 4, 3).batch(-1)
-
-
 def test_outputs_are_those_of_the_published_generator() -> None:
     """The first outputs of the reference implementation for the seed 1234567."""
     states = [1234567 + position * GOLDEN_GAMMA for position in range(5)]
@@ -219,11 +214,6 @@ def test_array_hash_equals_hash_of_each_integer(values: list[int]) -> None:
 
     assert hashed is array
     assert hashed.tolist() == [splitmix64(value) for value in values]
-
-
-def test_integers_outside_64_bits_count_modulo_their_range() -> None:
-    assert splitmix64(-1) == splitmix64(WORD - 1)
-    assert splitmix64(WORD + 5) == splitmix64(5)
 
 
 def test_chain_never_changes() -> None:

@@ -35,11 +35,6 @@ def test_workers_fill_hosts_in_order(count: int, slots: dict[str, int], placed: 
     assert place_workers(count, hosts) == tuple(placed)
 
 
-def test_hosts_without_slots_take_no_worker() -> None:
-    with pytest.raises(ValueError, match=r"no host takes a worker: \['a'\]"):
-        place_workers(1, [HostSlots("a", 0)])
-
-
 def test_host_that_was_lost_twice_is_left_out_but_never_that_of_the_head() -> None:
     hosts = [HostSlots(name, 2) for name in "abc"]
 

@@ -18,7 +18,6 @@ from holdfast.recovery.reduction import (
     Node,
     PartialSums,
     ReductionPlan,
-    Root,
     children,
     maximal_nodes,
     path_to,
@@ -67,17 +66,6 @@ def ownerships(draw: st.DrawFn) -> tuple[Assignment, World]:
     return Assignment(tuple(map(WorkerId, owners))), world_of(workers)
 
 
-def test_leaf_has_no_children() -> None:
-    with pytest.raises(ValueError, match="microbatch 3 is a leaf"):
-        children(Node(3, 4))
-
-
-@pytest.mark.parametrize(("start", "stop"), [(2, 2), (3, 1), (-1, 4)])
-def test_node_without_leaves_is_refused(start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match="a node must have leaves"):
-        Node(start, stop)
-
-
 @given(st.integers(1, 70), st.data())
 def test_path_leads_from_root_through_children_to_leaf(
     microbatches: int, data: st.DataObject
@@ -89,26 +77,6 @@ def test_path_leads_from_root_through_children_to_leaf(
     assert path[0] == root_of(microbatches)
     assert path[-1] == Node(leaf, leaf + 1)
     assert all(below in children(above) for above, below in itertools.pairwise(path))
-
-
-@pytest.mark.parametrize("leaf", [-1, 4])
-def test_path_to_a_leaf_outside_the_tree_is_refused(leaf: int) -> None:
-    with pytest.raises(ValueError, match="is not one of 4"):
-        path_to(leaf, 4)
-
-
-def test_maximal_nodes_refuse_leaves_outside_the_tree() -> None:
-    with pytest.raises(ValueError, match="not all among 4"):
-        maximal_nodes((3, 4), 4)
-
-
-def test_plan_of_three_workers_and_six_microbatches() -> None:
-    world = world_of(3)
-
-    plan = plan_reduction(assign(6, world), world, 6)
-
-    assert plan.roots == (Root(Node(0, 2), 0), Root(Node(2, 4), 1), Root(Node(4, 6), 2))
-    assert plan.combines == ((0, 1), (0, 2))
 
 
 def test_plan_names_ranks_and_not_worker_ids() -> None:
@@ -184,13 +152,6 @@ def test_plan_with_an_owner_outside_the_world_is_refused() -> None:
         plan_reduction(assignment, world_of(2), 4)
 
 
-def test_plan_for_another_number_of_microbatches_is_refused() -> None:
-    world = world_of(2)
-
-    with pytest.raises(ValueError, match="has 4 microbatches, expected 5"):
-        plan_reduction(assign(4, world), world, 5)
-
-
 @pytest.mark.parametrize(
     ("size", "ranks", "expected"),
     [
@@ -216,12 +177,6 @@ def test_slices_join_to_the_whole_and_are_even(size: int, ranks: int, align: int
     assert all(start % align == 0 for start, stop in bounds if start < stop)
     blocks = [-(-(stop - start) // align) for start, stop in bounds]
     assert max(blocks) - min(blocks) <= 1
-
-
-@pytest.mark.parametrize(("size", "ranks", "align"), [(-1, 2, 16), (8, 0, 16), (8, 2, 0)])
-def test_slices_that_cannot_be_cut_are_refused(size: int, ranks: int, align: int) -> None:
-    with pytest.raises(ValueError, match="cannot cut"):
-        slice_bounds(size, ranks, align)
 
 
 def allocate() -> FloatVector:
@@ -296,18 +251,6 @@ def test_total_has_the_same_bits_after_any_history_of_kills_and_adoptions(
 
     assert cluster.total().tobytes() == tree_sum(leaves).tobytes()
     assert len(cluster.computed) == len(set(cluster.computed)), "a survivor computed a leaf twice"
-
-
-def test_survivor_computes_only_what_it_adopts() -> None:
-    cluster = Cluster(wide_leaves(6, seed=3, size=SIZE), workers=3)
-    for worker in cluster.world.workers:
-        for leaf in cluster.missing(worker):
-            cluster.compute(worker, leaf)
-
-    cluster.lose({WorkerId(1)})
-
-    assert cluster.missing(WorkerId(0)) == (2,)
-    assert cluster.missing(WorkerId(2)) == (3,)
 
 
 def test_take_lends_the_same_sums_again_for_another_attempt() -> None:
@@ -462,17 +405,6 @@ def test_vector_that_cannot_be_added_is_refused(vector: FloatVector, message: st
     assert sums.nodes == (Node(0, 1),)
 
 
-@pytest.mark.parametrize("leaf", [-1, 4])
-def test_leaf_outside_the_tree_is_refused(leaf: int) -> None:
-    with pytest.raises(ValueError, match="is not one of 4"):
-        PartialSums(4, allocate).add_leaf(leaf, ones())
-
-
-def test_sums_of_no_microbatches_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        PartialSums(0, allocate)
-
-
 def nodes_of(microbatches: int) -> list[Node]:
     """Return all nodes of a tree, parents before their children."""
     found = [root_of(microbatches)]
@@ -505,13 +437,6 @@ def test_maximal_nodes_are_of_the_tree_disjoint_and_without_siblings(
     assert list(itertools.chain(*(node.leaves for node in found))) == sorted(owned)
     parents = [node for node in tree if not node.is_leaf]
     assert not any(set(children(parent)) <= set(found) for parent in parents)
-
-
-@pytest.mark.parametrize(
-    ("node", "text"), [(Node(0, 1), "[0, 1)"), (Node(4, 7), "[4, 7)")], ids=["leaf", "inner"]
-)
-def test_node_is_written_as_its_leaves(node: Node, text: str) -> None:
-    assert str(node) == text
 
 
 def leaf(index: int) -> FloatVector:

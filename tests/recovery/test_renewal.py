@@ -80,31 +80,6 @@ def stops(machine: JobMachine) -> tuple[Command, ...]:
     return machine.handle(LaunchEnded())
 
 
-@pytest.mark.parametrize(
-    ("workers", "spares", "left", "is_degraded"),
-    [
-        (4, 0, 2, False),
-        (4, 0, 1, True),
-        (2, 0, 1, False),
-        (3, 0, 1, True),
-        (5, 0, 2, True),
-        (8, 4, 2, False),  # -n 4 with 4 spares: two of four are left
-        (8, 4, 1, True),
-        (1, 0, 1, False),
-    ],
-)
-def test_fewer_than_half_of_the_workers_of_n_are_too_few(
-    workers: int, spares: int, left: int, *, is_degraded: bool
-) -> None:
-    machine = running(workers, spares=spares)
-    saves(machine, CHECKPOINTS_BEFORE_A_RENEWAL)
-
-    asked, answer = shrinks(machine, left), saves(machine, 1, first=10)
-
-    assert [type(command) for command in asked] == ([AskToSave] if is_degraded else [])
-    assert [type(command) for command in answer] == ([Renew] if is_degraded else [])
-
-
 def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:
     """Its disk may be full: then its workers could not stop, but they can train."""
     machine = running()

@@ -211,14 +211,6 @@ def test_huge_state_is_not_written_every_ten_seconds(writing: Writing, interval:
     assert found == pytest.approx(interval)
 
 
-def test_other_schedules_take_no_care_of_disks() -> None:
-    busy = Writing(1e4, 10**12)
-
-    assert interval_s(EverySeconds(7.5), (0.1,), FailureHistory(), busy) == 7.5
-    assert interval_s(EverySteps(5), (0.1,), FailureHistory(), busy) is None
-    assert interval_s(Auto(), (), FailureHistory(), busy) == FIRST_SAVE_S
-
-
 def test_interval_of_each_schedule() -> None:
     never = FailureHistory()
 

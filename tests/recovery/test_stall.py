@@ -60,18 +60,6 @@ def test_workers_may_wait_for_one_that_computes_as_long_as_it_takes() -> None:
     assert not after(2_000, turns(w0=(7, True), w1=(6, False))).is_stalled
 
 
-def test_launch_without_workers_does_not_stall() -> None:
-    assert not after(2_000, {}).is_stalled
-
-
-def test_one_new_turn_is_progress_for_all() -> None:
-    detector = after(8, turns(w0=(7, True), w1=(7, True)))
-
-    detector = detector.observe(turns(w0=(8, True), w1=(7, True)), 9.0)
-
-    assert detector.standing_s == 0.0
-
-
 def test_death_is_progress_for_the_survivors() -> None:
     detector = after(8, turns(w0=(7, True), w1=(7, True)))
 

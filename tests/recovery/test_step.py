@@ -123,15 +123,6 @@ def test_every_state_has_a_way_to_the_end(state: StepState) -> None:
     assert StepState.LOST in reached
 
 
-@pytest.mark.parametrize("state", sorted(OVER, key=str))
-def test_nothing_follows_the_end(state: StepState) -> None:
-    assert not [pair for pair in LEGAL if pair[0] is state]
-
-
-def test_every_event_is_of_use() -> None:
-    assert {event for _, event in TRANSITIONS} == set(StepEvent)
-
-
 @given(st.lists(st.sampled_from(StepEvent), max_size=60))
 def test_nothing_is_applied_without_a_vote_of_everyone(events: list[StepEvent]) -> None:
     """For all events in all orders, APPLYING follows only an AGREED."""
@@ -240,12 +231,6 @@ def test_every_exchange_can_break_and_nothing_else_can() -> None:
 
     alone = {StepState.COMPUTING, StepState.APPLYING, *OVER}
     assert breakable == set(StepState) - alone
-
-
-def test_repair_leads_back_to_work_through_catching_up_alone() -> None:
-    ways = {to for (state, _), to in TRANSITIONS.items() if state is StepState.REPAIRING}
-
-    assert ways == {StepState.REPAIRING, StepState.CATCHING_UP, StepState.LOST}
 
 
 @pytest.mark.parametrize("event", list(StepEvent))

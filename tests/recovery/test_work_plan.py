@@ -105,19 +105,6 @@ def steps_due(work_plan: WorkPlan) -> list[int]:
     return [cursor.step for _, cursor in whole_job(work_plan) if work_plan.is_save_due(cursor)]
 
 
-@given(_CURRICULA)
-def test_epochs_begin_end_and_are_numbered(work_plan: WorkPlan) -> None:
-    before = Cursor.start(1)
-    for work, cursor in whole_job(work_plan):
-        assert work_plan.epoch_of(cursor) == -(-cursor.step // work_plan.steps_per_epoch)
-        if work is Work.TRAIN:
-            is_first = (cursor.step - 1) % work_plan.steps_per_epoch == 0
-            assert work_plan.is_epoch_start(before) is is_first
-        before = cursor
-
-    assert work_plan.has_ended_epoch(before)
-
-
 def test_nothing_is_saved_or_ended_at_the_start() -> None:
     work_plan = WorkPlan(3, 2, has_validation=True, save_every=1)
 
@@ -191,18 +178,6 @@ def test_epoch_that_is_cut_ends_with_the_validation_that_it_would_have_had(
 def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -> None:
     for _, cursor in whole_job(work_plan):
         assert work_plan.without_missed_passes(cursor) is cursor
-
-
-def test_place_in_an_epoch_counts_from_the_begin_of_the_job() -> None:
-    plan = WorkPlan(4, 3, has_validation=False, save_every=None, begin=10, first_epoch=2)
-
-    places = [
-        (plan.epoch_of(cursor), plan.step_of_epoch(cursor))
-        for cursor in (dataclasses.replace(Cursor.start(1), step=step) for step in (10, 11, 14, 15))
-    ]
-
-    assert places == [(3, 0), (3, 1), (3, 4), (4, 1)]
-    assert (plan.last_epoch, plan.steps) == (5, 22)
 
 
 @given(

@@ -117,10 +117,6 @@ def test_orphans_are_adopted_in_runs_of_neighbours(microbatches: int, world: Wor
     assert ranks == sorted(ranks)
 
 
-def test_stranger_owns_nothing() -> None:
-    assert Assignment((WorkerId(1), WorkerId(2))).owned_by(WorkerId(3)) == ()
-
-
 def world_of(*workers: int, capacity: int | None = None, generation: int = 0) -> World:
     ids = tuple(WorkerId(worker) for worker in workers)
     return World(generation, ids, capacity or len(ids))
@@ -319,10 +315,3 @@ def test_ten_thousand_workers_are_assigned_and_adopted() -> None:
     adopted = adopt(assign(20_000, before), after)
 
     assert set(Counter(adopted.owners).values()) == {2}
-
-
-def test_assignment_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        assign(0, world_of(0))
-    with pytest.raises(ValueError, match="at least one microbatch"):
-        Assignment(())
