@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
-from hypothesis import given
-from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
 from rounds_callback_host import MESSAGE, RoundsCallbackHost
 from simulation import (
@@ -32,7 +30,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
-from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
+from holdfast.runtime.training.catch_up import agree_on_effects
 from holdfast.runtime.training.job_state import JobState
 
 pytestmark = pytest.mark.usefixtures("one_core")
@@ -264,20 +262,6 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
     SimulatedJob(tmp_path / "run", numerics).launch(terms)
 
     assert waited == {"prepare": {False}, "end": {False}}
-
-
-@given(
-    effects=st.builds(
-        Effects,
-        st.booleans(),
-        st.binary(max_size=64),
-        st.binary(max_size=64),
-        st.binary(max_size=255),
-    ),
-    message=st.binary(max_size=100),
-)
-def test_effects_and_message_arrive_as_they_were_sent(effects: Effects, message: bytes) -> None:
-    assert _decode(_encode(effects) + message) == (effects, message)
 
 
 class Effective(Alone):

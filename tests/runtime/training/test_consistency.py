@@ -170,12 +170,6 @@ def test_run_that_goes_on_elsewhere_is_told_what_changed(easy: Job, tmp_path: Pa
     assert recorded(tmp_path) == [differences.split("; ")]
 
 
-def test_run_that_goes_on_as_it_was_says_nothing(strict: Job, tmp_path: Path) -> None:
-    assert strict.resume(ONE_NUMERICS, ONE_NUMERICS) == "well"
-
-    assert (strict.said, recorded(tmp_path)) == ([], [])
-
-
 def test_strict_run_does_not_go_on_elsewhere(strict: Job) -> None:
     ending = strict.resume(ONE_NUMERICS, OTHER_NUMERICS)
 
@@ -357,12 +351,6 @@ def test_samples_that_cannot_be_compared_are_taken() -> None:
     check_same_run(context, job(), [], saved(job()))
 
 
-def test_run_of_an_older_version_does_not_tell_its_first_epoch() -> None:
-    context: Any = SimpleNamespace(run_dir="/run")
-
-    check_same_run(context, job(), [], saved(job(first_epoch=2), **{"first epoch": None}))
-
-
 class StrikeResult(TinyReplica):
     """A replica that tells what its step is made of."""
 
@@ -518,10 +506,3 @@ def test_another_job_is_told_and_what_cannot_be_compared_is_taken(
     changes: dict[str, str], lines: int
 ) -> None:
     assert len(heard(RECORD, replace(RECORD, parts=OTHER, **changes))) == lines
-
-
-def test_checkpoint_of_an_older_version_has_no_record() -> None:
-    context: Any = SimpleNamespace()
-
-    check_same_record(context, RECORD, {}, is_first=True)
-    check_same_record(context, None, {"step": to_plain(RECORD)}, is_first=True)

@@ -15,7 +15,7 @@ from simulation import TinyReplica
 
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.training.callback_host import Alone, Notes
+from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.catch_up import share_notes
 from holdfast.runtime.training.job_state import JobState, notes_of, was_over
 from holdfast.runtime.worker.script_draws import go_on_from
@@ -60,17 +60,6 @@ def test_loaded_state_is_the_saved_one_with_callback_host_and_cursor() -> None:
     }
 
 
-def test_names_of_the_parts_do_not_clash() -> None:
-    names = list(rounds(1.0).tensors(CURSOR))
-
-    assert names == sorted(names)
-    assert {"companion/kept", "cursor/step", "velocity", "weights"} < set(names)
-
-
-def test_state_without_a_callback_host_keeps_no_field() -> None:
-    assert JobState(TinyReplica(), Alone()).fields(is_complete=True) == {}
-
-
 @pytest.mark.parametrize("is_over", [True, False])
 def test_manifest_tells_what_the_callback_host_knows_and_whether_it_has_ended_the_stage(
     *, is_over: bool
@@ -100,14 +89,6 @@ def test_training_that_was_complete_leaves_the_generators_as_it_did_then() -> No
     assert random.random() == first
 
 
-def test_training_that_was_not_complete_leaves_no_generators() -> None:
-    state = rounds(1.0)
-
-    state.restored(6, state.fields(is_complete=False))
-
-    assert state.random_at_end(6) is None
-
-
 @pytest.mark.parametrize(
     ("cursor", "notes", "is_over"),
     [
@@ -122,18 +103,6 @@ def test_manifest_without_notes_of_a_callback_host_has_none(
 ) -> None:
     assert notes_of(cursor) == notes
     assert was_over(cursor) == is_over
-
-
-@pytest.mark.usefixtures("one_core")
-@pytest.mark.parametrize("notes", [None, {}, {"tale": ["größer", 1.5, None]}])
-def test_everyone_gets_the_notes_of_the_source(notes: Notes | None) -> None:
-    def program(communicator: FakeCommunicator) -> Any:
-        mine = notes if communicator.rank == 1 else {"mine": "x" * 99 * communicator.rank}
-        found = share_notes(communicator, 1, mine)
-        communicator.leave()
-        return [found]
-
-    assert run_world(3, program) == [[notes]] * 3
 
 
 @pytest.mark.usefixtures("one_core")

@@ -97,13 +97,6 @@ def test_newest_step_is_taken_once_it_can_be_read_again(
     assert "checkpoint step 20 cannot be read just now: cannot" in notice
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_list_that_fails_for_a_while_is_read_again(run: Run, fault: Fault, ranks: int) -> None:
-    fault("list", "checkpoints", errno.ESTALE, 2)
-
-    assert run.restore(ranks) == [(20, 2.0)] * ranks
-
-
 @pytest.mark.parametrize("number", NUMBERS, ids=_name)
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_older_step_is_taken_after_minutes_and_the_newer_one_is_not_rejected(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -80,19 +79,6 @@ class Run:
         return self.progress.commit(Work.EVALUATE, Total(sums, VALIDATED, 0))
 
 
-def test_update_moves_the_cursor_and_the_replica_together() -> None:
-    run = Run(job())
-
-    commit = run.step()
-
-    assert (commit.cursor.step, commit.cursor.ledger.samples) == (1, 9)
-    assert commit.cursor is run.progress.cursor
-    assert (commit.epoch, commit.has_ended_epoch, commit.next_work) == (1, False, Work.TRAIN)
-    assert run.replica.weights[0] < 0
-    assert run.heard.steps == [(1, 1, 9)]
-    assert run.heard.epochs == []
-
-
 def test_epoch_that_is_not_validated_ends_with_its_last_update() -> None:
     run = Run(job())
 
@@ -115,17 +101,6 @@ def test_epoch_that_is_validated_ends_when_that_is_committed() -> None:
     assert (validated.has_ended_epoch, validated.next_work) == (True, Work.TRAIN)
     assert validated.validation == {"loss": 2.0}
     assert run.progress.measured == EpochMetrics(1, 3, {"loss": 27.0 / SAMPLES, "val_loss": 2.0})
-
-
-def test_next_epoch_counts_its_own_samples_and_sums() -> None:
-    run = Run(job())
-    run.steps(3)
-
-    commit = run.step(loss=4.0)
-
-    assert commit.cursor.ledger.samples == 9
-    assert commit.cursor.sums.tolist() == [4.0]
-    assert run.heard.steps[-1] == (4, 2, 9)
 
 
 @pytest.mark.parametrize("is_validated", [False, True])
@@ -210,27 +185,6 @@ def test_replica_says_whether_it_takes_an_overflow(*, is_taken: bool) -> None:
 
 def test_script_that_takes_nan_is_refused_nothing() -> None:
     assert Run(job(takes_nan=True)).progress.refusal(total([1], math.nan)) is None
-
-
-def test_step_is_made_by_its_last_turn_with_the_sums_of_all() -> None:
-    run = Run(job(), TurningReplica())
-
-    first = run.step(loss=3.0)
-    assert (first.cursor.step, first.cursor.turn, run.heard.steps) == (0, 1, [])
-    second = run.step(loss=4.0)
-
-    assert (second.cursor.step, second.cursor.turn) == (1, 0)
-    assert second.cursor.sums.tolist() == [7.0]
-    assert run.heard.steps == [(1, 1, 9)]
-
-
-def test_turn_of_a_restored_step_is_that_of_its_replica() -> None:
-    run = Run(job(), TurningReplica())
-    run.step()
-
-    run.progress.restore(Cursor.start(1))
-
-    assert run.progress.cursor.turn == 1
 
 
 @pytest.mark.parametrize(("step", "metrics"), [(2, {}), (3, {"loss": 27.0 / SAMPLES})])
@@ -319,24 +273,6 @@ def test_first_step_is_told_with_everything_that_a_line_needs(page: WorkerStatus
     )  # fmt: skip
 
 
-def test_last_step_of_an_epoch_belongs_to_it(page: WorkerStatus) -> None:
-    ProgressTeller(page, TinyReplica(), told_job()).committed(0.0, at_step(3), None)
-
-    told = told_in(page)
-    assert (told.epoch, told.step_of_epoch) == (1, 3)
-
-
-def test_next_word_waits_a_quarter_of_a_second(page: WorkerStatus) -> None:
-    teller = ProgressTeller(page, TinyReplica(), told_job())
-
-    teller.committed(100.0, at_step(1), None)
-    teller.committed(100.24, at_step(2), None)
-    assert told_in(page).step == 1
-
-    teller.committed(100.26, at_step(3), None)
-    assert told_in(page).step == 3
-
-
 class Costly(TinyReplica):
     """Computing metrics takes time: much at first, as with Keras, and then always as much."""
 
@@ -410,15 +346,6 @@ def test_last_step_of_all_has_its_own_metrics(page: WorkerStatus) -> None:
     assert told_in(page).metrics == {"loss": 4.0}
 
 
-def test_last_step_is_told_at_once(page: WorkerStatus) -> None:
-    teller = ProgressTeller(page, TinyReplica(), told_job(), clock=lambda: 100.0)
-
-    teller.committed(100.0, at_step(5), None)
-    teller.committed(100.01, at_step(6), None)
-
-    assert told_in(page).step == 6
-
-
 class Failing(TinyReplica):
     def results(self, sums: object, samples: int) -> dict[str, float]:
         raise ZeroDivisionError("too early for this metric")
@@ -426,14 +353,6 @@ class Failing(TinyReplica):
 
 def test_metric_that_cannot_be_computed_yet_ends_no_training(page: WorkerStatus) -> None:
     ProgressTeller(page, Failing(), told_job()).committed(0.0, at_step(1), None)
-
-    assert told_in(page).metrics == {}
-
-
-def test_training_without_a_sample_so_far_has_no_metrics(page: WorkerStatus) -> None:
-    cursor = dataclasses.replace(at_step(3).at_epoch_start())
-
-    ProgressTeller(page, TinyReplica(), told_job()).committed(0.0, cursor, None)
 
     assert told_in(page).metrics == {}
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from configs import gives_nothing, journal_of, without_faults, worker_config
-from hypothesis import given
-from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
 from rounds_callback_host import RoundsCallbackHost
 from simulation import STEPS, TinyReplica, data
 
-from holdfast.checkpoint.retention import Wanted
 from holdfast.recovery.reduction import FloatVector
-from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
+from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
-from holdfast.runtime.training.stages import StageEnd, Stages, alone, is_first, stages_of_script
-from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest, stage_of
+from holdfast.runtime.training.stages import StageEnd, Stages, is_first, stages_of_script
+from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -78,33 +74,11 @@ def script(tmp_path: Path) -> Iterator[Script]:
     script.close()
 
 
-class BuiltIn(JobError):
-    """The phase in which a replica was built."""
-
-
 class Broken(TinyReplica):
     """A replica whose first update fails."""
 
     def apply(self, total: FloatVector, samples: int) -> None:
         raise ValueError("no such column\nand more words")
-
-
-def build(_: TrainingJob, context: WorkerContext) -> NoReturn:
-    raise BuiltIn(context.page.phase)
-
-
-def test_next_training_is_no_conclusion_any_more() -> None:
-    page = WorkerStatus.create()
-    page.phase = Phase.CONCLUDING
-    stages = Stages.__new__(Stages)
-    stages._context = SimpleNamespace(config=worker_config(), page=page)  # type: ignore[assignment]
-    stages._stages = [Stage()]
-
-    with pytest.raises(BuiltIn) as caught:
-        stages._train(TrainingRequest(data(), None, global_batch=9, epochs=2), build, alone)
-
-    page.close()
-    assert caught.value.args == (Phase.STARTING,)
 
 
 def test_training_begins_at_the_step_at_which_the_one_before_has_ended(script: Script) -> None:
@@ -297,34 +271,6 @@ def test_script_has_one_row_of_trainings_in_the_surroundings_of_its_worker(scrip
     assert is_first() is stages.is_first is True
 
 
-@given(number=st.integers(1, 5), begin=st.integers(0, 99), other=st.integers(1, 5))
-def test_checkpoint_belongs_to_the_training_that_has_saved_it(
-    number: int, begin: int, other: int
-) -> None:
-    saved = Stage(number, begin).into({"seed": 7})
-
-    assert saved["seed"] == 7
-    assert stage_of(saved) == number
-    assert Stage(other, begin).is_of(saved) == (other == number)
-    assert Stage(number, begin).begins_as(saved)
-    assert Stage(number, begin + 1).begins_as(saved) == (number == 1)
-
-
-def test_first_training_goes_without_saying() -> None:
-    assert FIRST.into({"seed": 7}) == {"seed": 7}
-    assert stage_of({"stage": "two"}) == 1
-
-
-@pytest.mark.parametrize(
-    ("stage", "step", "may_have"),
-    [(FIRST, 0, True), (LATER, 9, False), (LATER, 10, False), (LATER, 11, True)],
-)
-def test_step_at_which_a_training_begins_is_a_checkpoint_of_the_one_before(
-    *, stage: Stage, step: int, may_have: bool
-) -> None:
-    assert stage.may_have(step) == may_have
-
-
 @pytest.mark.parametrize(
     ("saved", "is_followed"),
     [(LATER, True), (Stage(2, 11), False), (Stage(3, 10), True), (FIRST, False)],
@@ -342,13 +288,6 @@ def test_each_training_shuffles_in_a_way_of_its_own_wherever_it_begins() -> None
     assert seeds[0] == 7
     assert len(set(seeds)) == 3
     assert Stage(2, 99).seed(7) == seeds[1]
-
-
-def test_training_that_is_over_hands_on_its_last_step_but_not_its_wishes() -> None:
-    over = LATER.over(Wanted(every=5, after=10), 30)
-
-    assert over.wanted == Wanted(every=5, after=10, until=30)
-    assert over.after(30) == Stage(3, 30, Wanted())
 
 
 @pytest.mark.parametrize("by_error", [True, False])
@@ -369,10 +308,6 @@ def test_world_is_given_up_after_too_many_repairs_without_a_step(workers: int, m
     assert not repairs.is_hopeless
     repairs.attempts = most + 1
     assert repairs.is_hopeless
-
-
-def test_world_that_may_not_shrink_is_given_up_at_its_first_death() -> None:
-    assert RepairCount(worker_config(shrink=False)).is_hopeless
 
 
 def test_world_that_is_given_up_tells_its_repairs() -> None:

@@ -102,11 +102,3 @@ def test_pipeline_is_prepared_for_by_its_first_batch() -> None:
         preparation.prepare_next()
 
     assert replica.sizes == [3, 2]
-
-
-def test_nothing_is_read_for_a_replica_that_needs_no_preparation() -> None:
-    samples = Counting(np.ones((23, FEATURES), np.float32), np.ones(23, np.float32))
-
-    Preparation(TinyReplica(), job(samples)).prepare_next()
-
-    assert samples.reads == 0

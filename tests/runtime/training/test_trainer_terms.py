@@ -57,14 +57,6 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[[Trainer], Replica]:
     return lambda trainer: trainer._build(SimpleNamespace(), context)  # type: ignore[arg-type]
 
 
-def test_replica_is_trained_as_it_is(build: Callable[[Trainer], Replica]) -> None:
-    replica = TinyReplica()
-    trainer = trainer_of(replica)
-
-    assert build(trainer) is replica
-    assert trainer.replica is replica
-
-
 @pytest.mark.parametrize("model", [TinyReplica, partial(TinyReplica)], ids=["class", "function"])
 def test_replica_is_made_when_the_training_begins(
     build: Callable[[Trainer], Replica], model: Callable[[], TinyReplica]

@@ -128,15 +128,6 @@ def test_checkpoint_holds_identity_samples_and_training() -> None:
     assert job(data=Bare(23), first_epoch=4).save_terms.fields == {**SHUFFLED, "first epoch": 4}
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [(data(23), "batch 9"), (feed(), "a batch of the test's pipeline")],
-    ids=["arrays", "pipeline"],
-)
-def test_step_is_told_in_the_users_words(source: Any, words: str) -> None:
-    assert job(data=source).step_in_words == words
-
-
 def test_model_is_built_with_the_first_samples() -> None:
     of_arrays, of_feed = job().first_microbatch, job(data=feed()).first_microbatch
 
@@ -239,11 +230,6 @@ def test_first_weights_of_the_user_are_those_of_the_runs_begin(
     assert job(stages, users, initial=wish).initial == source
 
 
-def test_ends_of_all_trainings_stay_for_ever_once_there_are_several() -> None:
-    assert job().retention.forever == frozenset()
-    assert job(LATER).retention.forever == {10, 16}
-
-
 @pytest.mark.parametrize(
     ("changes", "lacking"),
     [
@@ -281,44 +267,11 @@ def after(cut: TrainingJob, step: int) -> Cursor:
     return cursor
 
 
-@pytest.mark.parametrize(
-    ("asked", "ends"),
-    [(2, [2, 4, 5, 7]), (4, [4, 5, 9, 10]), (5, [5, 10, 15, 20]), (9, [5, 10, 15, 20])],
-)
-def test_epochs_of_arrays_end_with_the_pass(asked: int, ends: list[int]) -> None:
-    cut = cut_job(asked)
-
-    for step in ends:
-        cursor = after(cut, step)
-        assert cut.work_plan.has_ended_epoch(cursor)
-        assert cut.covers_epoch(cursor)
-    assert cut.work_plan.steps == ends[-1]
-
-
-def test_sample_that_was_used_twice_is_seen() -> None:
-    cut = cut_job(2)
-    cursor = after(cut, 4)
-    order = cut.order
-    assert isinstance(order, SampleOrder)
-    twice = np.concatenate([order.batch(2), order.batch(2)])
-
-    wrong = dataclasses.replace(cursor, ledger=Ledger(len(twice), fingerprint(twice)))
-
-    assert cut.covers_epoch(cursor)
-    assert not cut.covers_epoch(wrong)
-
-
 def test_other_steps_are_another_run() -> None:
     names = [set(cut_job(asked).identity) for asked in (None, 5, 2)]
 
     assert names[0] == names[1]
     assert names[2] - names[0] == {"steps per epoch"}
-
-
-def test_options_become_a_retention() -> None:
-    assert retention_of(3, (wanted_of(None, None),)) == Retention(3, (Wanted(),))
-    assert wanted_of(100, ("val_loss", "min")) == Wanted(100, Best("val_loss"))
-    assert wanted_of(None, ["accuracy", "max"]).best == Best("accuracy", False)
 
 
 @pytest.mark.parametrize(
@@ -340,13 +293,6 @@ def test_nonsense_is_refused_with_its_value(
 ) -> None:
     with pytest.raises(ProgramError, match=complaint):
         retention_of(options[0], (wanted_of(*options[1:]),))
-
-
-@pytest.mark.parametrize(
-    ("metric", "validation"), [("loss", None), ("loss", data()), ("val_loss", data())]
-)
-def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) -> None:
-    check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
 
 
 @pytest.mark.parametrize(
@@ -402,10 +348,6 @@ def test_each_training_of_a_script_keeps_its_own_and_that_of_those_before() -> N
     of_first = Wanted(best=Best("loss"), until=10)
     assert found.retention.wanted == (of_first, Wanted(best=found.best, after=10))
     assert 10 in found.retention.forever
-
-
-def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
-    assert (job().schedule, job().retention) == (Auto(), Retention(3, (Wanted(),)))
 
 
 def test_nonsense_is_refused_where_it_stands() -> None:

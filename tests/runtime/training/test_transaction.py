@@ -104,18 +104,6 @@ def test_later_training_begins_its_own_order_and_counts_the_steps_of_the_run(
     assert [work.step for work in replica.noted if work] == [3, 13]
 
 
-def test_microbatch_without_samples_is_zero_and_nothing_is_computed(
-    page: WorkerStatus, replica: Watching
-) -> None:
-    order = SampleOrder(7, SAMPLES, 9, 7)  # the last batch has 5 samples
-    contributor = TrainingContributor(replica, data(), order, page)
-
-    leaf = leaf_of(contributor, 2, 6)
-
-    assert leaf == (bytes(4 * FLOATS), 0, 0)
-    assert replica.noted == []
-
-
 @given(samples=st.integers(1, 30), batch=st.integers(1, 12), parts=st.integers(1, 9))
 @pytest.mark.parametrize("kind", ["training", "validation"])
 def test_leaves_prove_each_sample_once(
@@ -331,26 +319,6 @@ def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
     assert page.work is None
 
 
-def test_later_training_reads_its_first_batch_with_its_own_seeds(
-    page: WorkerStatus, watching: Watching
-) -> None:
-    alone = batch_leaf(batch_training(page, watching), cursors()[1], 0)
-
-    later = batch_leaf(batch_training(page, watching, begin=10), cursors(10)[1], 0)
-
-    assert later == alone
-    assert [work.step for work in watching.noted] == [2, 12]
-
-
-def test_part_without_samples_is_zero_and_nothing_is_computed(
-    page: WorkerStatus, watching: Watching
-) -> None:
-    found = batch_leaf(batch_training(page, watching, parts=5), cursors()[1], 4)
-
-    assert found == (bytes(4 * (FEATURES + 1)), 0, 0)
-    assert watching.noted == []
-
-
 @given(parts=st.integers(1, 12))
 def test_leaves_prove_each_place_of_an_epoch_once(page: WorkerStatus, parts: int) -> None:
     contributor = batch_training(page, Watching(page), parts)
@@ -359,18 +327,6 @@ def test_leaves_prove_each_place_of_an_epoch_once(page: WorkerStatus, parts: int
     for cursor in cursors()[3:6]:  # the second epoch
         for m in range(parts):
             ledger = ledger.record(*batch_leaf(contributor, cursor, m)[1:])
-
-    assert ledger.covers(ALL)
-
-
-@given(parts=st.integers(1, 12))
-def test_leaves_of_a_validation_prove_each_place_once(page: WorkerStatus, parts: int) -> None:
-    contributor = batch_validation(page, Watching(page), parts)
-    contributor.gather(Cursor.start(1), range(parts), ALONE)
-
-    ledger = Ledger()
-    for m in range(parts):
-        ledger = ledger.record(*contributor.fill(0, m, np.empty(1, np.float32)))
 
     assert ledger.covers(ALL)
 
@@ -394,17 +350,6 @@ def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
     assert {(work.step, work.microbatch, work.is_validation) for work in watching.noted} == {
         (3, 1, True)
     }
-
-
-def test_each_validation_begins_a_pass_of_its_own(page: WorkerStatus, watching: Watching) -> None:
-    source = Drawn()
-    contributor = batch_validation(page, watching, source=source)
-    cursor = Cursor.start(1)
-
-    contributor.gather(cursor, (0,), ALONE)
-    contributor.gather(cursor.after_evaluation(), (0,), ALONE)
-
-    assert source.opened == [0, 1]
 
 
 def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_computed(
