@@ -337,32 +337,6 @@ def test_another_byte_is_seen_in_the_tail(tmp_path: Path, place: int, *, is_seen
     assert (length_of(path) != before) is is_seen
 
 
-def test_lengths_of_one_tail_but_other_sizes_differ(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(bytes(TAIL))
-    (tmp_path / "long").write_bytes(bytes(TAIL + 1))
-
-    short, long = length_of(tmp_path / "short"), length_of(tmp_path / "long")
-
-    assert short.tail == long.tail
-    assert short.as_json() == [TAIL, short.tail]
-    assert long == Length(TAIL + 1, short.tail)
-
-
-def test_file_is_cut_to_its_length_at_the_last_agreement_and_others_stay(tmp_path: Path) -> None:
-    path, other = tmp_path / "log", tmp_path / "other"
-    path.write_text("agreed")
-    here, said = files()
-    here.agreed({str(path): length_of(path)})
-    path.write_text("agreed and more")
-    other.write_text("unknown")
-
-    here.cut(path)
-    here.cut(other)
-
-    assert (path.read_text(), other.read_text()) == ("agreed", "unknown")
-    assert said == []
-
-
 @pytest.mark.parametrize("content", ["agre", "AGREED and more"], ids=["shorter", "other bytes"])
 def test_file_of_another_program_is_not_cut_and_that_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "log"
@@ -421,16 +395,6 @@ def test_file_that_is_rewritten_does_not_grow_any_more(tmp_path: Path) -> None:
     }
     assert list(rewritten) == [str(opened)]
     assert here.measure() == {}
-
-
-def test_rounds_are_counted_when_they_are_agreed_on_and_when_they_are_made_real() -> None:
-    here, _ = files(is_first=False)
-
-    here.agreed({})
-    here.take_over()
-    here.take_over()  # already the first one
-
-    assert here.rounds == 2
 
 
 LONG_AGO = 1_000_000
@@ -614,16 +578,6 @@ def not_first(tmp_path: Path) -> FirstFiles:
     return FirstFiles(False, PrivateFolder(tmp_path, 4), print)
 
 
-def test_first_file_of_a_hook_is_staged_in_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
-    with guarding(not_first(tmp_path)):
-        (tmp_path / "diary.json").write_text("{}")
-        read = (tmp_path / "diary.json").read_text()
-
-    assert read == "{}"
-    assert not (tmp_path / "diary.json").exists()
-    assert len(list((tmp_path / ".private" / "4").iterdir())) == 1
-
-
 def test_a_file_that_is_changed_in_place_is_changed_in_a_copy(tmp_path: Path) -> None:
     real = tmp_path / "table.txt"
     real.write_text("old")
@@ -635,15 +589,6 @@ def test_a_file_that_is_changed_in_place_is_changed_in_a_copy(tmp_path: Path) ->
     assert real.read_text() == "old"
     (staged,) = (tmp_path / ".private" / "4").iterdir()
     assert staged.read_text() == "old and new"
-
-
-def test_a_new_folder_is_made_within_a_hook(tmp_path: Path) -> None:
-    files = not_first(tmp_path)
-
-    with guarding(files):
-        folder = files.new_folder()
-
-        assert folder.is_dir()
 
 
 def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_path: Path) -> None:
@@ -675,14 +620,6 @@ def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) ->
     folder.clear([3])
 
     assert folder().is_dir()
-
-
-def test_nothing_to_remove_is_no_error(tmp_path: Path) -> None:
-    folder = PrivateFolder(tmp_path, 3)
-
-    folder.clear([3])
-
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_directory_that_is_gone_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

@@ -104,13 +104,6 @@ def test_hook_that_no_callback_has_begins_no_round(tmp_path: Path) -> None:
     assert here.rounds.effects() == other.rounds.effects()
 
 
-def test_wish_to_stop_is_an_effect(tmp_path: Path) -> None:
-    here = worker(tmp_path)
-    here.model.stop_training = True
-
-    assert here.rounds.effects().wants_stop is True
-
-
 def test_workers_have_to_agree_only_after_hooks_that_do_something(tmp_path: Path) -> None:
     here = worker(tmp_path, of_script(on_epoch_end=counts))
     here.rounds.begin()

@@ -192,10 +192,6 @@ def test_absent_best_weights_stay_absent() -> None:
     assert target.best_weights is None
 
 
-def test_early_stopping_without_best_weights_has_no_tensors() -> None:
-    assert begun(EarlyStopping(3)).tensors() == {}
-
-
 def test_callback_of_a_user_that_reads_weights_has_places_for_them() -> None:
     source, target = BestOfUsers(), BestOfUsers()
     old, new = begun(source), begun(target)

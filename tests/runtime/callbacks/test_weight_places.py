@@ -24,21 +24,6 @@ def held(places: WeightPlaces) -> list[float]:
     return [float(array.flat[0]) for array in places.tensors().values()]
 
 
-def test_places_are_zeros_in_the_shapes_of_the_weights() -> None:
-    places = WeightPlaces(2, WEIGHTS)
-
-    assert list(places.tensors()) == ["00000", "00001", "00002", "00003"]
-    assert [array.shape for array in places.tensors().values()] == [(2, 3), (3,)] * 2
-    assert not any(array.any() for array in places.tensors().values())
-
-
-def test_array_goes_into_the_first_free_place_of_its_shape() -> None:
-    places = WeightPlaces(2, WEIGHTS)
-
-    assert [places.keep(array) for array in (BIAS * 5, KERNEL * 6, BIAS * 7)] == [1, 0, 3]
-    assert held(places) == [6, 5, 0, 7]
-
-
 @pytest.mark.parametrize(
     "array",
     [np.ones((3, 2), np.float32), np.ones(3, np.float64), np.ones((), np.float32)],
@@ -49,30 +34,6 @@ def test_array_of_another_kind_finds_no_place(array: Any) -> None:
 
     assert places.keep(array) is None
     assert held(places) == [0, 0]
-
-
-def test_full_places_take_nothing_until_they_are_emptied() -> None:
-    places = WeightPlaces(1, WEIGHTS)
-    places.keep(BIAS)
-
-    assert places.keep(BIAS * 2) is None
-    assert held(places) == [0, 1]
-
-    places.empty()
-    assert held(places) == [0, 0]
-    assert places.keep(BIAS * 3) == 1
-
-
-def test_what_is_read_back_is_a_copy_by_number() -> None:
-    places = WeightPlaces(1, WEIGHTS)
-    kept = BIAS * 4
-    number = places.keep(kept)
-
-    read = places.reader(places.tensors())
-    kept[:] = 9
-
-    assert sorted(read) == [0, 1]
-    assert read[number or 0].tolist() == [4, 4, 4]
 
 
 @given(st.lists(st.sampled_from([KERNEL, BIAS, np.ones(4), None]), max_size=12))

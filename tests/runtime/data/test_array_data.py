@@ -134,12 +134,6 @@ def test_windows_are_those_of_keras(stride: int, rate: int, targets: int) -> Non
     np.testing.assert_array_equal(y, theirs[0][1])
 
 
-def test_target_may_follow_its_window() -> None:
-    data = WindowData(SERIES[:-4], SERIES[4:, 0], 4)
-
-    np.testing.assert_array_equal(data.read(np.array([5]))[1], SERIES[9:10, 0])
-
-
 def test_fingerprint_tells_another_series() -> None:
     same = WindowData(SERIES, TARGETS, 3)
 

@@ -53,14 +53,6 @@ def value_of(batch: Any) -> int:
     return int(batch.parts[0][0, 0])
 
 
-def test_pass_is_opened_once_and_read_in_order() -> None:
-    source = Numbers()
-    feed = Feed(source, FeedTerms(3))
-    found = [value_of(feed.train_batch(step, LocalCommunicator())) for step in range(7)]
-    assert found == [0, 1, 2, 3, 10, 11, 12]
-    assert source.opened == [(0, 0), (1, 0)]
-
-
 def test_step_that_is_done_again_gets_its_batch_without_reading() -> None:
     source = Numbers()
     feed = Feed(source, FeedTerms(BATCHES))
@@ -257,12 +249,6 @@ def test_pipeline_that_ends_too_early_is_named() -> None:
     words = r"the generator ended before batch 2 of pass 1: .*assert_cardinality\(1\)"
     with pytest.raises(ProgramError, match=words):
         feed.train_batch(1, LocalCommunicator())
-
-
-def test_each_validation_is_a_pass() -> None:
-    feed = Feed(Numbers(), FeedTerms(2))
-    found = [value_of(feed.validation_batch((2, step), LocalCommunicator())) for step in (0, 1)]
-    assert found == [20, 21]
 
 
 def test_validation_of_a_pipeline_that_repeats_itself_has_several_passes() -> None:

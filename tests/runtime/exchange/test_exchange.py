@@ -239,25 +239,6 @@ def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_rank_visits_the_site_once(way: str) -> None:
-    world = World(1, tuple(map(WorkerId, range(3))), 3)
-    assignment = Assignment(tuple(map(WorkerId, range(3))))
-    leaves = leaves_of(3, ODD, seed=1)
-    visits: list[int] = []
-
-    def program(communicator: FakeCommunicator) -> None:
-        party = Party(communicator, world, assignment, ODD, way)
-        party.meet(way)
-        party.sum(party.roots(leaves), lambda: visits.append(1))
-        communicator.agree(1)
-        party.leave()
-
-    run_world(3, program)
-
-    assert len(visits) == 3
-
-
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [ODD, LARGE])
 def test_sum_that_overflows_warns_nobody_and_is_seen_by_its_slice(way: str, size: int) -> None:
     """Warnings are errors here; the vote joins what the ranks have seen."""

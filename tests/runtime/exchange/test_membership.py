@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 from fake_communicator import FakeCommunicator, run_world
-from local_communicator import LocalCommunicator
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -25,18 +24,6 @@ def member(communicator: FakeCommunicator) -> Membership:
     me = WORLD.workers[communicator.rank]
     host_of = dict(zip(WORLD.workers, HOSTS, strict=True))
     return Membership(me, WORLD, communicator, lambda: float(next(ticks)), host_of)
-
-
-def test_everyone_joins_the_world_of_the_launch() -> None:
-    def program(communicator: FakeCommunicator) -> tuple[World, tuple[int, ...], bool]:
-        membership = member(communicator)
-        membership.join(version=communicator.rank * 10)
-        communicator.leave()
-        return membership.world, membership.versions, membership.is_first
-
-    joined = run_world(RANKS, program)
-
-    assert joined == [(WORLD, (0, 10, 20, 30), rank == 0) for rank in range(RANKS)]
 
 
 def test_survivors_form_the_next_generation_in_their_order() -> None:
@@ -68,12 +55,6 @@ def test_survivors_stay_on_their_hosts() -> None:
         return membership.hosts
 
     assert run_world(RANKS, program) == [("a", "a", "c"), None, ("a", "a", "c"), ("a", "a", "c")]
-
-
-def test_world_of_a_launch_without_names_is_on_one_host() -> None:
-    membership = Membership(WORLD.workers[0], WORLD, LocalCommunicator(), lambda: 0.0)
-
-    assert membership.hosts == ("",) * RANKS
 
 
 def until_repaired(membership: Membership) -> World:

@@ -85,17 +85,6 @@ def test_message_that_came_with_another_is_known_although_nothing_is_readable(
     assert not theirs.has_message
 
 
-def test_end_comes_after_the_last_message(ends: tuple[LineChannel, LineChannel]) -> None:
-    left, right = ends
-    left.send({"n": 1})
-    left.close()
-
-    assert right.receive() == {"n": 1}
-    assert right.receive() is None
-    assert right.is_closed
-    assert right.drain() == []
-
-
 def test_half_a_message_at_the_end_is_dropped(raw_lines: tuple[socket.socket, LineChannel]) -> None:
     peer, channel = raw_lines
     peer.sendall(b'{"n":1}\n{"n":')
@@ -345,11 +334,6 @@ def test_other_users_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert caller.receive() is None
     caller.close()
     listener.close()
-
-
-def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        connect(tmp_path / "nobody.sock")
 
 
 def test_connection_that_has_no_descriptor_left_is_ended(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from holdfast.runtime.system.network import (
     Interface,
-    Meeting,
     MeetingPlace,
     Way,
     interfaces,
@@ -62,15 +61,6 @@ def test_address_that_two_hosts_have_reaches_nobody() -> None:
 
         assert is_own_address("127.0.0.1")
         assert reach(meeting, (), WORD) is None
-
-
-def test_nobody_is_reached_where_nobody_is() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        meeting = Meeting(str(LOOPBACK), "127.0.0.1", bound.getsockname()[1])
-
-        with pytest.raises(ConnectionRefusedError):
-            Way(meeting, "", WORD)
 
 
 def test_interface_is_on_its_network_while_it_is_up() -> None:

@@ -15,7 +15,6 @@ from holdfast.runtime.system.own_process import (
     answer_of,
     die_with_parent,
     is_single_threaded,
-    name_process,
     program_command,
     thread_count,
     usable_cores,
@@ -84,18 +83,6 @@ def test_threads_are_counted() -> None:
     assert not is_single_threaded(0.0)
     ended.set()
     thread.join()
-
-
-def test_name_is_what_ps_shows() -> None:
-    child = os.fork()
-    if child == 0:
-        name_process("holdfast-w12345678")
-        with open("/proc/self/comm") as name:
-            os._exit(0 if name.read() == "holdfast-w12345\n" else 1)
-
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_strays_are_reaped_and_what_this_process_has_started_is_not() -> None:

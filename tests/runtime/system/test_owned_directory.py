@@ -98,12 +98,6 @@ def test_directory_of_another_user_is_left_alone(tmp_path: Path) -> None:
     assert remove_dead_directories(str(tmp_path)) == (directory,)
 
 
-def test_holding_a_directory_without_a_marker_does_nothing(tmp_path: Path) -> None:
-    hold(tmp_path)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_directory_without_locks_is_made_and_never_called_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,15 +73,6 @@ def test_tree_is_killed_even_in_other_sessions() -> None:
     root.stdout.close()
 
 
-def test_killing_a_tree_that_is_gone_is_harmless(sleeper: subprocess.Popen[bytes]) -> None:
-    sleeper.kill()
-    sleeper.wait()
-
-    kill_tree(sleeper.pid)
-
-    assert sleeper.returncode == -signal.SIGKILL
-
-
 def test_group_is_killed_with_its_leader(sleeper: subprocess.Popen[bytes]) -> None:
     kill_group(sleeper.pid)
 

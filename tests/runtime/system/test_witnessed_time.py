@@ -110,10 +110,6 @@ class Thing:
         return self.content
 
 
-def test_first_look_says_nothing_of_the_time_before() -> None:
-    assert Thing().still_s() == 0.0
-
-
 def test_stillness_is_counted_from_the_first_look_and_begins_anew_at_a_change() -> None:
     thing = Thing()
     found = []

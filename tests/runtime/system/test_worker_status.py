@@ -24,15 +24,6 @@ from holdfast.runtime.system.worker_status import (
 )
 
 
-def test_fresh_status_says_that_the_worker_starts(
-    sides: tuple[WorkerStatus, WorkerStatus],
-) -> None:
-    agent, _ = sides
-
-    assert (agent.counter, agent.phase, agent.step, agent.generation) == (0, Phase.STARTING, 0, 0)
-    assert agent.requests == RequestFlag.NONE
-
-
 def test_agent_sees_what_the_worker_writes(sides: tuple[WorkerStatus, WorkerStatus]) -> None:
     agent, worker = sides
 
@@ -194,18 +185,6 @@ def test_progress_is_read_as_it_was_told(sides: tuple[WorkerStatus, WorkerStatus
     assert agent.progress == b"step 7"
 
 
-def test_progress_that_is_being_rewritten_is_not_read(
-    sides: tuple[WorkerStatus, WorkerStatus],
-) -> None:
-    """The writer has died, or is stopped, in the middle: its version is odd."""
-    agent, worker = sides
-    worker.tell_progress(b"step 7")
-
-    worker._progress_version += 1
-
-    assert agent.progress == b""
-
-
 def _by_worker() -> st.SearchStrategy[Callable[[WorkerStatus], None]]:
     """One thing that a worker may write."""
     number = st.integers(0, 2**63)
@@ -285,15 +264,6 @@ def test_mirror_is_equal_after_both_ways_were_copied(
     assert mirror.work is None, "the samples stay on the worker's host"
     real.close()
     mirror.close()
-
-
-def test_words_of_another_writer_are_not_taken(sides: tuple[WorkerStatus, WorkerStatus]) -> None:
-    agent, _ = sides
-
-    with pytest.raises(KeyError, match="words of the agent"):
-        agent.take({"step": 7}, Writer.AGENT)
-
-    assert agent.step == 0
 
 
 def test_progress_that_is_being_rewritten_comes_with_a_later_look(
