@@ -120,9 +120,3 @@ def test_newest_step_counts_committed_ones(directory: RunDirectory) -> None:
         (directory.checkpoints_path / name).mkdir(parents=True)
 
     assert ChainFile(directory, "x").newest_step() == 40
-
-
-def test_newest_step_of_a_store_without_any_is_0(directory: RunDirectory) -> None:
-    directory.checkpoints_path.mkdir()
-
-    assert ChainFile(directory, "x").newest_step() == 0

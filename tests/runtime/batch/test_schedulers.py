@@ -232,12 +232,6 @@ def test_only_torque_tells_its_limit_in_the_environment(
     assert limit_s(found(environ), environ) == limit
 
 
-def test_workers_of_the_allocation_are_an_option_with_its_origin() -> None:
-    assert options_of(found(SLURM_BATCH)) == {"workers": ("SLURM_NTASKS of Slurm job 812", 3)}
-    assert options_of(found(SLURM_WITHOUT_TASKS)) == {}
-    assert options_of(None) == {}
-
-
 @pytest.mark.parametrize(
     ("environ", "origin", "hosts", "shell"),
     [

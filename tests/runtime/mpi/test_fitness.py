@@ -102,12 +102,6 @@ def test_library_that_starts_nothing_is_refused_in_both_modes(
         require(library, Verdict(Trust.NOTHING, "another MPI"), needed)
 
 
-def test_bad_start_leaves_nothing_to_rely_on(tmp_path: Path, environment: dict[str, str]) -> None:
-    answer = assess(library_of(tmp_path, FAILING), environment, Trust.RELAUNCH)
-
-    assert answer == Verdict(Trust.NOTHING, "no Revoke")
-
-
 def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -116,24 +110,6 @@ def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
     answer = assess(library_of(tmp_path, wrong), environment, Trust.ONE)
 
     assert answer == Verdict(Trust.RELAUNCH, "the sum 5")
-
-
-def test_verdict_of_a_short_trial_ends_with_the_library_that_its_ranks_had_loaded(
-    library: MpiLibrary, environment: dict[str, str]
-) -> None:
-    assess(library, environment, Trust.ONE)
-
-    Path(environment["LIBRARY"]).write_text("another build")
-    assess(library, environment, Trust.ONE)
-
-    assert starts_of(environment) == 2
-
-
-def test_verdict_is_kept(library: MpiLibrary, environment: dict[str, str]) -> None:
-    assert find_verdict(library, environment) is None
-    keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
-
-    assert find_verdict(library, environment) == VERDICT
 
 
 def test_later_verdict_replaces_an_earlier_one(
@@ -176,14 +152,6 @@ def test_another_choice_of_library_has_a_verdict_of_its_own(
 
     assert find_verdict(library, environment | choice) is None
     assert find_verdict(library, environment | {"LANG": "C"}) == VERDICT
-
-
-def test_other_version_has_a_verdict_of_its_own(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    keep_verdict(library_of(tmp_path, PASSING), environment, VERDICT, [])
-
-    assert find_verdict(library_of(tmp_path, PASSING, "5.0.12"), environment) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "ALL", "files": {}}', "\x00"])

@@ -21,12 +21,6 @@ def _program(folder: Path, answer: str, *, code: int = 0) -> Path:
     return path
 
 
-def test_named_mpiexec_is_taken_before_all_others(tmp_path: Path) -> None:
-    named = _program(tmp_path / "named", "")
-
-    assert find_mpiexec(named, search_path="/nowhere") == named
-
-
 def test_mpiexec_beside_python_is_taken_before_the_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,14 +114,6 @@ def test_old_open_mpi_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"Open MPI 4\.1\.4 .* is too old"):
         identify(program)
-
-
-def test_identify_asks_the_program_itself(tmp_path: Path) -> None:
-    program = _program(tmp_path, "mpiexec (Open MPI) 5.0.9")
-
-    library = identify(program)
-
-    assert str(library) == f"Open MPI 5.0.9 ({program})"
 
 
 def test_program_that_cannot_start_is_refused(tmp_path: Path) -> None:

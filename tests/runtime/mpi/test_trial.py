@@ -16,12 +16,6 @@ TRIAL = Trial("one of three", 3, (Death(1, Where.VOTE),))
 WELL = RankReport(world=(0, 2), steps=6)
 
 
-def test_survivors_are_those_whom_nobody_kills() -> None:
-    trial = Trial("two of four", 4, (Death(0, Where.VOTE), Death(3, Where.VOTE)))
-
-    assert trial.survivors == {1, 2}
-
-
 def test_trial_passes_when_all_survivors_went_on_together() -> None:
     assert judge(TRIAL, {0: WELL, 2: WELL}, "mpiexec ended with code 0").has_passed
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from mpi_programs import FAILING, PASSING, library_of
+from mpi_programs import PASSING, library_of
 
 from holdfast.runtime.host.launchers import OPEN_MPI
 from holdfast.runtime.mpi import trial_run
@@ -27,12 +27,6 @@ def test_refusal_of_mpiexec_is_quoted(tmp_path: Path, environment: dict[str, str
     outcome = run_trial(library, environment, FIRST_DEATH).outcome
 
     assert outcome.failure == "mpiexec ended with code 213 (unknown option --with-ft)"
-
-
-def test_reason_of_a_rank_is_passed_on(tmp_path: Path, environment: dict[str, str]) -> None:
-    outcome = run_trial(library_of(tmp_path, FAILING), environment, FIRST_DEATH).outcome
-
-    assert outcome.failure == "no Revoke"
 
 
 def test_files_of_the_library_come_with_the_outcome(

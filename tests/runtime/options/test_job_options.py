@@ -71,11 +71,6 @@ def test_request_that_makes_no_sense_is_refused_with_its_value(
         dataclasses.replace(options, **change)
 
 
-def test_new_run_has_a_microbatch_for_each_worker_and_seed_zero(options: JobOptions) -> None:
-    assert options.new_microbatches == 4
-    assert options.new_seed == 0
-
-
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 1), (9, 2), (64, 16)])
 def test_new_run_divides_the_cores_among_the_workers(
     options: JobOptions, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
@@ -83,12 +78,6 @@ def test_new_run_divides_the_cores_among_the_workers(
     monkeypatch.setattr(job_options, "usable_cores", lambda: cores)
 
     assert options.new_threads == threads
-
-
-def test_new_run_takes_what_was_given(options: JobOptions) -> None:
-    given = dataclasses.replace(options, microbatches=12, threads=3, seed=7)
-
-    assert (given.new_microbatches, given.new_threads, given.new_seed) == (12, 3, 7)
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(JobOptions), ids=lambda field: field.name)
@@ -106,12 +95,6 @@ def test_every_field_has_a_flag_a_variable_and_a_line_in_the_docs(field: Any) ->
     else:
         assert option.absent
         assert f"| `{field.name}` | {option.absent} |" in page
-
-
-def test_flags_are_there_once() -> None:
-    flags = [flag for option in OPTIONS.values() for flag in option.flags]
-
-    assert len(flags) == len(set(flags))
 
 
 def test_command_line_has_the_flags_of_the_options() -> None:

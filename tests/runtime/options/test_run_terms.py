@@ -17,7 +17,6 @@ from holdfast.runtime.options.run_terms import (
     complete_run,
     open_or_create_record,
     refuse_other_program,
-    script_sha256,
     script_terms,
 )
 from holdfast.runtime.run.entries import record
@@ -68,20 +67,6 @@ def test_what_a_save_has_left_over_is_no_checkpoint(options: JobOptions) -> None
     assert not is_resumed
 
 
-def test_second_job_gets_the_record_of_the_first(options: JobOptions) -> None:
-    directory = RunDirectory(options.run_dir)
-    first, _ = open_or_create_record(directory, options)
-    _train(options)
-
-    second, is_resumed = open_or_create_record(directory, options)
-
-    assert is_resumed
-    assert second == first
-    other = dataclasses.replace(options, seed=first.seed + 1)
-    with pytest.raises(UsageError, match="was begun with seed"):
-        open_or_create_record(directory, other, None)
-
-
 def test_record_has_digest_and_arguments_of_the_script_that_begins_the_run(
     options: JobOptions, tmp_path: Path
 ) -> None:
@@ -122,20 +107,6 @@ def test_run_without_a_step_takes_script_and_options_as_they_are(
 
 def _began(options: JobOptions) -> RunRecord:
     return open_or_create_record(RunDirectory(options.run_dir), options)[0]
-
-
-def test_new_run_has_the_terms_that_were_asked_for(options: JobOptions) -> None:
-    asked = dataclasses.replace(options, workers=3, microbatches=6, seed=7, threads=2)
-
-    record = _began(asked)
-
-    assert (record.microbatches, record.seed, record.threads) == (6, 7, 2)
-    assert record.numerics["threads"] == 2
-
-
-def test_script_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
-    assert script_sha256(tmp_path / "gone.py") is None
-    assert script_sha256(tmp_path) is None
 
 
 @pytest.mark.parametrize(("name", "flag"), [("microbatches", "--microbatches"), ("seed", "--seed")])

@@ -15,7 +15,6 @@ from holdfast.runtime.options.sources import (
     Sources,
     build_options,
     check_script,
-    default_run_dir,
     keys_of,
     mistyped_variables,
     read_config_file,
@@ -31,13 +30,6 @@ else:
 def _built(*flags: tuple[str, Any], environ: dict[str, str] | None = None, **table: Any) -> Any:
     sources = Sources(dict(flags), environ or {}, table, Path("/here"))
     return build_options(Path("train.py"), ("-x",), sources)
-
-
-def test_run_dir_is_named_after_the_script() -> None:
-    assert default_run_dir(Path("somewhere/train.py"), Path("/here")) == Path(
-        "/here/holdfast-train"
-    )
-    assert _built().options.run_dir == Path("/here/holdfast-train")
 
 
 def test_without_sources_the_defaults_hold_and_nothing_has_an_origin() -> None:
@@ -160,10 +152,6 @@ def test_argument_of_several_lines_sets_no_option() -> None:
     )
 
     assert next(built.lines()) == r'# script: ["/here/train.py", "x\nstrict = true"]'
-
-
-def test_missing_config_file_sets_nothing(tmp_path: Path) -> None:
-    assert read_config_file(tmp_path / "holdfast.toml") == {}
 
 
 def test_options_in_a_config_file_are_named_as_on_the_command_line(tmp_path: Path) -> None:
