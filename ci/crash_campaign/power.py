@@ -67,7 +67,7 @@ def _run_kind(kind: Kind, victim: Victim, seed: int, *, is_short: bool, only: in
     if is_short and only is None:
         choose = random.Random(f"{seed}/{tally.part}")
         first = choose.randrange(_ROUNDS) * changes
-        chosen = set(choose.sample(range(first, first + changes), _SHORT_CASES))
+        chosen = set(choose.sample(range(first, first + changes), min(_SHORT_CASES, changes)))
     with Enough.caught:
         for number in sorted({case // changes for case in chosen} - {_ROUNDS}):
             _Round(kind, victim, seed, tally).run(chosen, number, number * changes)
