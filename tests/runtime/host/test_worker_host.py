@@ -86,10 +86,6 @@ class FakeWriter:
     def copied(self, message: Message) -> None:
         self.told.append(message)
 
-    def ask(self, question: Message, then: Callable[[Message], None]) -> None:
-        self.told.append(question)
-        then({"kind": "kept", "step": 30})
-
     def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
 
@@ -342,10 +338,6 @@ def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
 
     assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
     assert host.events == [], "the head does not hear of it"
-
-
-def test_question_of_a_worker_is_answered_by_the_writer(host: Host) -> None:
-    assert host.ask(1, {"kind": "keeps"}) == {"kind": "kept", "step": 30}
 
 
 def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
