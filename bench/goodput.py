@@ -91,9 +91,8 @@ def _run(
 def _print(run: StruckRun, struck: JobRun, twin: StruckRun, expected: JobRun) -> None:
     hits = [one for one in run.struck if one.pid is not None]
     complaints = list(run.complaints(str(expected.sha256)))
-    print(f"load at the end {os.getloadavg()[0]:.1f}; exit codes {run.exit_codes}")
-    print(f"{'BAD' if complaints else 'good'}: {struck.report.steps} steps, {len(hits)} strikes")
-    print("".join(f"    {complaint}\n" for complaint in complaints), end="")
+    print(f"{struck.report.steps} steps, {len(hits)} strikes, exit codes {run.exit_codes}")
+    print("".join(f"BAD: {complaint}\n" for complaint in complaints), end="")
     print(f"{'':<18}{'struck':>12}{'twin':>12}")
     for name, length in struck.report.parts_s.items():
         print(f"{name:<18}{length:>10.2f} s{expected.report.parts_s.get(name, 0.0):>10.2f} s")
