@@ -37,26 +37,38 @@ class KeptLoads:
     Args:
         folder: where copies are kept; made at the first need.
         tell: says a line to the user.
+        lasting_name: returns how later launches know a path, which is another name for a file in
+            a temporary directory.  Such a file is copied at once: it may be gone with its job.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tell: Callable[[str], None],
+        lasting_name: Callable[[str], str] = lambda path: path,
+    ) -> None:
         self._folder = folder
         self._tell = tell
+        self._lasting_name = lasting_name
         self._loads = 0
         self._loaded: dict[str, list[Path]] = {}
 
     def load(self, absolute: str) -> str:
         """Return what the script's next load of a file is to read."""
         self._loads += 1
-        digest = hashlib.sha256(absolute.encode()).hexdigest()[:8]
+        name = self._lasting_name(absolute)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         copy = self._folder / f"{self._loads}-{digest}-{os.path.basename(absolute)}"
         if not copy.exists():
             self._loaded.setdefault(absolute, []).append(copy)
+            if name != absolute:
+                self.before_write(absolute)
             return absolute
-        self._tell(
-            f"the script gets {absolute} as it was when this run loaded it first, because the "
-            f"run has written it since: {copy}"
-        )
+        if name == absolute:
+            self._tell(
+                f"the script gets {absolute} as it was when this run loaded it first, because the "
+                f"run has written it since: {copy}"
+            )
         return str(copy)
 
     def before_removal(self, absolute: str) -> None:

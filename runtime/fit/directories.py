@@ -59,7 +59,7 @@ class TemporaryDirectories:
         self._script = script
         self._is_first = is_first
         self._counts: Counter[str] = Counter()
-        self._made: set[str] = set()
+        self._names: dict[str, str] = {}
         self._apart: dict[str, str] = {}
         """The key in the record of each that is this worker's own."""
         self._of_libraries: set[str] = set()
@@ -74,19 +74,24 @@ class TemporaryDirectories:
             self._of_libraries.add(made)
             return made
         self._counts[line] += 1
+        name = f"temporary directory {self._counts[line]} of {line}"
         # Another batch job may have another place for temporary files, and not this one.
-        key = f"temporary directory {self._counts[line]} of {line} in {os.path.dirname(made)}"
+        key = f"{name} in {os.path.dirname(made)}"
         if not self._is_first():
-            self._made.add(made)
-            self._apart[made] = key
+            self._names[made], self._apart[made] = name, key
             return made
         shared: str = self._record.first(key, made)
         if shared != made:
             os.rmdir(made)
             with contextlib.suppress(FileExistsError):
                 _plain_mkdir(shared, 0o700)
-        self._made.add(shared)
+        self._names[shared] = name
         return shared
+
+    def lasting_name(self, path: str) -> str:
+        """Return how later launches know a path; a temporary directory may lie elsewhere then."""
+        own = self._holder(path)
+        return path if own is None else self._names[own] + path.removeprefix(own)
 
     def place(self, path: str) -> str:
         """Return where a path lies on the first worker, whose callbacks have come as far."""
@@ -145,7 +150,7 @@ class TemporaryDirectories:
 
     def take_back(self, path: str) -> bool:
         """Return whether the script removes one of these: it is done when nobody reads there."""
-        if path not in self._made:
+        if path not in self._names:
             return False
         if path in self._apart and not os.path.islink(path):
             _plain_rmtree(path, ignore_errors=True)
@@ -163,7 +168,7 @@ class TemporaryDirectories:
 
     def _holder(self, path: str) -> str | None:
         """Return the directory of the script that a path is, or lies in."""
-        return _holder(path, self._made)
+        return _holder(path, self._names)
 
 
 def _holder(path: str, directories: Iterable[str]) -> str | None:

@@ -458,7 +458,8 @@ def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
     context = stages_of_script().context
     directories = shared_directories()
-    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify)
+    naming = () if directories is None else (directories.temporary.lasting_name,)
+    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
     found = FirstSaves(_is_real, private_folder(), kept, _wrote)
     if directories is not None:
         directories.before_removal.append(kept.before_removal)

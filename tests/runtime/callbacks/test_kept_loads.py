@@ -85,3 +85,22 @@ def test_file_that_the_script_removes_is_kept_for_its_loads(best: Path, tmp_path
     best.unlink()
 
     assert Launch(tmp_path).loads(best) == "of the first fit"
+
+
+def test_file_in_a_temporary_folder_is_kept_at_once_and_found_from_another_one(
+    best: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    first, second = (
+        KeptLoads(
+            tmp_path / "loaded", told.append, lambda path, f=folder: path.replace(f, "folder")
+        )
+        for folder in (str(tmp_path), "/tmp/gone")
+    )
+    first.load(str(best))
+    best.unlink()
+
+    found = second.load(f"/tmp/gone/{best.name}")
+
+    assert Path(found).read_text() == "of the first fit"
+    assert told == []

@@ -165,6 +165,22 @@ def test_temporary_directories_are_one_for_all_launches_until_all_have_ended(
     assert len(list(tmp_path.iterdir())) == 3  # the run, and two that nobody has given back
 
 
+def test_temporary_directory_in_another_place_is_known_by_its_line(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    """Each batch job may have a place of its own for temporary files."""
+    found = []
+    for name in ("job 1", "job 2"):
+        (tmp_path / name).mkdir()
+        launch = launches()
+        made = make_temporary(tmp_path / name)
+        found.append([launch.temporary.lasting_name(f"{path}/weights") for path in made])
+        assert {Path(path).parent for path in made} == {tmp_path / name}
+
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
 def clear(tmp_path: Path) -> None:
     """Run the first lines of a script that clears its results."""
     for name in ("results", "logs"):

@@ -162,7 +162,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     found = Worker(tmp_path)
     monkeypatch.setattr(contexts, "_current", None)
     monkeypatch.setattr(worker_module, "_join", found.join)
-    monkeypatch.setattr(worker_module, "listen", lambda page, agent: None)
+    monkeypatch.setattr(worker_module, "listen", lambda page: None)
     monkeypatch.setattr(worker_module, "Pulse", Still)
     monkeypatch.setattr(os, "_exit", _exit)
     yield found
