@@ -36,6 +36,7 @@ def another_run() -> Callable[[Path], None]:
     """Return what gives a directory to another run."""
 
     def take(directory: Path) -> None:
+        RunDirectory(directory).record_path.unlink()
         RunDirectory(directory).create_record(RunRecord("other", FORMAT, 0.0, 1, 0, 1))
 
     return take

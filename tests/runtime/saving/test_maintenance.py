@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from committing_report import StrikeResult
-from host_saves import LAUNCH, Workers, plan_of
+from host_saves import LAUNCH, Workers, begin_run, plan_of
 
 from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
 from holdfast.checkpoint.names import StagingName, removed_name
@@ -29,7 +29,7 @@ class CaringCommitter:
     """A process that commits, with its care of old steps."""
 
     def __init__(self, run_dir: Path, **terms: Any) -> None:
-        run_dir.mkdir(exist_ok=True)
+        begin_run(run_dir)
         self.store = CheckpointStore(run_dir)
         self.told = StrikeResult()
         usual: dict[str, Any] = {"retention": Retention(2), "generation": 7}

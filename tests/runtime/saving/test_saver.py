@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import gives_nothing, journal_of, without_faults, worker_config
-from host_saves import Workers, plan_of, state_of
+from host_saves import Workers, begin_run, plan_of, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
@@ -86,6 +86,7 @@ class SavingWorker:
     def __init__(
         self, config: WorkerConfig, workers: Workers | None = None, world: tuple[int, ...] = (0,)
     ) -> None:
+        begin_run(config.run_dir, config.run_id)
         self.told: list[dict[str, Any]] = []
         self.page, self._journal = WorkerStatus.create(), journal_of(config)
         communicator: Communicator = LocalCommunicator()

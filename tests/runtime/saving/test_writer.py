@@ -255,6 +255,7 @@ def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:
     elsewhere = Workers(plan_of(tmp_path / "gone" / "run"))
+    shutil.rmtree(tmp_path / "gone")
     writer.use(elsewhere)
     answer = writer.save(elsewhere, STEP, 1)
     assert answer["kind"] == "unsaved"

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 from configs import worker_config
+from host_saves import begin_run
 
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
@@ -41,6 +42,7 @@ class CopiedSaves:
     def __init__(
         self, run_dir: Path, *, launch: int = 1, parts: int = 2, buffers: int = 2, shards: int = 2
     ) -> None:
+        begin_run(run_dir)
         self.launch = launch
         self.parts = parts
         layout = ShardLayout(specs_of(self.state), shards)

@@ -18,6 +18,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.held_save import HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms, SaveTicket
 from holdfast.runtime.system.channel import Message
@@ -48,6 +49,14 @@ def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
     return SavePlan(config, layout, SaveTerms(**terms), unsound)
 
 
+def begin_run(run_dir: Path, run_id: str = RUN) -> None:
+    """Make a run directory the run's, as its job does: else nothing is changed there."""
+    directory = RunDirectory(run_dir)
+    directory.prepare()
+    if directory.load_record() is None:
+        directory.create_record(RunRecord(run_id, FORMAT, 0.0, microbatches=1, seed=0, threads=1))
+
+
 def request_of(step: int, attempt: int, part: int = 0, parts: int = 1) -> SaveRequest:
     """Return a worker's part in a save of the first world."""
     ticket = SaveTicket(LAUNCH, LAUNCH, step, attempt, parts, 0.0)
@@ -66,6 +75,7 @@ class Workers:
     """All workers of a host, with the memory that their agent has given them."""
 
     def __init__(self, plan: SavePlan, buffers: int = 2, launch: int = LAUNCH) -> None:
+        begin_run(plan.run_dir, plan.run_id)
         self.plan = plan
         self.launch = launch
         self.image_map = plan.image_map()

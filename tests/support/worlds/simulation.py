@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from configs import journal_of, worker_config
 from fake_communicator import FakeCommunicator, run_world
+from host_saves import begin_run
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
@@ -54,6 +55,7 @@ from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.injector import FaultInjector
 
+_RUN = "simulated"
 _Result = TypeVar("_Result")
 
 FEATURES, SAMPLES, BATCH, EPOCHS = 37, 23, 9, 2
@@ -436,7 +438,7 @@ class SimulatedJob:
         self._numerics = numerics
         self._generation = 1
         self._first_worker = 0
-        run_dir.mkdir(exist_ok=True)
+        begin_run(run_dir, _RUN)
 
     def launch(self, terms: Launch) -> list[Ending | None]:
         """Run one launch; return how each worker ended, None for the dead."""
@@ -446,14 +448,14 @@ class SimulatedJob:
         self._first_worker += terms.workers
         self._generation += terms.workers
 
-        agent = SimulatedAgent(self._run_dir, "simulated")
+        agent = SimulatedAgent(self._run_dir, _RUN)
 
         def program(communicator: FakeCommunicator) -> Ending:
             config = worker_config(
                 workers[communicator.rank],
                 workers,
                 run_dir=self._run_dir,
-                run_id="simulated",
+                run_id=_RUN,
                 generation=generation,
                 microbatches=terms.microbatches,
                 seed=7,
