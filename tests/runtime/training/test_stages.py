@@ -16,6 +16,7 @@ from simulation import STEPS, TinyReplica, data
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
@@ -45,6 +46,9 @@ class Script:
         self.page, self._journal = WorkerStatus.create(), journal_of(config)
         self.told: list[dict[str, object]] = []
         injector = without_faults(config)
+        directory = RunDirectory(run_dir)
+        if directory.load_record() is None:  # nothing is saved where the run is not
+            directory.create_record(config.record)
         self.context = WorkerContext(
             config,
             LocalCommunicator(),
