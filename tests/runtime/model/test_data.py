@@ -20,11 +20,6 @@ def data() -> ArrayData:
     return ArrayData(np.arange(20).reshape(10, 2), np.arange(10) * 100)
 
 
-def test_array_data_is_data(data: ArrayData) -> None:
-    assert isinstance(data, Data)
-    assert len(data) == 10
-
-
 def test_samples_come_in_the_order_of_the_ids(data: ArrayData) -> None:
     x, y = data.read(_ids(7, 2, 2))
 
@@ -59,25 +54,11 @@ def test_copied_samples_lie_where_tensorflow_can_use_them(dtype: npt.DTypeLike) 
     np.testing.assert_array_equal(x, values[[7, 0, 7, 3]])
 
 
-def test_no_samples_are_an_empty_batch(data: ArrayData) -> None:
-    x, y = data.read(_ids())
-
-    assert x.shape == (0, 2)
-    assert y.shape == (0,)
-
-
 def test_ids_beyond_the_data_are_refused(data: ArrayData) -> None:
     with pytest.raises(IndexError, match="12"):
         data.read(_ids(3, 12))
     with pytest.raises(IndexError, match="10 is out of bounds"):
         data.read(_ids(9, 10, 11))
-
-
-def test_lists_are_taken_as_arrays() -> None:
-    x, y = ArrayData([[1.0], [2.0]], [0, 1]).read(_ids(1))
-
-    assert x.tolist() == [[2.0]]
-    assert y.tolist() == [1]
 
 
 def test_different_lengths_are_refused_with_both_lengths() -> None:

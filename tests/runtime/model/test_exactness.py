@@ -23,13 +23,9 @@ from keras_harness import (
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow
-
-
-def test_a_keras_replica_is_a_replica(replicas: list[Any]) -> None:
-    assert isinstance(replicas[0], Replica)
 
 
 def test_new_processes_begin_with_the_same_bytes(workers: list[Any]) -> None:

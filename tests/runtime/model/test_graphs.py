@@ -16,7 +16,6 @@ from holdfast.runtime.model.graphs import (
     ROW_FLOATS,
     TOLD_AT,
     GraphCache,
-    Place,
     VectorLayout,
 )
 
@@ -52,23 +51,6 @@ def test_vector_is_whole_rows_and_wastes_less_than_one_a_tensor(
     assert layout.size % ROW_FLOATS == 0
     assert layout.size - sum(map(math.prod, shapes)) <= len(shapes) * (ROW_FLOATS - 1)
     assert all(0 < gap.stop - gap.start < ROW_FLOATS for gap in layout.padding())
-
-
-@pytest.mark.parametrize(
-    ("shapes", "places", "size"),
-    [
-        ([], (), 0),
-        ([()], (Place(0, 1, ()),), 16),
-        ([(16,), (2,)], (Place(0, 16, (16,)), Place(16, 18, (2,))), 32),
-        ([(17,), (3, 3)], (Place(0, 17, (17,)), Place(32, 41, (3, 3))), 48),
-        ([(0, 5), (1,)], (Place(0, 0, (0, 5)), Place(0, 1, (1,))), 16),
-    ],
-    ids=["nothing", "scalar", "full row", "row and a bit", "empty"],
-)
-def test_layout_never_changes(
-    shapes: list[tuple[int, ...]], places: tuple[Place, ...], size: int
-) -> None:
-    assert VectorLayout.of(shapes) == VectorLayout(places, size)
 
 
 class Clock:

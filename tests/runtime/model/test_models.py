@@ -254,15 +254,6 @@ def test_mixed_precision_keeps_float32_state(tf: SimpleNamespace) -> None:
     assert bytes_of(replica.state()) != bytes_of(before)
 
 
-def test_float64_inputs_become_float32(tf: SimpleNamespace) -> None:
-    replica = build(tf, dense)
-
-    narrow = contribution(replica, FIRST)
-    wide = contribution(replica, Microbatch(IMAGES[:7].astype(np.float64), LABELS[:7], 0))
-
-    assert narrow.tobytes() == wide.tobytes()
-
-
 def test_a_model_instead_of_a_function_is_taken(tf: SimpleNamespace) -> None:
     model = dense(tf)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.model.replica import (
     PassLayout,
-    Settling,
     is_nest_of_arrays,
     leaves,
     map_leaves,
@@ -136,36 +135,6 @@ def test_sums_of_a_step_are_doubles_that_outlive_the_total() -> None:
     assert sums.tolist() == [0.5, 3.0]
 
 
-def test_step_of_quotients_is_settled_with_its_samples() -> None:
-    assert isinstance(Quotient(), Settling)
-    assert step_sums(Quotient(), metrics_of(6.0, 3.0), 5).tolist() == [10.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    "replica", [object(), Quotient(is_additive=True)], ids=["no quotients", "additive"]
-)
-def test_pass_of_sums_needs_one_block_for_all_batches(replica: object) -> None:
-    layout = PassLayout(replica, METRICS, batches=7)
-    leaf = leaf_of(layout)
-
-    for batch in (0, 3, 6):
-        layout.add(leaf, batch, metrics_of(1.0, 0.25), samples=2)
-
-    assert layout.size == METRICS
-    assert pass_sums(replica, METRICS, leaf).tolist() == [3.0, 0.75]
-
-
-def test_batches_of_quotients_stand_apart_with_their_samples() -> None:
-    layout = PassLayout(Quotient(), METRICS, batches=3)
-    leaf = leaf_of(layout)
-
-    layout.add(leaf, 1, metrics_of(6.0, 3.0), samples=4)
-    layout.add(leaf, 1, metrics_of(2.0, 1.0), samples=1)
-    layout.add(leaf, 2, metrics_of(5.0, 5.0), samples=2)
-
-    assert leaf.reshape(3, METRICS + 1).tolist() == [[0, 0, 0], [8, 4, 5], [5, 5, 2]]
-
-
 def test_batches_are_numbered_on_from_pass_to_pass() -> None:
     layout = PassLayout(Quotient(), METRICS, batches=3)
     leaf = leaf_of(layout)
@@ -173,15 +142,6 @@ def test_batches_are_numbered_on_from_pass_to_pass() -> None:
     layout.add(leaf, 3 * 8 + 1, metrics_of(6.0, 3.0), samples=4)
 
     assert np.flatnonzero(leaf).tolist() == [3, 4, 5]
-
-
-def test_batch_without_samples_adds_nothing_to_a_pass() -> None:
-    """Its quotient would be 0 / 0."""
-    layout = PassLayout(Quotient(), METRICS, batches=4)
-    leaf = leaf_of(layout)
-    layout.add(leaf, 2, metrics_of(6.0, 3.0), samples=4)
-
-    assert pass_sums(Quotient(), METRICS, leaf).tolist() == [8.0, 4.0]
 
 
 def test_pass_without_any_samples_has_sums_of_zero() -> None:

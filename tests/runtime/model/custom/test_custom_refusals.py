@@ -153,18 +153,6 @@ def test_state_of_several_updates(tf: SimpleNamespace) -> None:
     assert message.endswith("keep one variable for each update in the model")
 
 
-def test_loss_that_compares_the_samples_of_a_batch(tf: SimpleNamespace) -> None:
-    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
-        def spread(errors: Any) -> Any:
-            return t.math.reduce_variance(errors)
-
-        return {"loss": model.descend(x, y, spread)}
-
-    message = refused(tf, body, refuses_mixing=True)
-
-    assert "mixes the samples of a batch" in message
-
-
 def test_step_that_only_runs_eagerly(tf: SimpleNamespace) -> None:
     def body(model: Any, x: Any, y: Any, t: Any) -> Any:
         return {"loss": float(model.descend(x, y))}
@@ -294,11 +282,3 @@ def test_state_that_is_neither_a_mean_nor_a_sum_is_named(
 
     (notice,) = replica.notices
     assert notice.startswith("state 'own/level' is neither a mean nor a sum over samples")
-
-
-def test_means_are_not_named(tf: SimpleNamespace) -> None:
-    body = _with_state(lambda level, x, t: 0.9 * level + 0.1 * t.reduce_mean(x**2))
-
-    model = fresh_model(tf, _own(body))
-
-    assert CustomReplica(model, X[:7], Y[:7], mixing=BatchMixing.REFUSED).notices == ()

@@ -38,7 +38,7 @@ CASES = {
     "measured": (custom_models.measured, BATCH),
     "logged": (custom_models.logged, BATCH),
 }
-HERE = ("adversarial", "trailing", "counting", "triplets", "measured")
+HERE = ("adversarial", "trailing", "counting", "triplets", "measured", "logged")
 
 
 def replica_for(tf: SimpleNamespace, make: Callable[..., Any], batch: Microbatch) -> Any:
@@ -175,21 +175,6 @@ def test_scaled_loss_of_an_own_step(tf: SimpleNamespace, scale: float, *, overfl
         np.testing.assert_allclose(variable.value, value, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize(("y", "is_tuple"), [((), True), (None, False)])
-def test_step_gets_x_alone_as_the_pipeline_gives_it(
-    tf: SimpleNamespace, y: Any, is_tuple: Any
-) -> None:
-    from holdfast.runtime.model.captured_step import data_of
-    from holdfast.runtime.model.model_call import Batch
-
-    batch = Batch.of(Microbatch(np.ones((2, 3), np.float32), y, 0))
-
-    data = data_of(batch)
-
-    assert isinstance(data, tuple) is is_tuple
-    assert batch.targets is None
-
-
 pytest.importorskip("keras")
 
 
@@ -203,26 +188,6 @@ def kept(*, turns: int = 1, numbers: tuple[Number, ...] = ()) -> KeptState:
     return KeptState(StepPlan(of_turns, ((),) * turns, (), (), (), of_turns, logs))
 
 
-def names_of(state: KeptState) -> list[str]:
-    return [variable.name for variable in state.variables]
-
-
-def test_checkpoint_has_only_what_a_step_needs_between_turns() -> None:
-    assert names_of(kept()) == []
-    assert names_of(kept(turns=2)) == ["turn"]
-    assert names_of(kept(numbers=NUMBERS[1:])) == ["logs"]
-    assert names_of(kept(turns=2, numbers=NUMBERS)) == ["turn", "logs"]
-
-
-@pytest.mark.parametrize(("turns", "found"), [(1, 0), (2, 1)])
-def test_turn_is_kept_where_there_are_several(turns: int, found: int) -> None:
-    state = kept(turns=turns)
-
-    state.turn = 1
-
-    assert state.turn == found
-
-
 def test_numbers_are_kept_when_their_turn_comes() -> None:
     state = kept(turns=2, numbers=NUMBERS)
 
@@ -232,14 +197,6 @@ def test_numbers_are_kept_when_their_turn_comes() -> None:
 
     assert after_first == [1.0, 2.0, 0.0]
     assert state.numbers.tolist() == [1.0, 2.0, 3.0]
-
-
-def test_step_without_numbers_has_none_to_keep() -> None:
-    state = kept(turns=2)
-
-    state.note_numbers(0, np.zeros(0, np.float32))
-
-    assert state.numbers.tolist() == []
 
 
 def model_with_noise() -> Any:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.model.custom_vector import CustomVector, Measured, MeasuredValues, Weighted
-from holdfast.runtime.model.graphs import ROW_FLOATS, Place
 from holdfast.runtime.model.step_logs import Number, StepLogs
 from holdfast.runtime.model.step_plan import StepPlan
 
@@ -22,8 +21,6 @@ pytest.importorskip("keras")
 pytestmark = pytest.mark.tensorflow
 
 LOSS, NORMS, SCORE = Number("loss", ()), Number("norms", (2,)), Number("score", ())
-
-SHARES, METRICS = 2, 3
 
 
 def variable(*shape: int, dtype: str = "float32") -> Any:
@@ -65,43 +62,6 @@ def written(vector: CustomVector, turn: int, share: float, value: float = 1.0) -
     return out
 
 
-def test_both_turns_have_room_in_one_gradient_part() -> None:
-    vector = vector_of()
-
-    assert [layout.size for layout in vector.layouts] == [3 * ROW_FLOATS, 2 * ROW_FLOATS]
-    assert vector.gradient == 3 * ROW_FLOATS
-    assert vector.metrics == SHARES + METRICS + LOSS.size + NORMS.size + SCORE.size
-
-
-@pytest.mark.parametrize(("turn", "floats"), [(0, 3 + 4 + 5), (1, 1 + 2)])
-def test_contribution_is_written_whole_with_zeros_in_between(turn: int, floats: int) -> None:
-    vector = vector_of()
-
-    out = written(vector, turn, share=0.5)
-
-    gradient = out[: vector.gradient]
-    of_tensors = np.concatenate([gradient[p.start : p.stop] for p in vector.layouts[turn].places])
-    assert of_tensors.tolist() == [1.0] * floats
-    assert gradient.sum() == floats
-
-
-def test_means_of_a_training_step_are_weighted_by_the_share() -> None:
-    vector = vector_of()
-
-    rest = written(vector, 0, share=0.25)[vector.gradient :]
-
-    assert rest.tolist() == [0.25, 0.0, 0.25, 1.0, 1.0, 0.25, 1.0, 1.0, 0.0]
-
-
-def test_validation_has_weights_and_numbers_of_its_own() -> None:
-    vector = vector_of()
-    out = np.full(vector.metrics, np.nan, np.float32)
-
-    vector.write_evaluation(out, ([np.ones(()), np.ones(2)], [np.ones(())]), 0.25)
-
-    assert out.tolist() == [0.0, 0.25, 1.0, 0.25, 0.25, 0.0, 0.0, 0.0, 0.25]
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_numbers_of_a_batch_follow_from_microbatches_of_any_sizes(sizes: list[int]) -> None:
     """The loss is the mean over the samples, the norms are sums of the microbatches."""
@@ -124,54 +84,6 @@ def test_numbers_of_a_batch_of_unknown_size_are_means_over_its_samples() -> None
     total = written(vector, 0, share=3.0, value=2.0) + written(vector, 0, share=1.0, value=6.0)
 
     assert vector.numbers(total)[0] == 3.0
-
-
-@pytest.mark.parametrize(
-    ("shares", "is_evaluation"),
-    [((1.0, 0.0), False), ((0.0, 2.0), True), ((0.0, 0.0), False)],
-    ids=["training", "validation", "nothing"],
-)
-def test_shares_tell_validation_from_training(
-    shares: tuple[float, float], *, is_evaluation: bool
-) -> None:
-    vector = vector_of()
-    sums = np.ones(vector.metrics)
-    sums[:SHARES] = shares
-
-    assert vector.is_evaluation(sums) is is_evaluation
-
-
-def test_numbers_of_validation_are_means_over_its_batches() -> None:
-    vector = vector_of()
-    sums = np.zeros(vector.metrics)
-    sums[1], sums[-1] = 4.0, 10.0
-
-    assert vector.evaluation_numbers(sums).tolist() == [2.5]
-
-
-def test_places_of_gradients_are_those_of_their_updates() -> None:
-    vector = vector_of()
-
-    of_first, of_second = (vector.places_of_calls(turn) for turn in (0, 1))
-
-    assert of_first == [
-        (0, [Place(0, 3, (3,)), Place(16, 20, (2, 2))]),
-        (1, [Place(32, 37, (5,))]),
-    ]
-    assert of_second == [(2, [Place(0, 1, (1,))])]
-
-
-def test_metrics_hold_the_sums_beside_what_they_begin_with() -> None:
-    total, counts = variable(), variable(2, dtype="int32")
-    vector = vector_of([total, counts])
-    sums = np.zeros(vector.metrics)
-    sums[SHARES : SHARES + METRICS] = 0.5, 3.0, 4.0
-
-    vector.assign_metrics(sums, {id(counts): np.array([10, 20])})
-
-    assert float(total.value) == 0.5
-    assert np.asarray(counts.value).tolist() == [13, 24]
-    assert counts.dtype == "int32"
 
 
 pytest.importorskip("keras")
@@ -288,25 +200,3 @@ def test_layers_of_16_bits_are_judged_roughly(tolerance: float, odd: tuple[str, 
     )
 
     assert found.odd_numbers == odd
-
-
-def test_what_is_no_sum_is_weighted_in_the_order_of_the_logs() -> None:
-    found = found_in(
-        [(mean_metric(), [np.mean, lambda x: 1.0])], {"total": np.sum, "loss": np.mean}
-    )
-
-    numbers = [Number("loss", ()), Number("total", ()), Number("unknown", (2,))]
-
-    assert found.weighted_of(numbers) == Weighted((True, True), [True, False, True])
-
-
-def test_each_odd_value_is_told_in_a_line() -> None:
-    found = found_in(
-        [(mean_metric("steepest"), [np.max, lambda x: 1.0]), (mean_metric(), [np.sum, len])],
-        {"loss": np.mean, "norm": lambda x: np.sqrt(np.sum(x**2))},
-    )
-
-    metric, number = found.notices("Own.train_step")
-
-    assert metric.startswith("metric 'steepest' of Own.train_step is neither a sum nor a mean")
-    assert number.startswith("'norm' in the logs of Own.train_step is neither a mean nor a sum")

@@ -84,31 +84,6 @@ def test_variable_without_a_gradient_is_known_but_not_updated() -> None:
     assert len(call.gradients) == 1
 
 
-def test_numbers_of_gradients_and_variables_must_agree() -> None:
-    variables = weights()
-
-    with caught_calls(lambda call: None), pytest.raises(ValueError, match="shorter"):
-        built(variables).apply(gradients(), variables[:1])
-
-
-def test_update_that_the_handler_makes_is_caught_once() -> None:
-    """``apply_gradients`` calls ``apply``, and an optimizer with a scale calls another one."""
-    variables = weights()
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), initial_scale=1.0)
-    caught: list[OptimizerCall] = []
-
-    def handle(call: OptimizerCall) -> None:
-        caught.append(call)
-        call.make(call.gradients)
-
-    with caught_calls(handle):
-        optimizer.apply_gradients(zip(gradients(), variables, strict=True))
-        optimizer.apply_gradients(zip(gradients(), variables, strict=True))
-
-    assert [call.optimizer for call in caught] == [optimizer, optimizer]
-    assert values_of(variables) == [1.0 - 2 * 10 * RATE, 2.0 - 2 * 20 * RATE]
-
-
 def test_optimizer_of_the_script_with_an_apply_of_its_own_is_caught_before_it() -> None:
     class Flipped(keras.optimizers.SGD):  # type: ignore[misc,name-defined]
         def apply(self, grads: Any, trainable_variables: Any = None) -> None:

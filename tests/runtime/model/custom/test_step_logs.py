@@ -81,14 +81,6 @@ def test_results_of_metrics_are_told_from_numbers_of_the_batch() -> None:
     assert logs.numbers == (Number("norm", (2,)), Number("plain", ()))
 
 
-def test_result_that_is_computed_with_is_a_number() -> None:
-    model = Tracked()
-    with noted_results(model.metrics) as noted:
-        logs = {"error": model.error.result() * 2.0}
-
-    assert StepLogs.of(model, logs, noted, STEP).numbers == (Number("error", ()),)
-
-
 def test_logs_with_all_metrics_alone_are_the_metrics_as_keras_shows_them() -> None:
     """Keras drops the values of such logs, even of a number that has the name of a metric."""
     model = Tracked()
@@ -100,14 +92,6 @@ def test_logs_with_all_metrics_alone_are_the_metrics_as_keras_shows_them() -> No
     assert found.numbers == ()
     assert found.numbers_in(logs) == []
     assert found.shown(NONE) == {"error": 7.0, "low": -5.0, "high": 5.0}
-
-
-def test_tensors_of_numbers_come_in_the_order_of_the_numbers() -> None:
-    norm, plain = tensor([3.0, 4.0]), tensor(1.0)
-
-    found, logs = logged(Tracked(), norm=norm, plain=plain)
-
-    assert [id(value) for value in found.numbers_in(logs)] == [id(norm), id(plain)]
 
 
 def test_logs_are_shown_from_the_variables_of_metrics_and_the_floats_of_numbers() -> None:
@@ -163,13 +147,6 @@ def test_number_beside_all_metrics_is_shown_too() -> None:
     found = StepLogs.of(model, logs, {}, STEP)
 
     assert [number.name for number in found.numbers] == ["low", "high", "error", "norm"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "size"), [((), 1), ((2, 3), 6), ((0,), 0)], ids=["scalar", "matrix", "empty"]
-)
-def test_size_of_a_number_follows_from_its_shape(shape: tuple[int, ...], size: int) -> None:
-    assert Number("norm", shape).size == size
 
 
 def test_values_of_several_numbers_are_numbered() -> None:

@@ -38,12 +38,6 @@ def test_each_update_that_reads_the_one_before_takes_a_turn() -> None:
     assert turns_of(chain) == (0, 1, 2, 3, 4)
 
 
-def test_updates_keep_their_order() -> None:
-    updates = [*critic_then_maker(((CRITIC, 12),)), Update(30, frozenset({7}), ((8, 2),))]
-
-    assert turns_of(updates) == (0, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("reads", "turn"),
     [
@@ -133,17 +127,6 @@ def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> No
     ((_, first),), update, ((_, second),) = looked_at(step, poll)
 
     assert first < update <= second
-
-
-def test_reads_of_several_values_are_those_of_each_once() -> None:
-    def step(data: Any, a: Any, b: Any) -> Any:
-        read = a.value + 0.0
-        return read * data, read * b.value, tensorflow.constant(1.0)
-
-    found = looked_at(step, lambda reads, made: (reads.reads(*made), reads.reads(made[0])))
-
-    assert [variable for variable, _ in found[0]] == [A, B]
-    assert found[1] == found[0][:1]
 
 
 def test_variable_that_nobody_numbered_is_no_read_and_no_data() -> None:

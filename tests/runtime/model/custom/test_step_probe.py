@@ -18,7 +18,7 @@ from holdfast.runtime.model.captured_step import Step
 from holdfast.runtime.model.custom_vector import MeasuredValues
 from holdfast.runtime.model.kinds import StateKind
 from holdfast.runtime.model.model_call import Batch
-from holdfast.runtime.model.step_probe import MOST_SAMPLES, Probe, probe, untried
+from holdfast.runtime.model.step_probe import MOST_SAMPLES, Probe, probe
 
 pytestmark = pytest.mark.tensorflow
 
@@ -134,12 +134,6 @@ def test_few_samples_are_cut_into_two_uneven_parts(samples: int, sizes: set[int]
     assert set(step.model.sizes) == sizes
 
 
-def test_gradients_that_are_sums_count_once_whatever_the_samples() -> None:
-    found = Probe(MeasuredValues(()), 1.0, 1.0, 0.0, 0.01, summed=frozenset({1}))
-
-    assert [found.weight(update, 7.0) for update in (0, 1)] == [7.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("whole", "parts", "difference", "mixes"),
     [(2.0, 1.0, 0.02, False), (2.0, 1.0, 0.03, True), (1.0, 2.0, 0.02, False), (0, 0, 0, False)],
@@ -150,10 +144,3 @@ def test_difference_is_judged_by_the_larger_norm(
     found = Probe(MeasuredValues(()), whole, parts, difference, 0.01)
 
     assert found.mixes_samples is mixes
-
-
-def test_step_that_is_never_cut_has_nothing_weighted() -> None:
-    found = untried(step_of(LOSSES["mean"][0]))
-
-    assert found.measured.weighted == (False, False)
-    assert not found.mixes_samples

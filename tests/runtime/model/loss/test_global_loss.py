@@ -166,7 +166,7 @@ CASES: dict[str, tuple[Callable[[SimpleNamespace], Any], Microbatch]] = {
 
 
 HERE = (
-    *("mask and weights of steps", "two masks", "mean with weights", "sum and regularizer"),
+    *("mask and weights of steps", "two masks", "mean with weights", "sum", "sum and regularizer"),
     *("function of each sample", "mean of a function", "activity", "added mean"),
     *("endpoint with weights", "own loss"),
 )

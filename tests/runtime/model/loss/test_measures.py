@@ -54,82 +54,12 @@ def values_of(first: Any, *others: float) -> list[Any]:
     return [first, tensorflow.constant(others, shape=(2, 1))]
 
 
-def test_loss_and_variables_travel_as_sums(apart: Callable[..., Any]) -> None:
-    measures = Measures(variables())
-
-    values = values_of(tensorflow.constant(7.0), 3.0, 5.0)
-    sums = measures.sums(values, apart(lambda: squares(WHOLE), 5), 5, shown=None)
-
-    assert sums.numpy() == pytest.approx([(Y**2).sum(), 7.0, 3.0, 5.0])
-    assert measures.size == 4
-    assert measures.is_additive
-
-
 def test_loss_that_keras_shows_may_be_another_one(apart: Callable[..., Any]) -> None:
     measures = Measures([])
 
     sums = measures.sums([], apart(lambda: squares(WHOLE), 5), 5, shown=tensorflow.constant(0.5))
 
     assert sums.numpy().tolist() == [2.5]
-
-
-LOSSES: dict[str, tuple[dict[str, Any], Kind, int]] = {
-    "mean": ({}, Kind.MEAN, 1),
-    "sum": ({"reduction": "sum"}, Kind.SUM, 2),
-    "mask": ({"masked": True}, Kind.RATIO, 3),
-}
-"""How the loss is reduced, what it is divided by, and floats of the metrics part."""
-
-
-@pytest.mark.parametrize("case", LOSSES)
-def test_settled_loss_of_microbatches_is_the_loss_of_the_batch_times_its_samples(
-    apart: Callable[..., Any], case: str
-) -> None:
-    settings, kind, size = LOSSES[case]
-    measures = Measures([])
-    parts = [
-        measures.sums(
-            [], apart(lambda r=r: squares(r, **settings), len(Y[r]), kind), len(Y[r]), shown=None
-        ).numpy()
-        for r in CUT
-    ]
-
-    settled = measures.settle(np.sum(parts, axis=0, dtype=np.float64), 5)
-
-    assert measures.size == size
-    assert measures.is_additive is (size == 1)
-    assert settled[0] == pytest.approx(5 * float(squares(WHOLE, **settings)))
-
-
-def test_batch_without_valid_steps_has_no_loss(apart: Callable[..., Any]) -> None:
-    measures = Measures([])
-    masked_out = slice(1, 2)
-
-    taken = apart(lambda: squares(masked_out, masked=True), 1, Kind.RATIO)
-    sums = measures.sums([], taken, 1, shown=None)
-
-    assert sums.numpy()[measures.denominator_of("RATIO0")] == 0.0
-    assert measures.settle(sums.numpy().astype(np.float64), 1)[0] == 0.0
-
-
-def test_variable_that_counts_batches_counts_each_batch_once(apart: Callable[..., Any]) -> None:
-    """A tracker of the batch: its value is weighted by samples, its neighbour is added."""
-    measures = Measures(variables(), by_batch=[0])
-    sums = sum(
-        measures.sums(
-            values_of(tensorflow.constant(value), 1.0, 2.0),
-            apart(lambda: squares(WHOLE), samples),
-            samples,
-            shown=None,
-        ).numpy()
-        for value, samples in ((1.0, 3), (6.0, 2))
-    )
-
-    settled = measures.settle(sums.astype(np.float64), 5)
-
-    assert not measures.is_additive
-    assert settled[1:].tolist() == [(3 * 1.0 + 2 * 6.0) / 5, 2.0, 4.0]
-    assert sums[1] == 15.0
 
 
 def test_tracker_of_a_masked_loss_is_that_of_the_batch(apart: Callable[..., Any]) -> None:
@@ -176,13 +106,3 @@ def test_validation_may_have_fewer_terms_than_training_but_no_others(
     assert of_masked.sums([], mean, 5, shown=None).numpy()[1:].tolist() == [0.0, 0.0]
     with pytest.raises(ProgramError, match="summed terms in validation that it does not have in"):
         of_mean.sums([], masked, 5, shown=None)
-
-
-def test_metrics_hold_settled_sums_in_their_own_shapes_and_types() -> None:
-    held = [keras.Variable(0.0), keras.Variable(np.zeros((2, 1)), dtype="int32")]
-
-    loss = Measures(held).assign(np.array([0.5, 7.0, 3.0, 5.0]))
-
-    assert loss == 0.5
-    assert float(held[0].value) == 7.0
-    assert held[1].numpy().tolist() == [[3], [5]]

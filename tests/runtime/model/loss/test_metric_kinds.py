@@ -39,17 +39,6 @@ def test_sum_over_samples_needs_no_further_trial() -> None:
     assert found == MetricKinds()
 
 
-def test_mean_of_a_batch_is_that_of_its_parts() -> None:
-    found = kinds_of(
-        values(total=2.0, count=1.0),
-        values(total=2.0, count=1.0),
-        values(total=4.0, count=1.0),
-        values(total=3.0, count=1.0),
-    )
-
-    assert found == MetricKinds(frozenset({"total", "count"}))
-
-
 OF_PARTS: dict[str, tuple[float, float, float, float]] = {
     "a quotient": (2.0, 2.0, 4.0, 2.5),
     "the root of a sum": (1.0, 1.4142, 1.0, 1.4142),
@@ -81,12 +70,6 @@ def test_sum_over_a_batch_adds_up_beside_the_number_of_batches() -> None:
     )
 
     assert found == MetricKinds(frozenset({"count"}), summed=frozenset({"total"}))
-
-
-def test_metrics_that_have_seen_nothing_are_taken_for_sums() -> None:
-    nothing = values(total=0.0, count=0.0)
-
-    assert kinds_of(nothing, nothing, nothing, nothing) == MetricKinds()
 
 
 def test_metric_is_told_apart_from_those_beside_it() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,15 +111,6 @@ def test_sum_that_decays_from_zero_is_found_by_a_shift() -> None:
     assert trials.shifted == ["sum", "sum that decays"]
 
 
-def test_nothing_is_tried_again_where_there_is_no_sum() -> None:
-    kinds = {"mean": StateKind.MEAN, "other": StateKind.OTHER}
-
-    def never(values: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        raise AssertionError(values)
-
-    assert sums_tried_again(kinds, [keras.Variable(0.0, name="mean")], {}, never) == kinds
-
-
 def test_sum_of_integers_is_shifted_by_a_whole_number() -> None:
     count = keras.Variable(5, dtype="int64", name="count")
     given: list[Any] = []
@@ -173,15 +163,3 @@ def test_integer_is_found_from_a_total_that_was_rounded() -> None:
     total = keras.ops.convert_to_tensor(2.9999998)
 
     assert int(arrived(variable, total, 6.0, StateKind.SUM)) == 13
-
-
-def of_type(dtype: str) -> Any:
-    return SimpleNamespace(path="own/level", dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "whole"),
-    [("bool", True), ("int8", True), ("uint16", True), ("float32", False), ("bfloat16", False)],
-)
-def test_integers_and_truth_values_are_whole(dtype: str, *, whole: bool) -> None:
-    assert is_whole(of_type(dtype)) is whole
