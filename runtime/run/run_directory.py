@@ -447,7 +447,7 @@ class Ownership:
             raise DirectoryLost(
                 ExitCode.RUN_DIRECTORY_BUSY, f"{taken}; this job ends, and leaves it alone"
             )
-        if record is None:
+        if record is None and self.token:  # without a lease it is nobody's to lose
             raise DirectoryLost(
                 ExitCode.RECOVERY_IMPOSSIBLE,
                 f"{self.run_dir} was removed or moved, or its RUN.json was: this job cannot save, "
