@@ -1,4 +1,4 @@
-"""Steps of small states, a second holder of one, and ways to damage the first."""
+"""Steps of small states, a copy of one, and ways to damage it."""
 
 from __future__ import annotations
 
