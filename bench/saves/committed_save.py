@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class CopiedState:
         self._state = state
         self._share = ShareImage(self._map, share_of(self._map, 0, 1), RUN_ID)
         self._step = 0
-        self._buffers = HostBuffers.own(1, self._map.size)
+        self._buffers = HostBuffers([mmap.mmap(-1, self._map.size)])
 
     def held(self, plan: SavePlan, step: int) -> HeldSave:
         """Return the state as a complete save of ``step``; it is copied if another step was."""
