@@ -14,8 +14,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.saver import shard_count

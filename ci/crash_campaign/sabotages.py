@@ -24,7 +24,7 @@ from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run import journal, run_directory
 from holdfast.runtime.run.lease import LeaseFile
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
-from holdfast.runtime.saving.held_save import Parts
+from holdfast.runtime.saving.committer import Parts
 from holdfast.runtime.training import consistency
 
 

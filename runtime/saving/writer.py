@@ -32,8 +32,7 @@ from typing import Any
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.run.run_directory import prove_also
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import FDS, Channel, Message

@@ -30,8 +30,7 @@ from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving import committer as committer_module
 from holdfast.runtime.saving import writer as writer_module
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave
+from holdfast.runtime.saving.committer import Committer, HeldSave
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import WriterReport

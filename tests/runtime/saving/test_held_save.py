@@ -12,8 +12,7 @@ from host_saves import STEP, Workers, plan_of
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, SnapshotDamaged
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 
 RECORD_BYTES = 40
 

@@ -19,7 +19,7 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.committer import HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms, SaveTicket
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain

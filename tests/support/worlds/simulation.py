@@ -39,8 +39,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.saving.save_memory import BUFFERS
 from holdfast.runtime.system.channel import FDS
