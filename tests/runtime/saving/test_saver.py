@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import gives_nothing, journal_of, without_faults, worker_config
-from host_saves import Workers, begin_run, plan_of, state_of
+from host_saves import RUN, Workers, begin_run, plan_of, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
@@ -134,7 +134,7 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
 @pytest.fixture
 def far(tmp_path: Path) -> Iterator[SavingWorker]:
     """Return the last of three workers, which lives on another host than the first two."""
-    config = replace(worker_config(2, (0, 1, 2), run_dir=tmp_path), hosts=("a", "a", "b"))
+    config = worker_config(2, (0, 1, 2), run_dir=tmp_path, run_id=RUN, hosts=("a", "a", "b"))
     memory = Workers(plan_of(tmp_path))
     worker = SavingWorker(config, memory, (0, 1, 2))
     yield worker
