@@ -12,7 +12,7 @@ REMOVED: Mapping[str, str] = {
     "--compare": "`holdfast report RUN_DIR` shows one run; print both and compare them",
     "--drain-every": "saves go to the run directory beside the training; --save-every says when",
     "--format": "the name of the file says it: end it in .npz, .weights.h5 or .keras",
-    "--keep-space": "`keep` of Trainer says how many of the newest checkpoints stay",
+    "--keep-space": "--keep N says how many of the newest checkpoints stay",
     "--key-file": "digests find accidental damage; the permissions of RUN_DIR keep others out",
     "--local-dir": "saves go to the run directory beside the training; leave it out",
     "--metrics-host": "--metrics-file FILE is read by the textfile collector of Prometheus",

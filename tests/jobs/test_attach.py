@@ -163,9 +163,8 @@ def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: Run
     with start_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=3)) as job:
         refused = job.wait()
 
-    assert refused.exit_code == 76, refused.stderr
-    assert "runs another script" in refused.stderr
-    assert f"`holdfast attach {tmp_path / 'run'}`" in refused.stderr
+    assert refused.exit_code == 2, refused.stderr
+    assert f"give {script} a run directory of its own by --run-dir" in refused.stderr
     assert orphan.processes()
 
 
