@@ -59,11 +59,7 @@ class CheckpointStore:
     of the job's current generation stages, commits and prunes.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        filesystem: FileSystem | None = None,
-    ) -> None:
+    def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
         self._run_dir = Path(run_dir)
         self.directory = self._run_dir / STORE_NAME
         self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))

@@ -32,10 +32,7 @@ from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpie
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
-from holdfast.runtime.options.run_terms import (
-    open_or_create_record,
-    script_terms,
-)
+from holdfast.runtime.options.run_terms import open_or_create_record, script_terms
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses

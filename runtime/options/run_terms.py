@@ -94,8 +94,8 @@ def refuse_other_program(options: JobOptions, *, is_owned: bool = False) -> None
 def _other_task(record: RunRecord) -> str:
     """Return in words that this is another task of a job array; "" if it is not."""
     task = find_array_task(os.environ)
-    if task is None or task.index == record.array_task:
-        return ""
+    if record.script is None or task is None or task.index == record.array_task:
+        return ""  # an older holdfast has noted neither
     begun = "" if record.array_task is None else f" of task {record.array_task}"
     return (
         f"the run{begun or ' of a job outside of arrays'}, and this is task {task.index} of "
@@ -109,17 +109,22 @@ def _other_script(record: RunRecord, options: JobOptions) -> str:
     """Return in words that the run is another script's; "" if it is not.
 
     A script that was moved with its run directory has kept its place from there; one that was moved
-    alone has kept its text.
+    alone has kept its text.  One file has several paths by links, and by mounts of its file system.
     """
     script, from_here = _places_of(options)
     if record.script in (None, script) or record.script_from_here == from_here:
         return ""
-    is_moved = record.script_sha256 == script_sha256(options.script)
-    if (is_moved and not os.path.exists(record.script)) or not os.path.exists(script):
+    with contextlib.suppress(OSError):
+        if os.path.samefile(record.script, script):
+            return ""
+    is_gone = not os.path.exists(record.script)
+    is_moved = is_gone and record.script_sha256 == script_sha256(options.script)
+    if is_moved or not os.path.exists(script):
         return ""  # what is not there is refused by itself
+    same = ", or, if the script was moved, leave a link to it at the old path" if is_gone else ""
     return (
         f"the run of {record.script}: give {script} a run directory of its own by --run-dir, or "
-        "set that run aside by --fresh"
+        f"set that run aside by --fresh{same}"
     )
 
 

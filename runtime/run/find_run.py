@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.files import (
-    is_there,
-    refusal,
-)
+from holdfast.runtime.run.files import is_there, refusal
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _MOST_NAMED = 3

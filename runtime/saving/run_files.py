@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.run_directory import (
-    DirectoryLost,
-    Ownership,
-    RunDirectory,
-    RunRecord,
-)
+from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TraceFiles
 from holdfast.runtime.run.worker_logs import WorkerLogs
 from holdfast.runtime.system.channel import FDS, Channel, Message

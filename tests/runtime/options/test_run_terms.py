@@ -218,8 +218,24 @@ def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
     alone = moved.script.rename(tmp_path / "job7" / "train.py")
     refuse_other_program(dataclasses.replace(moved, script=alone))
     alone.write_text("train('anything')")
-    with pytest.raises(UsageError, match=f"give {alone} a run directory of its own by --run-dir"):
+    with pytest.raises(UsageError, match="by --fresh, or, if the script was moved, leave a link"):
         refuse_other_program(dataclasses.replace(moved, script=alone))
+    options.script.parent.mkdir(parents=True)
+    options.script.symlink_to(alone)
+    refuse_other_program(dataclasses.replace(moved, script=alone))
+
+
+def test_run_of_an_older_holdfast_goes_on_in_a_task_of_an_array(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    options = experiment(tmp_path / "exp1")
+    older = dataclasses.replace(_began(options), script=None, script_from_here=None)
+    RunDirectory(options.run_dir).replace_record(older)
+    _train(options)
+    for name, value in TASK.items():
+        outside.setenv(name, value)
+
+    refuse_other_program(options)
 
 
 def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyPatch) -> None:
