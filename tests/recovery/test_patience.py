@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.patience import (
-    IMPATIENT,
     Finding,
     Leftover,
     Patience,
@@ -58,10 +57,6 @@ def test_naps_grow_to_the_longest_and_end_with_the_time() -> None:
 
     assert naps[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
     assert spent_s == 180.0
-
-
-def test_step_with_another_way_to_it_is_not_waited_for() -> None:
-    assert IMPATIENT.verdict([TRANSIENT], FIRST) is Verdict.OLDER
 
 
 @given(patiences)

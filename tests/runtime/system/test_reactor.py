@@ -36,18 +36,6 @@ def test_handlers_are_called_in_their_order(reactor: Reactor, pipes: list[tuple[
     assert called == [0, 1, 2]
 
 
-def test_preferred_source_is_handled_first(reactor: Reactor, pipes: list[tuple[int, int]]) -> None:
-    called: list[int] = []
-    for number in range(3):
-        reactor.watch(pipes[number][0], partial(called.append, number))
-        os.write(pipes[number][1], b"x")
-
-    reactor.prefer(pipes[2][0])
-    reactor.run_once(0.0)
-
-    assert called == [2, 0, 1]
-
-
 def test_forgotten_source_is_not_called_even_if_it_was_ready(
     reactor: Reactor, pipes: list[tuple[int, int]]
 ) -> None:
