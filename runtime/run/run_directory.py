@@ -70,7 +70,6 @@ from holdfast.runtime.system.witnessed_time import Stillness
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
-
 _PREVIOUS = re.compile(r"previous-\d+")
 _LARGEST_RECORD_BYTES = 1 << 20
 
@@ -134,6 +133,11 @@ class RunRecord:
         if fields.get("format") != FORMAT:
             raise ValueError(
                 f"its format is {fields.get('format')!r}, this holdfast knows {FORMAT}"
+            )
+        if fields.get("key_id") is not None:
+            raise ValueError(
+                f"its key_id is {fields['key_id']!r}, and only an older holdfast, which has "
+                "--key-file, reads the signed checkpoints of such a run"
             )
         try:
             record = from_plain(RunRecord, fields, allows_more=True)

@@ -123,6 +123,11 @@ def _how_to_start() -> str:
             "a notebook has no script that workers could run: write it to a file "
             "(%%writefile train.py), and start that: !holdfast run -n 4 train.py"
         )
+    if sys.argv[:1] in ([], [""], ["-"], ["-c"]):
+        return (
+            "there is no script that workers could run: write it to a file, and start that: "
+            "holdfast run -n 1 train.py"
+        )
     line = shlex.join(["holdfast", "run", "-n", "1", *sys.argv])
     return f"this script trains with holdfast, which starts its workers: run `{line}`"
 

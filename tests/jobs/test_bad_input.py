@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import (
-    EVEN,
-    SCRIPT,
-    Undisturbed,
-    Workload,
-    assert_refused,
-    assert_whole,
-    request_of,
-)
+from workload import EVEN, SCRIPT, Undisturbed, Workload, assert_refused, assert_whole, request_of
 
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.testing import JobRequest, JobRun, start_job

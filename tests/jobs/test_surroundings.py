@@ -12,15 +12,7 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import (
-    EVEN,
-    LONG,
-    PreparedJob,
-    Undisturbed,
-    assert_whole,
-    listeners_of,
-    request_of,
-)
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, listeners_of, request_of
 
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended

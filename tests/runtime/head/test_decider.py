@@ -7,17 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from heads import (
-    COLD,
-    ENDED,
-    WARM,
-    Decided,
-    completed,
-    exited,
-    job_of,
-    joined,
-    report,
-)
+from heads import COLD, ENDED, WARM, Decided, completed, exited, job_of, joined, report
 
 from holdfast.recovery.event import End, Launch
 from holdfast.recovery.launch import LaunchLimits

@@ -18,20 +18,9 @@ from holdfast.checkpoint.names import step_name
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head import job_setup
-from holdfast.runtime.head.job_setup import (
-    JobSetup,
-    check_files,
-    open_journal,
-    useful_preload,
-)
+from holdfast.runtime.head.job_setup import JobSetup, check_files, open_journal, useful_preload
 from holdfast.runtime.head.orders import TimeLimits
-from holdfast.runtime.host.launchers import (
-    INTEL_MPI,
-    MPICH,
-    OPEN_MPI,
-    Launcher,
-    LaunchTerms,
-)
+from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchTerms
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 from custom_models import share_above
 from extended import shortened
-from keras_harness import (
-    FIRST,
-    IMAGES,
-    LABELS,
-    build,
-    bytes_of,
-    contribution,
-    copy_of,
-    dense,
-)
+from keras_harness import FIRST, IMAGES, LABELS, build, bytes_of, contribution, copy_of, dense
 from keras_oracle import assert_step_of_keras, stepped_in_parts
 
 from holdfast.runtime.model.replica import Finishing, Microbatch, OverflowTaker, make_model

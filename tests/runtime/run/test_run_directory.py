@@ -93,6 +93,7 @@ def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
         ({"threads": True}, "its threads is True"),
         ({"microbatches": 0}, "its microbatches is 0, less than 1"),
         ({"run_id": None}, "its run_id is None"),
+        ({"key_id": "ab12"}, "only an older holdfast, which has --key-file, reads the signed"),
     ],
 )
 def test_damaged_record_is_refused_with_its_reason(

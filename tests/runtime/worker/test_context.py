@@ -85,6 +85,20 @@ def test_script_that_nobody_launched_ends_with_the_command_that_starts_it(tmp_pa
     assert [found.name for found in tmp_path.iterdir()] == ["my train.py"]
 
 
+def test_training_without_a_file_is_told_to_get_one() -> None:
+    code = "from holdfast.runtime.worker.context import current; current()"
+
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert (found.returncode, found.stderr) == (
+        ExitCode.USAGE,
+        "holdfast: error: there is no script that workers could run: write it to a file, and start "
+        "that: holdfast run -n 1 train.py\n",
+    )
+
+
 def test_notebook_shows_one_sentence_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
