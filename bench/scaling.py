@@ -1,6 +1,6 @@
 """Images a second and scaling of holdfast beside Horovod, over shaped links.
 
-    PYTHONPATH=tests/support/clusters python bench/scaling.py [--horovod-python PYTHON]
+    PYTHONPATH=tests/support:tests/support/clusters python bench/scaling.py [--horovod-python P]
 
 The network of TensorFlow's CIFAR-10 tutorial trains on seeded noise of the data's shape.  Each
 worker has one thread and a host of its own: a namespace of this machine, so it needs root.  Each

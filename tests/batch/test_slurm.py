@@ -81,7 +81,7 @@ def test_cancelled_job_saves_and_does_not_come_back(cluster: SlurmCluster, run: 
 def test_several_copies_under_srun_stop_with_one_sentence(
     run: BatchRun, cluster: SlurmCluster
 ) -> None:
-    """And so do several copies of the script itself."""
+    """And copies of the script itself end with the command that starts it."""
     lines = [
         "#!/bin/bash",
         f"srun -n 3 {HOLDFAST} {shlex.join(run.command)}",
@@ -93,7 +93,8 @@ def test_several_copies_under_srun_stop_with_one_sentence(
 
     run.wait_for_end(job)
 
-    assert run.log.count("srun has started this command 3 times") == 2, run.log
+    assert run.log.count("srun has started this command 3 times") == 1, run.log
+    assert run.log.count("run `holdfast run -n 1 ") == 3, run.log
     assert run.log.count("ended with 2") == 2
     assert not run.run_dir.exists()
 

@@ -57,16 +57,18 @@ def test_model_tells_how_far_it_is_from_steps_that_it_cannot_explain() -> None:
     assert "at most" in found.error_text()
 
 
+@pytest.mark.extended  # minutes of a benchmark, whose parts the tests above have
 @pytest.mark.mpi
 @pytest.mark.tensorflow
 @pytest.mark.process
 def test_jobs_of_one_and_two_hosts_are_timed_and_modelled() -> None:
     if reason := why_not():
         pytest.skip(reason)
+    support = ROOT / "tests" / "support"
     small = ["--rounds", "1", "--batches", "4", "8", "--gbit", "10", "--images", "16"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "scaling.py"), *small],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support" / "clusters")},
+        env={**os.environ, "PYTHONPATH": f"{support}:{support / 'clusters'}"},
         capture_output=True,
         text=True,
         check=False,
