@@ -2,7 +2,7 @@
 
 ``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` and
 ``.del-%012d-g%d-a%d`` are being removed.  ``.bad-%012d-g%d-a%d`` was found damaged: that
-generation and attempt saved the step again, mended it, or read it once more.
+generation and attempt saved the step again, or mended it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from holdfast.runtime.batch.schedulers import find_allocation, options_of
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import RUN
+from holdfast.runtime.options.removed import removal_of_key
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     Sources,
@@ -121,7 +122,7 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _FLAGS:
             near = difflib.get_close_matches(name, _FLAGS, 1)
             hint = f"did you mean {near[0]}?" if near else "`holdfast run --help` lists them"
-            raise UsageError(f"launch() has no option {name!r}; {hint}")
+            raise UsageError(removal_of_key(name) or f"launch() has no option {name!r}; {hint}")
     return {_FLAGS[name]: value for name, value in options.items() if value is not None}
 
 

@@ -44,6 +44,7 @@ except holdfast.LaunchFailed as error:
     ("options", "message"),
     [
         ({"wrokers": 2}, r"launch\(\) has no option 'wrokers'; did you mean workers\?"),
+        ({"local_dir": "/tmp"}, "^--local-dir was removed: saves go to the run directory"),
         ({"n": "many"}, r"--workers: 'many' is not a valid integer"),
         ({"n": 0}, r"must be at least 1, got 0"),
         ({"save_every": "often"}, "--save-every"),
