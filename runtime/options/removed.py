@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
-    "chaos": '`holdfast run --inject "random seed=7 count=5" train.py` strikes a job at random',
+    "chaos": '`holdfast run -n 4 --fresh --inject "random seed=7 count=5" train.py` does this',
     "import": "a new run begins with other weights by `holdfast run --initial WEIGHTS train.py`",
     "init": "README has a script to begin with; copy it",
     "sweep": "examples/search.py searches with Optuna, each trial a run of holdfast.launch",
