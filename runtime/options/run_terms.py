@@ -158,7 +158,7 @@ def complete_run(options: JobOptions) -> str | None:
             return (
                 f"nothing to do: the run in {options.run_dir} has completed step {done.step}, "
                 f"state sha256 {done.sha256}, and {options.script.name}, its arguments and its "
-                "options are the same (--again runs it, as for other data; --fresh trains anew)"
+                "options are the same (--again runs it; --fresh trains anew, as on other data)"
             )
     return None
 
