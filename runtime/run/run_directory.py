@@ -273,14 +273,14 @@ class RunDirectory:
     def agent_socket(self) -> Path | None:
         """Return where the head of the job listens that the lease names; None on another host.
 
-        A copy of a run directory, and one that was moved, have a lease of another place.
+        A copy of a run directory has a lease of another place.  A place that is not there may be
+        this one, as a job in a container sees it.
         """
         try:
             owner = self.lease_owner()
-            is_here = owner["host"] == os.uname().nodename and self.path.samefile(
-                owner["directory"]
-            )
-            return Path(owner["agent"]) if is_here else None
+            place, is_here = Path(owner["directory"]), owner["host"] == os.uname().nodename
+            is_copy = place.exists() and not self.path.samefile(place)
+            return Path(owner["agent"]) if is_here and not is_copy else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

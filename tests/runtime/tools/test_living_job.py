@@ -231,6 +231,16 @@ def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) 
             time.sleep(0.001)
 
 
+def test_job_whose_container_has_the_directory_at_another_place_is_found(
+    directory: RunDirectory,
+) -> None:
+    with head_of(directory, lambda _: [status_of(directory)]):
+        owner = directory.lease_owner() | {"directory": "/only/in/the/container"}
+        directory.lease_path.write_text(json.dumps(owner))
+
+        assert life_of(directory) is Life.RUNNING
+
+
 def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:
     assert life_of(directory) is Life.UNKNOWN
     for client, found in ((5, Life.RUNNING), (None, Life.DETACHED)):
