@@ -40,6 +40,7 @@ def test_run_begins_with_the_weights_of_another_one_or_of_its_file(tmp_path: Pat
     assert second["source"] == str(tmp_path / "other")
 
 
+@pytest.mark.extended  # the test above has the job, runtime/model/test_files.py Keras's files
 @pytest.mark.tensorflow
 def test_keras_begins_with_its_own_file_and_refuses_that_of_another_model(tmp_path: Path) -> None:
     write = [sys.executable, str(SCRIPTS / "keras_weights.py"), str(tmp_path)]

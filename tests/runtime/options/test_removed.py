@@ -54,7 +54,6 @@ def test_flag_is_refused_with_the_way_instead(
 @pytest.mark.parametrize("flag", FLAGS)
 def test_variable_is_warned_of(flag: str) -> None:
     variable = f"HOLDFAST_{flag[2:].replace('-', '_').upper()}"
-
     assert list(mistyped_variables({variable: "1"})) == [
         f"warning: {variable} is ignored: {flag} was removed: {REMOVED[flag]}"
     ]
