@@ -78,7 +78,7 @@ def test_exported_weights_begin_another_run(
     source: ModelSource,
     tmp_path: Path,
 ) -> None:
-    target = tmp_path / {"weights": "w.weights.h5", "keras": "w.keras"}[kind.value]
+    target = tmp_path / f"w{kind.value}"
     export_state(restored, ExportRequest(target, kind, source, is_forced=False))
     replica = build(tf, convolutional)
     before = copy_of(replica.state())

@@ -46,7 +46,6 @@ def test_flag_is_refused_with_the_way_instead(
     command = "report" if flag == "--compare" else "run"
     sentence = f"{flag} was removed: {REMOVED[flag]}"
     assert _refusal(capsys, command, flag, "1", "train.py") == f"holdfast: error: {sentence}\n"
-
     Path("holdfast.toml").write_text(f"[{command}]\n{flag[2:]} = 1\n")
     assert sentence in _refusal(capsys, command, "train.py")
 
