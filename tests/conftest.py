@@ -1,7 +1,7 @@
 """What holds for all tests: nothing is left behind, signals, and how many examples there are.
 
 Property tests look at few examples as unit tests, and at more when there is time.
-``pytest -m hypothesis --hypothesis-profile long`` is the long form, a part of ``ci/test``.  The
+``pytest -m hypothesis --hypothesis-profile long`` is the long form, a part of ``ci/extended``.  The
 examples are the same ones every time, so a failure needs no seed to come back.
 """
 

@@ -141,7 +141,7 @@ MANY = [
         damage,
         range(SEEDS_OF_UNIT_TESTS, cases),
         id=f"{damage.__name__}-many",
-        marks=[pytest.mark.long, pytest.mark.extended],
+        marks=pytest.mark.extended,
     )
     for damage, cases in DAMAGES
     if cases > SEEDS_OF_UNIT_TESTS

@@ -114,7 +114,7 @@ class TestFakeFileSystem(FileSystemContract):
 
 def calls_below(stop: int) -> list[object]:
     """Return the numbers of the calls; a unit test takes only a few."""
-    rest = pytest.mark.long
+    rest = pytest.mark.extended
     return [pytest.param(call, marks=() if call % 6 == 1 else rest) for call in range(1, stop)]
 
 

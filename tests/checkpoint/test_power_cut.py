@@ -32,7 +32,7 @@ CASES = [
     (Survival.NOTHING, 0),
     (Survival.NAMES, 0),
     *((Survival.ANYTHING, seed) for seed in range(3)),
-    *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
+    *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.extended) for seed in range(3, 8)),
 ]
 
 

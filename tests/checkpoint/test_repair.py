@@ -34,7 +34,10 @@ TENSORS = 100
 RUN_DIR = Path("/run/job")
 LOST_SHARD = shard_name(1, WRITERS)
 MANY = [(Survival.NAMES, 0), *((Survival.ANYTHING, seed) for seed in range(6))]
-SURVIVALS = [(Survival.NOTHING, 0), *(pytest.param(*case, marks=pytest.mark.long) for case in MANY)]
+SURVIVALS = [
+    (Survival.NOTHING, 0),
+    *(pytest.param(*case, marks=pytest.mark.extended) for case in MANY),
+]
 
 
 @pytest.fixture

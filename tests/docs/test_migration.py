@@ -72,6 +72,7 @@ def test_what_a_diff_leaves_runs_on_two_workers(name: str, tmp_path: Path) -> No
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # the pages' own scripts run in ci/extended, too
 @pytest.mark.mpi
 @pytest.mark.tensorflow
 def test_what_tensorflows_strategy_no_longer_trains_ends_on_two_workers_as_on_one(

@@ -63,6 +63,7 @@ def digests(text: str) -> list[str]:
     return re.findall(r"completed step \d+, state sha256 (\w{64})", text)
 
 
+@pytest.mark.extended  # ci/demo strikes the same job
 @pytest.mark.mpi
 @pytest.mark.tensorflow
 def test_first_run_and_its_kills_end_with_one_digest(tmp_path: Path, here: Shell) -> None:

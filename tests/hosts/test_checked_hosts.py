@@ -114,6 +114,7 @@ def test_script_of_one_host_alone_is_refused(cluster: Cluster) -> None:
     assert "the script /tmp/train.py is not on b: copy it there, or share its folder" in said
 
 
+@pytest.mark.extended  # the tests beside it ask hosts
 @pytest.mark.mpi
 def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) -> None:
     line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]

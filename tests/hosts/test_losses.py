@@ -128,6 +128,7 @@ def _give_another_script(cluster: Cluster, host: str, gated: _Gated, folder: Pat
     cluster.run(host, ["mount", "--bind", str(other), str(gated.script)])
 
 
+@pytest.mark.extended  # test_checked_hosts.py compares the scripts
 def test_a_host_that_comes_back_with_another_script_stays_out(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_host_with_another_script_stays_out_when_another_head_takes_over(
     assert len(job.events("launch")[-1]["workers"]) == 2
 
 
+@pytest.mark.extended  # the tests beside it lose heads and hosts
 def test_another_head_waits_for_no_host_that_was_lost_before(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
@@ -180,6 +182,7 @@ def test_another_head_waits_for_no_host_that_was_lost_before(
     assert len(job.events("host_lost")) == 1, job.stderr
 
 
+@pytest.mark.extended  # the tests beside it cut links
 def test_a_head_whose_own_cable_is_pulled_says_so_and_trains_on_alone(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:

@@ -142,6 +142,7 @@ def test_chain_over_three_nodes_goes_on_link_by_link(
 # Losses
 
 
+@pytest.mark.extended  # test_losses.py loses hosts by ssh
 @pytest.mark.mpi
 def test_run_goes_on_in_place_on_the_nodes_that_are_left(
     slurm: SlurmCluster, run: BatchRun, undisturbed: Undisturbed

@@ -98,6 +98,7 @@ def test_a_host_that_was_lost_twice_is_taken_again_when_that_is_asked_for(
     assert job.sha256 == undisturbed(EVEN)
 
 
+@pytest.mark.extended  # a run goes on with other hosts above
 @pytest.mark.parametrize("count", shortened([1, 2, 3, 4], [3]))
 def test_a_run_that_four_hosts_lost_goes_on_with_any_number_of_them(
     tmp_path: Path, undisturbed: Undisturbed, count: int
@@ -122,6 +123,7 @@ def test_a_run_that_four_hosts_lost_goes_on_with_any_number_of_them(
     assert done.events("restored")
 
 
+@pytest.mark.extended  # the tests beside it have the placements
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("hosts", ["a:1,b:2", extended("a:2,b:2"), extended("b:2,c:2")])
 def test_fit_of_a_pipeline_with_callbacks_has_the_bytes_of_one_worker(

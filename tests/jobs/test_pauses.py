@@ -45,6 +45,7 @@ def pause(running: RunningJob, first: set[str]) -> None:
     send(signal.SIGCONT, paused.keys() - set(early))
 
 
+@pytest.mark.extended  # test_detector.py has the pauses
 @pytest.mark.parametrize(
     "first",
     [

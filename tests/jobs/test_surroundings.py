@@ -198,6 +198,7 @@ model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)  # a run with a step keep
 """
 
 
+@pytest.mark.extended  # test_numerics.py has the comparison
 def test_run_keeps_its_threads(tmp_path: Path) -> None:
     script = tmp_path / "tell.py"
     script.write_text(_TELL_THREADS)

@@ -25,6 +25,7 @@ SETTINGS = ("--threads", "1", "--save-every", "3")
 _A_DEATH_IS_SEEN_WITHIN_US = 5_000_000
 
 
+@pytest.mark.extended  # test_trace_files.py and test_trace_events.py have what is kept
 def test_trace_has_every_phase_of_every_worker_until_its_death(tmp_path: Path) -> None:
     shown = tmp_path / "job.prom"
     (tmp_path / "out").mkdir()

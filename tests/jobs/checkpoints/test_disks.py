@@ -83,6 +83,7 @@ def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_disk_that_t
     assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
 
 
+@pytest.mark.extended  # the test beside it fills the disk
 def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_what_it_has(
     small_disk: Path, undisturbed: Undisturbed
 ) -> None:

@@ -89,6 +89,7 @@ def _wait_for_one_that_waits(running: RunningJob) -> None:
     raise TimeoutError("no worker reads from the server")
 
 
+@pytest.mark.extended  # the test beside it has a server that hangs
 def test_worker_that_reads_from_a_server_that_hangs_is_waited_for(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

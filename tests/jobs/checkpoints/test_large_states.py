@@ -49,6 +49,7 @@ def ballast_of(mib: int) -> list[str]:
     return ["--state-mib", str(mib)]
 
 
+@pytest.mark.extended  # test_save_memory.py has the buffers
 @pytest.mark.parametrize(
     ("limit_mib", "words"),
     [

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.mpi
 WITHIN_S = 60.0
 
 
+@pytest.mark.extended  # the tests beside it kill both
 @pytest.mark.parametrize("name", ["holdfast-writer", extended("holdfast-w0")])
 def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
     tmp_path: Path, undisturbed: Undisturbed, name: str

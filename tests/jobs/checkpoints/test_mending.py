@@ -41,6 +41,7 @@ def train_twice(run_dir: Path) -> CheckpointStore:
     return CheckpointStore(run_dir)
 
 
+@pytest.mark.extended  # the test beside it has the damage
 @pytest.mark.parametrize("workers", shortened([1, 3], here=[3]))
 def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
     tmp_path: Path, undisturbed: Undisturbed, workers: int

@@ -41,6 +41,7 @@ def test_job_whose_directory_another_run_has_taken_leaves_that_run_alone(
     _assert_one_run(run_dir)
 
 
+@pytest.mark.extended  # the test beside it has another run
 def test_job_whose_directory_was_moved_away_for_another_one_ends_with_76(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

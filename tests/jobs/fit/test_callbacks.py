@@ -105,6 +105,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobRun, dict[
     return job, files_of(folder)
 
 
+@pytest.mark.extended  # the test beside it has the deaths
 def test_undisturbed_run_stops_early_and_writes_each_file_once(
     undisturbed: tuple[JobRun, dict[str, Any]],
 ) -> None:

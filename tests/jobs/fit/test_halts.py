@@ -69,6 +69,7 @@ def status_of(run_dir: Path) -> str:
     return " ".join(said.split())
 
 
+@pytest.mark.extended  # test_orders.py stops jobs, too
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "places", [("reader",), extended(tuple(PLACES))], ids=["one place", "all places"]

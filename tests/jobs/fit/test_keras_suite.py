@@ -24,6 +24,7 @@ test_pipelines.py.  Strings: test_models.py.
 """
 
 
+@pytest.mark.extended  # ci/keras runs them all
 @pytest.mark.parametrize("name", shortened(SAMPLE, here=SHORT))
 def test_script_ends_alike_alone_on_one_worker_and_after_all_have_died(
     name: str, tmp_path: Path

@@ -34,6 +34,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.extended  # test_step_probe.py has the probe
 @pytest.mark.parametrize("word", shortened(tuple(DIFFERENCES), here=("loss",)))
 def test_what_is_taken_from_the_pid_is_named_before_a_step(word: str, tmp_path: Path) -> None:
     job = run_job(SCRIPT, run_dir=tmp_path / "run", workers=2, argv=[word], options=OPTIONS)

@@ -82,6 +82,7 @@ def train(directory: Path, *faults: str) -> JobRun:
     return job
 
 
+@pytest.mark.extended  # test_script_clock.py has the names
 def test_names_folders_and_results_are_those_of_the_first_launch(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "old").touch()

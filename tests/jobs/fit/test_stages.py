@@ -60,6 +60,7 @@ def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) 
     assert {record["step"] for record in undisturbed.events("completed")} == {10, LAST_STEP}
 
 
+@pytest.mark.extended  # the test beside it has the second training
 def test_first_worker_and_then_all_die_in_the_second_training(
     undisturbed: JobRun, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def epochs_in(lines: list[str]) -> list[str]:
     return [match[1] for match in map(EPOCH.fullmatch, lines) if match]
 
 
+@pytest.mark.extended  # the test beside it has a death at both widths
 @pytest.mark.parametrize("kind", shortened(sorted(TERMINALS), here=["pty"]))
 def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind: str) -> None:
     """Gates before and after the death hold the job until its line was read."""

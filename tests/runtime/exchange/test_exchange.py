@@ -187,7 +187,7 @@ def test_sums_of_several_buckets_have_the_bits_of_the_tree(way: str, ranks: int)
     check_one(way, ranks, microbatches=7, size=LARGE)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_sums_of_full_buckets_have_the_bits_of_the_tree(

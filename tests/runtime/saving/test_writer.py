@@ -575,7 +575,7 @@ def test_memory_of_older_stages_is_given_back(writer: RunningWriter, tmp_path: P
     "seed",
     [
         *range(30),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(30, 150)),
+        *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(30, 150)),
     ],
 )
 def test_any_order_of_saves_and_deaths_keeps_every_promise(

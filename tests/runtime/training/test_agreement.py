@@ -34,11 +34,9 @@ from holdfast.runtime.training.catch_up import agree_on_effects
 from holdfast.runtime.training.job_state import JobState
 
 pytestmark = pytest.mark.usefixtures("one_core")
-LATER = [pytest.mark.long, pytest.mark.extended]
 SEEDS = [
     *range(12),
-    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 36)),
-    *(pytest.param(seed, marks=LATER) for seed in range(36, 120)),
+    *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(12, 120)),
 ]
 FAILS_IN = 6
 USUAL = Effects(wants_stop=False, notes=b"n", state=b"s")

@@ -42,11 +42,9 @@ from holdfast.runtime.system.worker_status import RequestFlag
 
 pytestmark = pytest.mark.usefixtures("one_core")
 SEEDS_IN_A_BATCH = 10
-LATER = [pytest.mark.long, pytest.mark.extended]
 BATCHES = [
     0,
-    *(pytest.param(batch, marks=pytest.mark.long) for batch in (1, 2)),
-    *(pytest.param(batch, marks=LATER) for batch in (3, 4, 5)),
+    *(pytest.param(batch, marks=pytest.mark.extended) for batch in (1, 2, 3, 4, 5)),
 ]
 SIZES, PASSES = (9, 4, 10), 2
 UPDATES = PASSES * len(SIZES)
