@@ -44,6 +44,7 @@ class AgentHarness:
         private = directory / "agent"
         private.mkdir(exist_ok=True)
         self.socket = private / SOCKET_NAME
+        self.socket.unlink(missing_ok=True)  # a killed agent's, which still takes connections
         here = Path(__file__).parent / "processes"
         command = [sys.executable, str(here / "driven_agent.py")]
         command += ["--directory", str(private), "--entry", entry]

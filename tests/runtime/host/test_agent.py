@@ -260,6 +260,7 @@ def test_agent_imports_nothing_heavy() -> None:
     assert found.stdout == b"[]\n"
 
 
+@pytest.mark.extended  # a minute of waiting for the client
 def test_head_whose_client_dies_before_it_calls_ends(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys\n"
