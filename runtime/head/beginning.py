@@ -95,8 +95,7 @@ def _advice(setup: JobSetup) -> Iterator[str]:
         who = "one worker computes" if parts == 1 else f"{parts} workers compute"
         yield (
             f"{count(parts, 'microbatch', 'microbatches')} for {options.workers} workers: only "
-            f"{who}, and the others wait; all compute in a run that begins with "
-            f"--microbatches {options.workers}"
+            f"{who}, and the others wait; give --microbatches {options.workers} for all to compute"
         )
 
 

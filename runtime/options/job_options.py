@@ -130,7 +130,7 @@ class JobOptions:
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
     microbatches: int | None = _number(
         "--microbatches",
-        "Equal parts of the global batch, fixed for the life of the run.",
+        "Parts of each batch, which the workers share; a run keeps them unless others are given.",
         None,
         1,
         default_text="N of -n",

@@ -33,7 +33,8 @@ def open_or_create_record(
     """Return the record of the run in ``directory``, and whether there was one before.
 
     ``threads`` are those that each worker of a new run can have on all of several hosts.  The
-    threads are those of this job: they may change from job to job.  A run without a step takes
+    threads are those of this job: they may change from job to job.  Microbatches that are asked
+    for are the run's from now on.  A run without a step takes
     the script and the options as they are: a first start that failed has fixed nothing.
 
     Raises:
@@ -52,7 +53,10 @@ def open_or_create_record(
         return record, False
     refuse_other_program(options)
     if _has_begun(directory, options):
-        return _resumed(options, before), True
+        record = _resumed(options, before)
+        if record.microbatches != before.microbatches:
+            directory.replace_record(dataclasses.replace(before, microbatches=record.microbatches))
+        return record, True
     record = dataclasses.replace(
         _new_record(options, threads),
         run_id=before.run_id,
@@ -199,12 +203,14 @@ def script_sha256(script: Path) -> str | None:
 
 
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
-    """Return the terms of an old run under new wishes; what fixes the bytes may not change."""
-    for name, wanted, fixed in (
-        ("microbatches", options.microbatches, record.microbatches),
-        ("seed", options.seed, record.seed),
-    ):
-        if wanted is not None and wanted != fixed:
+    """Return the terms of an old run under new wishes.
+
+    What fixes the bytes stays, but for the microbatches: else a run that has begun with one worker
+    could never use another one.  Whoever wants the bytes is refused here, too.
+    """
+    for name in ("seed", "microbatches") if options.strict else ("seed",):
+        wanted, fixed = getattr(options, name), getattr(record, name)
+        if wanted not in (None, fixed):
             found = OPTIONS[name]
             raise UsageError(
                 f"the run in {options.run_dir} was begun with {name} {fixed}, not {wanted}; "
@@ -214,7 +220,8 @@ def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
     threads = record.threads if options.threads is None else options.threads
     if options.strict:
         _refuse_other_numerics(options, record, threads)
-    return dataclasses.replace(record, threads=threads)
+    parts = record.microbatches if options.microbatches is None else options.microbatches
+    return dataclasses.replace(record, threads=threads, microbatches=parts)
 
 
 def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int) -> None:

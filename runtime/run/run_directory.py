@@ -3,7 +3,7 @@
 ::
 
     RUN_DIR/
-      RUN.json        the terms of the run; they never change once it has trained a step
+      RUN.json        the terms of the run; of a run with a step only microbatches may change
       lease           locked or renewed by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
@@ -76,7 +76,7 @@ _LARGEST_RECORD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The terms that are fixed for the whole life of a run, as ``RUN.json`` holds them.
+    """The terms of a run, as ``RUN.json`` holds them; a user may change microbatches at a resume.
 
     ``created`` is in seconds since 1970; ``threads`` are those of one worker;
     ``numerics`` are the settings of the launching host that the bits depend on.
@@ -303,7 +303,7 @@ class RunDirectory:
             ) from error
 
     def replace_record(self, record: RunRecord) -> None:
-        """Write ``RUN.json`` anew, whole and durable, for a run that has trained no step.
+        """Write ``RUN.json`` anew, whole and durable: before a step, or for other microbatches.
 
         Raises:
             UsageError: it cannot be written.

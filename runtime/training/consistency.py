@@ -38,7 +38,7 @@ from holdfast.runtime.run.numerics import Numerics, differences, refuse_differen
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
 from holdfast.runtime.training.callback_host import CALLBACKS, SettingsHolder
 from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
+from holdfast.runtime.training.training_job import FIRST_EPOCH, MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.users_modules import script_digest
 
@@ -160,7 +160,7 @@ def _check_identity(
 ) -> None:
     for name in (*mine, *_MAY_BE_LEFT_OUT):
         before, now = saved.get(name), mine.get(name)
-        if before != now:
+        if before != now and name != MICROBATCHES:  # a user may change them
             raise UsageError(
                 f"the run in {context.run_dir} was begun with {_said(name, before)}, and the "
                 f"script has {_said(name, now)}: go back to that, {_WAYS_OUT}"

@@ -52,7 +52,7 @@ from holdfast.runtime.training.joint_retries import (
     Trouble,
     Waits,
 )
-from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
 _MOST_NAMED = 3
@@ -95,6 +95,7 @@ class JobRestore:
                     found = events.Restored(step=step, generation=generation)
                     record(self._context.journal, found)
                     self._tell_of_rejected(step, steps[0])
+                    self._tell_of_microbatches(restored.manifest)
                     self._tries.tell_of_newer(step)
                 return restored
         lost = [step for step in steps if step not in self._other_stages]
@@ -109,6 +110,18 @@ class JobRestore:
             self._context.config.ownership.refuse_taken()
         except OSError as taken:
             raise RunDirectoryBusy(f"{taken}; this job ends, and leaves it alone") from taken
+
+    def _tell_of_microbatches(self, saved: Manifest) -> None:
+        """Say that other microbatches follow on this step than came before it, if any step does."""
+        before, now = saved.cursor.get(MICROBATCHES), self._job.microbatches
+        is_over = saved.step >= self._job.work_plan.steps or was_over(saved.cursor)
+        if before != now and not is_over:
+            text = (
+                f"the run had --microbatches {before} up to step {saved.step}, and has {now} from "
+                "there on: its bytes are those of a run that changes there"
+            )
+            self._context.notify(text)
+            record(self._context.journal, events.Warned(text=text))
 
     def _tell_of_rejected(self, step: int, newest: int) -> None:
         is_told = newest in {*self._tries.unread, *self._other_stages}

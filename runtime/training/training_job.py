@@ -39,6 +39,9 @@ from holdfast.runtime.worker.records import ShownTerms
 
 _STAGE, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
 
+MICROBATCHES = "microbatches"
+"""The field of a manifest's cursor that tells how many each step before had."""
+
 FIRST_EPOCH = "first epoch"
 """The field of a manifest's cursor that tells how many epochs counted as done at the begin."""
 
@@ -299,7 +302,7 @@ def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrd
 
 def identity_of(order: SampleOrder | BatchOrder) -> dict[str, int]:
     """Return what must not change about a job's samples, by the names that a user reads."""
-    identity = {"seed": order.seed, "microbatches": order.microbatches}
+    identity = {"seed": order.seed, MICROBATCHES: order.microbatches}
     if isinstance(order, BatchOrder):
         return identity | {"batches an epoch": order.steps_per_epoch}
     identity |= {"samples": order.samples, "global batch": order.global_batch}

@@ -144,15 +144,6 @@ def test_the_run_of_another_data_set(tmp_path: Path) -> None:
     assert_refused(job, 2, "samples 160", "200")
 
 
-def test_other_microbatches_than_the_run_has(tmp_path: Path) -> None:
-    request = request_of(EVEN, tmp_path, workers=1)
-    assert _run(request).exit_code == 0
-
-    job = _run_with(tmp_path, "--microbatches", "5")
-
-    assert_refused(job, 2, "begun with microbatches 4, not 5", "--microbatches")
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff\x00"])
 def test_an_unreadable_record_of_the_run(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "RUN.json").write_bytes(content)

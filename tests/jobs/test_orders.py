@@ -63,6 +63,27 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
 
 
+@pytest.mark.parametrize("parts", [12, extended(1)])
+def test_other_microbatches_at_a_resume_are_those_of_a_run_that_changes_there(
+    tmp_path: Path, undisturbed: Undisturbed, stopped: tuple[Path, JobRun], parts: int
+) -> None:
+    changed = replace(LONG, microbatches=parts)
+    step = stopped[1].report.checkpoints[-1].step
+    jobs = []
+    for workers, faults in ((1, ()), (4, (f"kill worker=0 step={step + 3}",))):
+        run_dir = shutil.copytree(stopped[0], tmp_path / f"run-{workers}")
+        paced = request_of(changed, run_dir, workers=workers, faults=faults)
+        with start_job(replace(paced, argv=[*paced.argv, "--pause-ms", "0"])) as job:
+            jobs.append(job.wait())
+
+    told = f"the run had --microbatches 7 up to step {step}, and has {parts} from there on"
+    assert [job.exit_code for job in jobs] == [0, 0], jobs[1].stderr
+    assert all(told in job.stderr for job in jobs)
+    assert [record["text"] for record in jobs[0].events("warning")][-1].startswith(told)
+    assert jobs[0].sha256 == jobs[1].sha256 != undisturbed(LONG)
+    assert len(jobs[1].report.failures) == 1
+
+
 @pytest.mark.parametrize("gap_s", [0.0, extended(0.05)])
 def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -> None:
     """A scheduler signals a cgroup, and the head may hear of it before its client."""

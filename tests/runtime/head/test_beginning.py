@@ -235,7 +235,7 @@ def test_run_that_goes_on_with_other_arguments_says_so() -> None:
 def test_workers_without_work_are_told_with_their_number(microbatches: int, line: str) -> None:
     lines = told(options={"workers": 4}, record={"microbatches": microbatches})
 
-    assert lines[1:] == [f"{line}; all compute in a run that begins with --microbatches 4"]
+    assert lines[1:] == [f"{line}; give --microbatches 4 for all to compute"]
     lines = told(options={"workers": 4}, record={"microbatches": 4})
     assert len(lines) == 1
 

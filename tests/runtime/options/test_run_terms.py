@@ -109,17 +109,36 @@ def _began(options: JobOptions) -> RunRecord:
     return open_or_create_record(RunDirectory(options.run_dir), options)[0]
 
 
-@pytest.mark.parametrize(("name", "flag"), [("microbatches", "--microbatches"), ("seed", "--seed")])
+@pytest.mark.parametrize(
+    ("name", "strict"), [("seed", False), ("seed", True), ("microbatches", True)]
+)
 def test_term_that_fixes_the_bytes_cannot_be_another_one(
-    options: JobOptions, name: str, flag: str
+    options: JobOptions, name: str, *, strict: bool
 ) -> None:
-    _began(dataclasses.replace(options, microbatches=4, seed=4))
+    options = dataclasses.replace(options, strict=strict)
+    before = _began(dataclasses.replace(options, microbatches=4, seed=4))
     _train(options)
 
-    with pytest.raises(UsageError, match=f"was begun with {name} 4, not 5; .*{flag}.*--fresh"):
+    with pytest.raises(UsageError, match=f"was begun with {name} 4, not 5; .*--{name}.*--fresh"):
         _began(dataclasses.replace(options, **{name: 5}))  # type: ignore[arg-type]
 
-    _began(dataclasses.replace(options, **{name: 4}))  # type: ignore[arg-type]
+    assert _began(dataclasses.replace(options, **{name: 4})) == before  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+def test_microbatches_that_a_resume_asks_for_are_the_runs_from_then_on(
+    options: JobOptions, parts: int
+) -> None:
+    before = _began(dataclasses.replace(options, microbatches=4, threads=2))
+    _train(options)
+
+    assert _began(dataclasses.replace(options, workers=8)) == before
+    changed = _began(dataclasses.replace(options, microbatches=parts, threads=3))
+
+    now = dataclasses.replace(before, microbatches=parts)
+    assert changed == dataclasses.replace(now, threads=3)
+    assert RunDirectory(options.run_dir).load_record() == now
+    assert _began(dataclasses.replace(options, workers=2)) == now
 
 
 def test_threads_are_those_of_the_job_and_stay_those_of_the_run_if_none_are_given(

@@ -344,6 +344,12 @@ def test_run_that_was_begun_otherwise_is_refused_with_both_values(
     assert said.endswith("begin a new run with --fresh, or choose another --run-dir")
 
 
+def test_microbatches_are_those_of_the_job() -> None:
+    context: Any = SimpleNamespace(run_dir="/run")
+
+    check_same_run(context, job(), [], saved(job(), microbatches=7))
+
+
 def test_samples_that_cannot_be_compared_are_taken() -> None:
     context: Any = SimpleNamespace(run_dir="/run")
 
