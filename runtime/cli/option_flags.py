@@ -18,6 +18,7 @@ from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option
 from holdfast.runtime.run.find_run import the_run_here
+from holdfast.runtime.run.run_directory import RunDirectory
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
@@ -36,17 +37,28 @@ _EPILOG = (
 )
 
 
+_OF_LIVING_RUNS = ("attach", "logs", "save", "status", "stop")
+"""Commands that mean the run that lives, if only one of those in the working directory does."""
+
+
 def _run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
-    """Return the run that is named, or the only one that is here, and say which that is."""
+    """Return the run that is named, or the one that is here, and say which that is."""
     if given is not None or context.resilient_parsing:
         return given or Path()
-    found = the_run_here(context.command_path)
+    or_living = context.command.name in _OF_LIVING_RUNS
+    found = the_run_here(context.command_path, _lives, or_living=or_living)
     say(f"the run here is {found}")
     return found
 
 
+def _lives(run: Path) -> bool:
+    from holdfast.runtime.tools.living_job import LIVES, life_of  # `holdfast run` needs neither
+
+    return life_of(RunDirectory(run.absolute())) in LIVES
+
+
 run_dir_argument = click.argument("run_dir", type=PATH, required=False, callback=_run_here)
-"""The argument RUN_DIR; without it a command takes the only run of the working directory."""
+"""The argument RUN_DIR; without it a command takes the run of the working directory."""
 
 _QUOTED = r"""["']{}["']"""
 

@@ -27,7 +27,7 @@ from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.find_run import runs_below
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.worker_logs import LogReader
-from holdfast.runtime.tools.living_job import Life, life_of, order_save, order_stop
+from holdfast.runtime.tools.living_job import LIVES, life_of, order_save, order_stop
 from holdfast.runtime.tools.status import (
     JobStatus,
     StatusSource,
@@ -42,7 +42,6 @@ _WIDEST = 1 << 16
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
 _FOLLOWED_S = 0.5
-_LIVES = (Life.RUNNING, Life.DETACHED)
 
 
 @click.command(cls=Documented, context_settings={"show_default": True})
@@ -112,13 +111,13 @@ def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
 @click.argument("directory", type=PATH, default=Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead.")
 def list_runs(directory: Path, *, as_json: bool) -> None:
-    """List the runs in DIRECTORY and below it: script, state, step, and newest checkpoint.
+    """List the runs in DIRECTORY and below it, the living ones first: script, state, and steps.
 
     Without DIRECTORY it is the working directory.  Looking changes nothing.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; give one that holds runs")
-    found = list(_found_below(directory))
+    found = sorted(_found_below(directory), key=lambda each: each[1].is_over)
     if as_json:
         click.echo(json.dumps([{"run_dir": str(run), **to_json(look)} for run, look in found]))
         return
@@ -357,5 +356,5 @@ def logs(run_dir: Path, *, worker: int | None, follow: bool) -> None:
             click.echo(piece, nl=False)
         if is_last:
             return
-        is_last = life_of(directory) not in _LIVES
+        is_last = life_of(directory) not in LIVES
         time.sleep(_FOLLOWED_S)

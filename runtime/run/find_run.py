@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
@@ -51,8 +51,10 @@ def refuse_no_run(path: Path) -> None:
         raise UsageError(sentence)
 
 
-def the_run_here(command: str) -> Path:
+def the_run_here(command: str, lives: Callable[[Path], bool], *, or_living: bool) -> Path:
     """Return the only run of the working directory, or the working directory if it is one.
+
+    If there are several, the only one that ``lives`` will do as well if ``or_living``.
 
     Raises:
         UsageError: there is none, or there are several; the sentence names them.
@@ -64,13 +66,18 @@ def the_run_here(command: str) -> Path:
             f"no run is in {Path.cwd()}; name its directory, as in `{command} RUN_DIR` "
             "(`holdfast list DIR` finds runs below a directory)"
         )
-    if len(runs) > 1:
-        named = ", ".join(map(str, runs[:_MOST_LISTED]))
-        more = f" and {len(runs) - _MOST_LISTED} more" if len(runs) > _MOST_LISTED else ""
-        raise UsageError(
-            f"{len(runs)} runs are here: {named}{more}; name one, as in `{command} {runs[0]}`"
-        )
-    return runs[0]
+    if len(runs) == 1:
+        return runs[0]
+    living = list(filter(lives, runs))
+    if len(living) == 1 and or_living:
+        return living[0]
+    names = [f"{run} (running)" for run in living]
+    names += [str(run) for run in runs if run not in living]
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    raise UsageError(
+        f"{len(runs)} runs are here: {', '.join(names[:_MOST_LISTED])}{more}; name one, as in "
+        f"`{command} {[*living, *runs][0]}`"
+    )
 
 
 def runs_below(folder: Path) -> Iterator[Path]:

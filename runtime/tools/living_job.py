@@ -48,6 +48,8 @@ class Life(Enum):
     """It belongs to another host or user."""
 
 
+LIVES = (Life.RUNNING, Life.DETACHED)
+
 _NOBODY = "no job runs in {}; start one with `holdfast run`"
 _REASONS = {
     Life.ENDED: _NOBODY,

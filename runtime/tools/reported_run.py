@@ -18,11 +18,9 @@ from holdfast.runtime.run.events import JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.tools.living_job import Life, life_of
+from holdfast.runtime.tools.living_job import LIVES, Life, life_of
 from holdfast.runtime.tools.report import Report, describe_outcome
 from holdfast.runtime.tools.summary import Entries, summarize
-
-_LIVING = (Life.RUNNING, Life.DETACHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class ReportedRun:
         """One word on how it stands: complete, running, stopped, failed or lost."""
         code = self.report.exit_code
         if code is None:
-            return "running" if self.life in _LIVING else "lost"
+            return "running" if self.life in LIVES else "lost"
         words = {int(ExitCode.DONE): "complete", int(ExitCode.STOPPED_EARLY): "stopped"}
         return words.get(code, "failed")
 

@@ -17,6 +17,7 @@ from holdfast.runtime.cli.help import EXAMPLES, GROUPS
 from holdfast.runtime.cli.main import holdfast
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 
 COMMANDS = sorted(holdfast.list_commands(click.Context(holdfast)))
 
@@ -154,6 +155,29 @@ def test_command_without_a_directory_names_the_runs_to_choose_from(
 
     words = f"2 runs are here: a, b; name one, as in `holdfast {command} a`"
     assert capsys.readouterr().err == f"holdfast: error: {words}\n"
+
+
+def test_command_about_a_job_takes_the_only_run_that_lives(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        begin_run(tmp_path / name)
+    lease = RunDirectory(tmp_path / "b").acquire_lease()  # as a job that is just starting
+
+    assert holdfast_code("status") == ExitCode.DONE
+    assert capfd.readouterr().err == "holdfast: the run here is b\n"
+    assert holdfast_code("report") == ExitCode.USAGE
+    names = "b (running), a, c; name one, as in `holdfast report b`"
+    assert capfd.readouterr().err == f"holdfast: error: 3 runs are here: {names}\n"
+    assert holdfast_code("list", "--json") == ExitCode.DONE
+    assert [run["run_dir"] for run in json.loads(capfd.readouterr().out)] == ["b", "a", "c"]
+
+    other = RunDirectory(tmp_path / "c").acquire_lease()
+    assert holdfast_code("status") == ExitCode.USAGE
+    assert "3 runs are here: b (running), c (running), a; name" in capfd.readouterr().err
+    for each in (lease, other):
+        each.release()
 
 
 def test_list_shows_all_runs_below_a_directory_and_none_within_a_run(
