@@ -415,13 +415,9 @@ def _cut_in_words(job: TrainingJob) -> str:
 
 
 def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
-    """Say in one line that ``fit`` is not Keras's own, and how it trains."""
+    """Say in one line that ``fit`` is not Keras's own, and how it trains: in 80 columns."""
     steps = "" if job.work_plan.is_open else f", {job.work_plan.steps_per_epoch} steps an epoch"
-    parts = count(job.microbatches, "microbatch", "microbatches")
-    return (
-        f"training {model.name!r} on {count(workers, 'worker')}: {job.step_in_words} in {parts}"
-        f"{steps} (--no-fit leaves fit() alone)"
-    )
+    return f"training {model.name!r} on {count(workers, 'worker')}: {job.step_in_words}{steps}"
 
 
 def callback_run(

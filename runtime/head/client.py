@@ -17,6 +17,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
@@ -167,11 +168,17 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
     with contextlib.suppress(OSError):  # nothing to spare: it is tried again
         begun = begin_head(terms)
     try:
-        beginning = Beginning(setup, say)
+        said: list[str] = []
+
+        def tell(text: str) -> None:
+            said.append(text)
+            say(text)
+
+        beginning = Beginning(setup, tell)
         for path in removed:
             beginning.warn(f"removed {path}, which a job that was killed has left in memory")
         beginning.tell(batch.introduction)
-        job = setup.job(batch.limits)
+        job = replace(setup.job(batch.limits), said=tuple(said))
         setup.journal.close()
         head = connect_to_head(terms, begun)
     except BaseException:

@@ -270,9 +270,11 @@ class Head:
         lost = {"losses": dict(job.losses), "missing": list(job.missing)}
         self._job_fields = {**message["job"], **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
-        run = RunLink(self._reactor, job, lease)
+        run = RunLink(self._reactor, job, lease, () if after is not None else job.said)
         self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
-        progress = ProgressLog(self._screen, is_quiet=job.config.options.quiet)
+        imports = "TensorFlow" if "tensorflow" in job.preload else "libraries"
+        quiet = job.config.options.quiet
+        progress = ProgressLog(self._screen, is_quiet=quiet, imports=imports)
         console = JobConsole(job, run, self._screen.say, progress)
         self._hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)

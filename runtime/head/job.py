@@ -69,6 +69,7 @@ class Job:
         network: the network between them, as CIDR; None if there is no other host.
         addresses: the address of each host on it, as ``hosts``.
         facts: what each host has said before the job began (`HostFacts`), as ``hosts``.
+        said: the lines of its client before it had a head, which the log of the run lacks.
     """
 
     config: WorkerConfig
@@ -86,6 +87,7 @@ class Job:
     network: str | None = None
     addresses: tuple[str, ...] = ()
     facts: tuple[Mapping[str, object], ...] = ()
+    said: tuple[str, ...] = ()
 
     @property
     def terms(self) -> JobTerms:

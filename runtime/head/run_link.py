@@ -46,8 +46,10 @@ class RunOwner(Protocol):
 class RunLink:
     """Sends records and questions to the writer, and passes its answers on."""
 
-    def __init__(self, reactor: Reactor, job: Job, lease: int) -> None:
+    def __init__(self, reactor: Reactor, job: Job, lease: int, said: tuple[str, ...] = ()) -> None:
+        """Take the first lines of the log as well, which were ``said`` before there was a head."""
         self._reactor = reactor
+        self._said = said
         self._owner: RunOwner | None = None
         self._common: Record = {"run_id": job.config.record.run_id}
         self._opening: Message = {
@@ -99,6 +101,9 @@ class RunLink:
         self._channel = channel
         self._reactor.watch_channel(channel, self._on_message, self._leave)
         channel.post(self._opening, (self._lease,))
+        said, self._said = self._said, ()
+        if said:
+            self.log(None, "", "".join(f"holdfast: {text}\n" for text in said))
         self._send(list(self._waiting), is_again=True)
 
     def record(self, event: str, /, **fields: object) -> None:

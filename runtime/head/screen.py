@@ -113,12 +113,13 @@ class ProgressLog:
         paint: Paint = _painted,
         is_quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        imports: str = "",
     ) -> None:
         self._screen = screen
         self._paint = paint
         self._is_quiet = is_quiet
         self._clock = clock
-        self._picture = Picture()
+        self._picture = Picture(imports=imports)
         self._shown_step = -1
         self._is_drawn = False
         self._is_over = False
@@ -136,6 +137,8 @@ class ProgressLog:
         """Take note of a message of the agent, and show what is new."""
         if message.get("kind") == "worker_report":
             self._heard_report(message["report"])
+        elif message.get("kind") == "warm":
+            self._picture = replace(self._picture, imports="")
 
     def stopping(self) -> None:
         """Show from here on that the job was asked to stop."""

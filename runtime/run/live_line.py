@@ -56,7 +56,10 @@ def _width(parts: Sequence[Part]) -> int:
 def _parts(picture: Picture, now: float, cells: int) -> Iterator[Part]:
     report = picture.report
     if report is None:
-        yield Part(STOPPING if picture.is_stopping else picture.phase or STARTING, 0, "phase")
+        phase = picture.phase or STARTING
+        if picture.imports and not picture.living:
+            phase = f"importing {picture.imports}"
+        yield Part(STOPPING if picture.is_stopping else phase, 0, "phase")
         yield _workers(picture)
         return
     if report.stage > 1:
@@ -165,6 +168,8 @@ class Picture:
     """That of the newest epoch that this launch has printed: no earlier step is shown then."""
     saved_step: int | None = None
     is_stopping: bool = False
+    imports: str = ""
+    """What the first workers wait for, in a word; empty once it is imported."""
 
     def launched(self, workers: int) -> Picture:
         """Return the picture of another launch, which goes on where the last one was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -46,10 +47,10 @@ class Writer:
 class Linked:
     """A link, its owner, and the writers so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *said: str) -> None:
         self.reactor = Reactor()
         self.lease = os.open(os.devnull, os.O_RDONLY)
-        self.link = RunLink(self.reactor, job_of(), self.lease)
+        self.link = RunLink(self.reactor, job_of(), self.lease, said)
         self.link.serve(self)
         self.heard: list[tuple[str, Any]] = []
         self.records: list[Record] = []
@@ -286,6 +287,17 @@ def test_lines_for_logs_that_a_slow_disk_does_not_take_are_counted_at_their_plac
         (0, "b", "", 2),
         (0, "b", "four\n", 7),
     ]
+
+
+def test_lines_of_the_client_begin_the_log_once() -> None:
+    linked = Linked("starting train.py", "2 hosts")
+    with contextlib.closing(linked):
+        logs = [
+            [each["lines"] for each in linked.connect().told() if each["kind"] == "log"]
+            for _ in range(2)
+        ]
+
+    assert logs == [["holdfast: starting train.py\nholdfast: 2 hosts\n"], []]
 
 
 def test_close_without_a_writer_waits_for_nobody(linked: Linked) -> None:

@@ -79,6 +79,17 @@ def test_job_that_was_asked_to_stop_is_stopping_whatever_its_workers_do() -> Non
     assert terminal.live[1:] == [line] * 4
 
 
+def test_cause_of_a_slow_start_is_named_until_the_pool_is_warm() -> None:
+    terminal = Terminal()
+    log = log_on(terminal, imports="TensorFlow")
+
+    log.show({"progress": None, "workers": 0, "phase": None})
+    log.heard({"kind": "warm", "pid": 7})
+    log.show({"progress": None, "workers": 0, "phase": None})
+
+    assert terminal.live == ["importing TensorFlow | 0 of 2 workers", "starting | 0 of 2 workers"]
+
+
 def test_live_line_follows_the_training_and_goes_at_the_end() -> None:
     terminal = Terminal()
     log = log_on(terminal)

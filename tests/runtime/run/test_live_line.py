@@ -78,6 +78,11 @@ def test_narrow_terminal_keeps_what_matters_most(columns: int, words: str) -> No
         (Picture().launched(1), "starting  0 of 1 worker"),
         (Picture().launched(4).seen({"workers": 4, "phase": "joining"}), "joining  4 workers"),
         (Picture(), "starting  0 workers"),
+        (Picture(imports="TensorFlow").launched(2), "importing TensorFlow  0 of 2 workers"),
+        (
+            Picture(imports="TensorFlow").launched(2).seen({"workers": 1, "phase": "joining"}),
+            "joining  1 of 2 workers",
+        ),
     ],
 )
 def test_line_before_the_first_step(shown: Picture, words: str) -> None:
