@@ -14,7 +14,7 @@ import click
 from holdfast.runtime.options.job_options import OPTIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Run": ("run", "attach", "stop"),
+    "Run": ("run", "attach", "stop", "demo"),
     "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export"),
     "Batch": ("sbatch",),
@@ -24,6 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "attach": ("attach", "attach holdfast-train"),
+    "demo": ("demo", "demo --keep ./demo"),
     "doctor": ("doctor", "doctor --hosts a:4,b:4"),
     "export": (
         "export --to weights.npz",

@@ -34,6 +34,7 @@ from holdfast.runtime.options.sources import (
 from holdfast.runtime.system.signals import write_in_background
 
 _HOMES = {
+    "demo": "demo",
     "doctor": "doctor",
     "export": "export",
     "inspect": "checkpoints",

@@ -1,0 +1,63 @@
+"""``holdfast demo``: all workers of a training die, and its bytes stay those of another one."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import click
+
+from holdfast.runtime.cli.help import Documented
+from holdfast.runtime.cli.option_flags import PATH
+from holdfast.runtime.errors import ExitCode, UsageError
+
+_BEGIN = """\
+A small network learns to read digits with 4 workers, and all 4 are killed on the
+way. Then 1 worker learns the same, undisturbed. Both must end with the same bytes.
+This takes a minute or two.
+"""
+
+
+@click.command(cls=Documented)
+@click.option("--keep", type=PATH, metavar="DIR", help="Leave script and runs in this directory.")
+@click.pass_context
+def demo(context: click.Context, /, *, keep: Path | None) -> None:
+    """Kill all workers of a training on its way, and compare its final bytes with undisturbed ones.
+
+    Exits with 0 if they are the same, with 1 if not.
+    """
+    click.echo(_BEGIN)  # what is imported next takes a moment
+    from holdfast.runtime.cli.report import report
+    from holdfast.runtime.tools.demo import FAULTS, broken_promises, train
+
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            scratch = tempfile.TemporaryDirectory(prefix="holdfast-demo-")
+            place = Path(stack.enter_context(scratch))
+        else:
+            place = _made(keep)
+        disturbed = train(place, "disturbed", 4, FAULTS)
+        click.echo("\nThe same with 1 worker, undisturbed:\n")
+        undisturbed = train(place, "undisturbed", 1)
+        click.echo("\nThe run whose workers have died, by `holdfast report`:\n")
+        context.invoke(report, run_dir=place / "disturbed", as_json=False, page=None)
+    click.echo("\nsha256 of the final state")
+    click.echo(f"  4 workers, all killed  {disturbed.final_sha256}")
+    click.echo(f"  1 worker, undisturbed  {undisturbed.final_sha256}")
+    broken = broken_promises(disturbed, undisturbed)
+    for sentence in broken:
+        click.echo(f"not so: {sentence}")
+    if broken:
+        context.exit(ExitCode.PROGRAM_FAILED)
+    click.echo("4 of 4 workers died, and the bytes are the same.")
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"--keep {directory} cannot be made: {error.strerror or error}; give a new directory"
+        ) from error
+    return directory.absolute()
