@@ -25,6 +25,7 @@ _HEAD = """\
 `python ci/options_page.py` writes this page from
 [`runtime/options/job_options.py`](../runtime/options/job_options.py) and the commands. It
 keeps what stands in each last column. `./ci/check` compares the two.
+The groups are those of `--help`.
 
 Each option has one name in three places. The flag `--save-every` is `HOLDFAST_SAVE_EVERY` in the
 environment and `save-every` under the heading `[run]` in `holdfast.toml` in the working directory.
@@ -45,7 +46,7 @@ _OPTIONS = """
 """
 
 _COMMANDS = """
-## Commands
+## Commands: {group}
 
 | command | who uses it |
 |---|---|
@@ -76,7 +77,8 @@ def page(users: dict[str, str]) -> str:
         for name, found in options:
             flags = ", ".join(f"`{flag}`" for flag in _flags(found))
             text += row(flags, _default(name, found), found.help)
-    text += _COMMANDS + "".join(row(f"`{name}`") for names in GROUPS.values() for name in names)
+    for group, names in GROUPS.items():
+        text += _COMMANDS.format(group=group) + "".join(row(f"`{name}`") for name in names)
     reasons = (
         f"| `{name}` | {found.absent} |\n" for name, found in OPTIONS.items() if found.absent
     )
