@@ -140,15 +140,12 @@ def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
     for name in state:
         _refuse_way_out(name)
     with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
-        for name, tensor in sorted(state.items(), key=_weights_first):
+        others = (_OPTIMIZER, _CURSOR, _COMPANION)
+        for name, tensor in sorted(state.items(), key=lambda item: item[0].startswith(others)):
             with archive.open(_member(name), "w", force_zip64=True) as file:
                 # NumPy alone cannot read narrow floats; float32 holds them exactly.
                 plain = tensor.astype(np.float32) if tensor.dtype.kind == "V" else tensor
                 np.lib.format.write_array(file, plain, allow_pickle=False)
-
-
-def _weights_first(item: tuple[str, Tensor]) -> tuple[bool, str]:
-    return item[0].startswith((_COMPANION, _CURSOR)), item[0]
 
 
 def _member(name: str) -> str:

@@ -120,6 +120,7 @@ def test_archive_of_numpy_needs_no_run_of_the_script(
 
     with np.load(target) as archive:
         assert sorted(archive) == sorted(STATE)
+        assert next(iter(archive)).startswith("weights/")
 
 
 def test_compiled_model_takes_weights_and_the_optimizers_state(tmp_path: Path) -> None:
