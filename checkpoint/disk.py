@@ -64,7 +64,7 @@ class Disk:
         self._watch = watch
 
     def make_directory(self, path: Path) -> bool:
-        """Make a private directory; returns False if anything of that name exists."""
+        """Make a directory; returns False if anything of that name exists."""
         try:
             _complete("make directory", path, lambda: self._files.mkdir(path))
         except StorageFailed as failure:

@@ -27,6 +27,7 @@ _ADVICE = {
     errno.EACCES: "give this user access to it",
     errno.EPERM: "give this user access to it",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "raise the limit of the size of files (`ulimit -f unlimited`)",
     errno.ENFILE: "raise the limit of open files (fs.file-max)",
     errno.ENOENT: "check that its directory still exists",
     errno.ESTALE: "check the network file system's server",

@@ -26,9 +26,6 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _RESERVE = 0  # no flag of linux/falloc.h: blocks are taken, and the file gets the size
 
-_DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
-
 _BYTES_PER_S = 200e6
 """A tenth of a fast local disk; a slow one is slower by itself."""
 _LONGEST_PAUSE_S = 1.0
@@ -53,10 +50,10 @@ class FileSystem(Protocol):
     """The calls that a checkpoint store makes; all raise ``OSError``."""
 
     def mkdir(self, path: Path) -> None:
-        """Make a private directory; fails if anything of that name exists."""
+        """Make a directory as the umask allows; fails if anything of that name exists."""
 
     def create_exclusive(self, path: Path) -> int:
-        """Create a private file, open it for writing; fails if anything of that name exists."""
+        """Create a file in the same way, open it for writing; fails if the name is taken."""
 
     def open_read(self, path: Path) -> int:
         """Open a regular file for reading; fails for links and anything else."""
@@ -128,15 +125,15 @@ class LocalFileSystem:
         self._fence = fence
 
     def mkdir(self, path: Path) -> None:
-        """Make a directory of mode 0700."""
+        """Call mkdirat(2)."""
         with self._parent(path) as parent:
-            os.mkdir(path.name, _DIRECTORY_MODE, dir_fd=parent)
+            os.mkdir(path.name, dir_fd=parent)
 
     def create_exclusive(self, path: Path) -> int:
-        """Create a file of mode 0600."""
+        """Call openat(2) with ``O_EXCL``."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with self._parent(path) as parent:
-            return os.open(path.name, flags, _FILE_MODE, dir_fd=parent)
+            return os.open(path.name, flags, 0o666, dir_fd=parent)
 
     def open_read(self, path: Path) -> int:
         """Open a regular file; a FIFO does not block, it is refused."""

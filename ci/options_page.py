@@ -30,6 +30,7 @@ The groups are those of `--help`.
 Each option has one name in three places. The flag `--save-every` is `HOLDFAST_SAVE_EVERY` in the
 environment and `save-every` under the heading `[run]` in `holdfast.toml` in the working directory.
 A flag comes before the variable, the variable before the file, and the file before the default.
+In a path `~` and `$NAME` are replaced, wherever it stands.
 
 Flags stand before the script. Everything after the script's name goes to the script. A flag of
 holdfast there is refused, unless the script names it, or a file beside it that it imports. `--`

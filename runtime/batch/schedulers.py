@@ -30,7 +30,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -137,6 +137,7 @@ class Allocation:
         is_batch: whether a batch script runs, which can be requeued.
         copies: the tasks of a parallel step that all run this same command.
         task: which of these copies this is.
+        apart: which hosts of the whole job are none of ``hosts``, in words; "" without any.
     """
 
     scheduler: Scheduler
@@ -149,6 +150,7 @@ class Allocation:
     is_batch: bool = True
     copies: int = 1
     task: int = 0
+    apart: str = ""
 
     @property
     def label(self) -> str:
@@ -297,7 +299,20 @@ def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         is_batch=environ.get("ENVIRONMENT") == "BATCH" and not is_step,
         copies=whole_number(environ.get("SLURM_STEP_NUM_TASKS"), 1) if is_step else 1,
         task=whole_number(environ.get("SLURM_PROCID")),
+        apart=_apart(environ, hosts, "this step" if is_step else "its first component"),
     )
+
+
+def _apart(environ: Mapping[str, str], hosts: Sequence[HostSlots], ours: str) -> str:
+    """Return in words which hosts of the whole job are not among ``hosts``, those of ``ours``.
+
+    A heterogeneous job has a list for each component, and a command belongs to the first one.
+    """
+    components = range(whole_number(environ.get("SLURM_HET_SIZE")))
+    lists = (_NODES, *(f"{_NODES}_HET_GROUP_{number}" for number in components))
+    whole = dict.fromkeys(host for name in lists for host in expand_hosts(environ.get(name, "")))
+    others = [host for host in whole if host not in {host.name for host in hosts}]
+    return f"{', '.join(others)} of the same job stay idle: {ours} has none of them" * bool(others)
 
 
 def _slurm_hosts(environ: Mapping[str, str], nodes: str) -> tuple[HostSlots, ...]:

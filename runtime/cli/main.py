@@ -22,12 +22,14 @@ from holdfast.checkpoint.errors import (
 from holdfast.runtime.cli.help import hint_for, write_commands
 from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
+from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.removed import removal_of
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     NEAR,
     keys_of,
+    mistyped_variables,
     read_config_file,
     refuse_unknown,
 )
@@ -103,6 +105,8 @@ def holdfast(context: click.Context) -> None:
     """Train through worker deaths: whatever dies, the run ends with the same bytes."""
     if context.invoked_subcommand in _OF_JOBS:
         write_in_background()
+    for sentence in mistyped_variables(os.environ):
+        say(sentence)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(ExitCode.USAGE)
@@ -134,6 +138,9 @@ def _open_closed_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # as Python has found it
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _exit_code_of(argv: list[str] | None) -> int:

@@ -16,13 +16,27 @@ from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import RUN, Option
+from holdfast.runtime.options.option import RUN, Option, read_path
+from holdfast.runtime.options.removed import OF_SCRIPTS_TOO, REMOVED, removal_of
 from holdfast.runtime.run.find_run import the_run_here
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
-PATH = click.Path(path_type=Path)
+
+
+class _AnyPath(click.Path):
+    """A path as `read_path` takes it: the shell leaves ``--to=~/w.npz`` as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raises ``click.BadParameter`` for what is none."""
+        try:
+            return super().convert(read_path(value), param, ctx)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PATH = _AnyPath(path_type=Path)
 SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
 
@@ -105,6 +119,11 @@ class OfScript(Documented):
                 script, meant = ctx.params["script"], shlex.join(stray)
                 before = shlex.join([*stray, *ours, *others])
                 behind = shlex.join([*ours[:at], "--", *ours[at:], *argv])
+                for removal in filter(None, (removal_of(w.partition("=")[0]) for w in stray)):
+                    raise UsageError(
+                        f"{removal}; if it is meant for {script.name}, put -- before: "
+                        f"`{ctx.command_path} {behind}`"
+                    )
                 raise UsageError(
                     f"{meant} stands behind {script.name}, which does not name it; if it is meant "
                     f"for holdfast, put it before: `{ctx.command_path} {before}`; if it is meant "
@@ -114,8 +133,14 @@ class OfScript(Documented):
 
 
 def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of a script that are options of ours and not its own, and all others."""
-    known = {flag: option for option in OPTIONS.values() for flag in _flags_of(option)}
+    """Return the arguments of a script that are options of ours and not its own, and all others.
+
+    An option of ours may be one that was removed.
+    """
+    values = dict.fromkeys((flag for flag in REMOVED if flag not in OF_SCRIPTS_TOO), 1)
+    for option in OPTIONS.values():
+        values |= dict.fromkeys(_flags_of(option), 0 if option.is_switch else option.words)
+    known = {flag: count for flag, count in values.items() if flag.startswith("-")}
     text = _text_of(script) if any(word.partition("=")[0] in known for word in argv) else None
     stray: list[str] = []
     others: list[str] = []
@@ -123,7 +148,7 @@ def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]
     while words:
         flag, sign, _ = words[0].partition("=")
         is_stray = text is not None and flag in known and not _names(text, flag)
-        length = 1 + (0 if not is_stray or sign or known[flag].is_switch else known[flag].words)
+        length = 1 + (known[flag] if is_stray and not sign else 0)
         (stray if is_stray else others).extend(words[:length])
         del words[:length]
     return stray, others

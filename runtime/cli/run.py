@@ -20,7 +20,6 @@ from holdfast.runtime.batch.schedulers import (
 )
 from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import (
-    PATH,
     SETTINGS,
     OfScript,
     flags_of,
@@ -28,13 +27,11 @@ from holdfast.runtime.cli.option_flags import (
     run_dir_argument,
 )
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import (
     Sources,
     build_options,
     check_script,
-    mistyped_variables,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print each option with its origin, as a holdfast.toml, and run nothing.",
 )
-@click.argument("script", type=PATH)
+@click.argument("script", type=click.Path(path_type=Path))
 @click.argument("argv", metavar="[ARGS]...", nargs=-1)
 @click.pass_context
 def run(
@@ -85,8 +82,6 @@ def attach(run_dir: Path) -> None:
 
 def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:
     """Return everything that the options of ``holdfast run`` may stand in."""
-    for sentence in mistyped_variables(os.environ):
-        say(sentence)
     tables = context.find_object(dict) or {}
     given = given_flags(context)
     return Sources(

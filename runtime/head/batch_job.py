@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from holdfast.recovery.event import ExitCode
+from holdfast.recovery.placement import place_workers
 from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation
 from holdfast.runtime.batch.sbatch import SlurmRefused, requeue, time_left_s
 from holdfast.runtime.batch.schedulers import (
@@ -75,12 +76,13 @@ class BatchJob:
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
         own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
         limits = TimeLimits(earliest(theirs, own), is_batch=allocation is not None)
+        workers = options.workers + options.spares
         return BatchJob(
             allocation,
             limits,
             is_requeued=options.requeue,
             unknown=unknown,
-            used_hosts=len(options.hosts) or 1,
+            used_hosts=len(set(place_workers(workers, options.hosts))) if options.hosts else 1,
         )
 
     @property
@@ -90,7 +92,11 @@ class BatchJob:
         hosts = () if self.allocation is None else self.allocation.hosts
         idle = len(hosts) - self._used_hosts
         if hosts and idle > 0:
-            words.append(f"{idle} of its {len(hosts)} hosts stay idle: name them by --hosts")
+            words.append(
+                f"{idle} of its {len(hosts)} hosts stay idle: give more workers by -n, or name "
+                "them by --hosts"
+            )
+        words.append("" if self.allocation is None else self.allocation.apart)
         return ", ".join(word for word in words if word)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
-from holdfast.runtime.options.run_terms import script_sha256
+from holdfast.runtime.options.run_terms import elsewhere, script_sha256
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -74,6 +74,12 @@ def _advice(setup: JobSetup) -> Iterator[str]:
     begun_with = setup.record.script_sha256
     yield from _of_the_directory(setup)
     yield from _of_hosts(setup)
+    other = elsewhere(setup.record, options)
+    if _is_resuming(setup) and other:
+        yield (
+            f"the run was begun with {other}, and goes on with {options.script}, which has the "
+            "same text; --fresh begins a new run"
+        )
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
             f"{options.script.name} has changed since this run began. The run goes on with the new "

@@ -337,11 +337,15 @@ class Decider:
             if isinstance(fault, RandomFaults):
                 struck = self._struck_moments
                 moments = {one.moment for one in fault.faults([WorkerId(0)])}
+                # Each may take the last worker, and a relaunch costs two without a checkpoint.
+                enough = 2 * fault.count
+                more = f" (--max-restarts {enough} allows all)"
                 if moments - struck:
                     yield (
                         f"--inject '{fault}' struck {len(moments & struck)} of {fault.count} "
                         "times: the job did not come to the other steps, or their worker was "
                         "dead, or a relaunch more would have cost too much"
+                        f"{more if options.max_restarts < enough else ''}"
                     )
                 continue
             victim = fault.host or fault.worker

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from ipaddress import IPv4Address, IPv4Network
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import LEASE_SHARE
@@ -20,6 +19,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.network import interfaces
+from holdfast.runtime.system.own_process import logical_directory, own_umask
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import lease_clock_s
 
@@ -152,11 +152,12 @@ class JobHosts:
         greeting = Greeting(
             host=name,
             environment=dict(os.environ),
-            directory=os.getcwd(),
+            directory=str(logical_directory()),
             heartbeat_timeout_s=options.heartbeat_timeout_s,
             preload=self._job.preload,
             entry=ENTRY,
             verbose=options.verbose,
+            umask=own_umask(),
         )
         shell = RemoteShell.of(options.rsh)
         command = shell.command(name, python_there("holdfast.runtime.hosts.agent"))
@@ -185,5 +186,5 @@ class JobHosts:
         begun = CheckedHosts(job.hosts, network, config.record.threads, facts)
         lease = RunDirectory(config.run_dir).lease_path
         script = config.options.script
-        question = Question(Path.cwd(), script, lease, config.lease_token, job.mpiexec)
+        question = Question(logical_directory(), script, lease, config.lease_token, job.mpiexec)
         return Examination(begun, name, question, os.environ)

@@ -33,7 +33,7 @@ from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.run_terms import open_or_create_record, script_terms
-from holdfast.runtime.options.sources import check_script
+from holdfast.runtime.options.sources import check_script, seen_from
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
@@ -41,6 +41,7 @@ from holdfast.runtime.run.journal import Journal, JournalReader, next_generation
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.own_process import logical_directory
 from holdfast.runtime.system.witnessed_time import Stillness
 
 if TYPE_CHECKING:
@@ -190,9 +191,10 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
+        largest = 0 if options.fresh else RunDirectory(options.run_dir).largest_file
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
-    refuse_faults(found, Wishes(options.workers + options.spares, backend))
+    refuse_faults(found, Wishes(options.workers + options.spares, largest, backend))
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
     _refuse_faults_elsewhere(options)
@@ -203,7 +205,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         directory.prepare()
         lease = directory.acquire_lease(watch=watch)
     try:
-        checked = _check_hosts(options, library, lease)
+        options, checked = _check_hosts(options, library, lease)
         if checked is not None:
             os.environ.update(checked.variables)  # it counts among the numerics of the record
         if options.hosts:
@@ -264,14 +266,19 @@ def _refuse_faults_elsewhere(options: JobOptions) -> None:
             raise UsageError(f"--inject '{fault}': the job has no host {fault.host}: {its}")
 
 
-def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> CheckedHosts | None:
+def _check_hosts(
+    options: JobOptions, library: MpiLibrary, lease: Lease
+) -> tuple[JobOptions, CheckedHosts | None]:
     """Return the hosts of a job over several, None for a job on one, which imports nothing for it.
+
+    The working directory may have another name on this host alone, as that of a server's disk.  So
+    the one that the user's shell has is tried, too; the options and ``PWD`` have what all know.
 
     Raises:
         UsageError: a host cannot be reached, or differs in what must be the same.
     """
     if not options.hosts:
-        return None
+        return options, None
     from holdfast.runtime.hosts.checked_hosts import check_hosts, settle_hosts
 
     named = settle_hosts(options)
@@ -282,14 +289,25 @@ def _check_hosts(options: JobOptions, library: MpiLibrary, lease: Lease) -> Chec
             "passed; --try-lost-hosts takes it again"
         )
     if not hosts:
-        return None
+        return options, None
     if not total_slots(hosts):
         raise UsageError(
             "all hosts that take workers were lost twice within a day; name others by --hosts, or "
             "take them again by --try-lost-hosts"
         )
-    proof = RunDirectory(options.run_dir).lease_path, lease.token
-    return check_hosts(options, hosts, library.mpiexec, proof, say)
+    refusal = None
+    for directory in dict.fromkeys((Path.cwd(), logical_directory())):
+        seen = seen_from(options, directory)
+        proof = RunDirectory(seen.run_dir).lease_path, lease.token
+        try:
+            checked = check_hosts(seen, directory, hosts, library.mpiexec, proof, say)
+        except UsageError as error:
+            refusal = refusal or error
+            continue
+        os.environ["PWD"] = str(directory)  # the head asks it
+        return seen, checked
+    assert refusal is not None
+    raise refusal
 
 
 def _losses_in(options: JobOptions) -> dict[str, int]:
@@ -332,7 +350,7 @@ def _setup_in(
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         history=history,
-        cwd=Path.cwd(),
+        cwd=logical_directory() if checked else Path.cwd(),
         saved_step=saved_step,
         lost_step=lost_step,
         hosts_before=history.history.hosts,

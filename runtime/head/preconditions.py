@@ -20,9 +20,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.progress import count
+from holdfast.runtime.host.limits import needed
+from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.system.channel import Loopback, loopback_state
 from holdfast.runtime.system.own_process import answer_of, program_command, thread_count
+from holdfast.runtime.system.usage import Resource
 
 PACKAGES = ("numpy", "h5py", "mpi4py", "xxhash")
 """What every worker imports; all of them are folders."""
@@ -51,6 +53,8 @@ class Surroundings:
     loopback: Loopback = Loopback.WORKS
     most_files: int = 1 << 20
     """What this user may raise the limit of open files to."""
+    most_bytes: int = resource.RLIM_INFINITY
+    """What this user may raise the limit of the size of files to."""
     hidden: Mapping[str, str] = field(default_factory=dict)
     """The files of the user that stand in the place of a package, by its name."""
     threads_of: str = ""
@@ -65,6 +69,8 @@ class Wishes:
     """What a job needs of its surroundings."""
 
     workers: int = 1
+    file_bytes: int = 0
+    """The largest file of the run so far."""
     backend: str | None = None
     """The backend of Keras that the script itself sets, or TensorFlow if it has no Keras."""
 
@@ -91,6 +97,7 @@ def surroundings(environment: Mapping[str, str]) -> Surroundings:
         loopback=loopback_state(),
         threads_of=_starter_of_threads(environment),
         most_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        most_bytes=resource.getrlimit(resource.RLIMIT_FSIZE)[1],
         hidden=_hidden(environment.get("PYTHONPATH", "").split(os.pathsep)),
         backend=backend,
         backend_remedy=remedy,
@@ -117,6 +124,17 @@ def _files(found: Surroundings, wishes: Wishes) -> str:
         f"a process of this user may open {found.most_files} files, and the agent of "
         f"{count(wishes.workers, 'worker')} needs more than {least}: "
         "raise the limit (`ulimit -n`), or use fewer workers"
+    )
+
+
+def _file_size(found: Surroundings, wishes: Wishes) -> str:
+    least = max(wishes.file_bytes, needed(Resource.SHARED_MEMORY, 1))
+    if found.most_bytes == resource.RLIM_INFINITY or found.most_bytes >= least:
+        return ""
+    what = "the checkpoints of this run have files" if wishes.file_bytes == least else "MPI has one"
+    return (
+        f"a process of this user may write files of {memory(found.most_bytes)}, and {what} of "
+        f"{memory(least)}: raise the limit (`ulimit -f unlimited`)"
     )
 
 
@@ -149,7 +167,7 @@ def _keras(found: Surroundings, wishes: Wishes) -> str:
 
 _RULES: Sequence[Callable[[Surroundings, Wishes], str]] = (
     *(_loopback, _packages, _threads),
-    *(_files, _keras),
+    *(_files, _file_size, _keras),
 )
 
 

@@ -2,10 +2,7 @@
 
 *Limits.*  Memory in use is what the kernel cannot take back by itself: pages of files are no part
 of it, because a limit drops them first.  Swap is not counted: a job that swaps is close enough to
-its end.  A container or batch system sets limits by control groups, which are files (cgroups(7)).
-Version 1 has one tree for each controller, version 2 one for all.  A limit of any ancestor binds,
-so all levels count.  ``/proc/self/cgroup`` names a group by its path below the mount.  Inside a
-container that may be the path of the host, and then the mount itself is the container's group.
+its end.  A container or batch system sets limits by control groups (`usage`).
 
 *Victims of the OOM killer.*  The kernel counts one before it sends the SIGKILL
 (``__oom_kill_process`` in mm/oom_kill.c).  So a death by SIGKILL that nobody of the job sent, and a
@@ -32,7 +29,7 @@ from pathlib import Path
 from holdfast.runtime.run.progress import memory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
-from holdfast.runtime.system.usage import Resource, Usage
+from holdfast.runtime.system.usage import Resource, Usage, find_levels, read_lines, read_number
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 HOST = "the host"
@@ -40,8 +37,6 @@ HOST = "the host"
 LOOK_EVERY_S = 2.0
 _FULL = 0.9
 _ROOMY_AGAIN = 0.8
-
-_MOUNT = "sys/fs/cgroup"
 
 _VERSIONS = (
     ("memory.current", "memory.max", ("inactive_file", "active_file", "slab_reclaimable")),
@@ -143,7 +138,7 @@ class HostLimits:
         """Return the number of processes and threads, of each limited group and of the host."""
         found = []
         for level in self._pids:
-            used, limit = _read_number(level / "pids.current"), _read_number(level / "pids.max")
+            used, limit = read_number(level / "pids.current"), read_number(level / "pids.max")
             if used is not None and limit:
                 found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
         return [*found, *self._processes_of_host()]
@@ -164,7 +159,7 @@ class HostLimits:
     def _processes_of_host(self) -> Iterator[Usage]:
         """Yield the number of threads of the host, of which each has a process id."""
         limits = [
-            _read_number(self._root / "proc/sys/kernel" / name)
+            read_number(self._root / "proc/sys/kernel" / name)
             for name in ("pid_max", "threads-max")
         ]
         known = [limit for limit in limits if limit]
@@ -179,7 +174,7 @@ class HostLimits:
 def _memory_of(level: Path) -> tuple[int, int] | None:
     """Return used and limit of a control group; None if it has no limit."""
     for used_name, limit_name, reclaimable in _VERSIONS:
-        used, limit = _read_number(level / used_name), _read_number(level / limit_name)
+        used, limit = read_number(level / used_name), read_number(level / limit_name)
         if used is None or not limit or limit >= _NO_LIMIT_BYTES:
             continue
         fields = _read_fields(level / "memory.stat")
@@ -191,60 +186,14 @@ def _name(level: Path) -> str:
     return f"the cgroup {level}"
 
 
-def find_levels(root: Path, controller: str) -> tuple[Path, ...]:
-    """Return the directories that bind this process under ``controller``, its own group first.
-
-    Args:
-        root: the root of the file system.
-        controller: ``memory`` or ``pids``.
-    """
-    paths = dict(_parse(_lines(root / "proc/self/cgroup")))
-    if controller in paths and (root / _MOUNT / controller).is_dir():
-        return _walk_up(root / _MOUNT / controller, paths[controller])
-    for mount in (root / _MOUNT, root / _MOUNT / "unified"):
-        if (mount / "cgroup.controllers").is_file():
-            return _walk_up(mount, paths.get("", "/"))
-    return ()
-
-
-def _read_number(path: Path) -> int | None:
-    """Return the number in a file; None if there is none, or it is ``max``."""
-    lines = _lines(path)
-    return int(lines[0]) if lines and lines[0].isdecimal() else None
-
-
 def _read_fields(path: Path) -> dict[str, int]:
     """Return the numbers of a file with a name and a number on each line."""
-    pairs = (line.split() for line in _lines(path))
+    pairs = (line.split() for line in read_lines(path))
     return {
         words[0].rstrip(":"): int(words[1])
         for words in pairs
         if len(words) > 1 and words[1].isdecimal()
     }
-
-
-def _parse(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield controller and path; the tree of version 2 has the controller ""."""
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        yield from ((controller, path) for controller in controllers.split(","))
-
-
-def _walk_up(mount: Path, path: str) -> tuple[Path, ...]:
-    """Return the group and its ancestors, up to the mount."""
-    own = mount / path.lstrip("/")
-    if ".." in own.parts:
-        return (mount,)
-    levels = [own, *own.parents]
-    return tuple(levels[: levels.index(mount) + 1])
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:  # not of this kernel or this mount, or its group is gone
-        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,13 +346,14 @@ def _answer(channel: LineChannel, question: object) -> None:
 
 
 def _move_in(greeting: Greeting) -> None:
-    """Take the environment and the working directory of the job."""
+    """Take the environment, the working directory and the umask of the job."""
     kept = (*_THIS_HOSTS, *_THIS_STEPS)
     ours = {name: value for name, value in os.environ.items() if name in kept}
     theirs = {name: value for name, value in greeting.environment.items() if name not in kept}
     os.environ.clear()
     os.environ.update(theirs | ours)
     os.chdir(greeting.directory)
+    os.umask(greeting.umask)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ class Asking:
 
 def check_hosts(
     options: JobOptions,
+    cwd: Path,
     hosts: tuple[HostSlots, ...],
     mpiexec: Path,
     lease: tuple[Path, str],
@@ -121,7 +122,7 @@ def check_hosts(
         UsageError: a host does not answer, or differs in what must be the same.
     """
     names = [host.name for host in hosts]
-    question = Question(Path.cwd(), options.script, *lease, mpiexec)
+    question = Question(cwd, options.script, *lease, mpiexec)
     asking = ask_hosts(options, names, question, tell)
     refuse([one.fault for one in asking.asked if one.fault])
     refuse([*differences(asking.asked, asking.question), *unlike_devices(hosts, asking.asked)])
@@ -187,7 +188,7 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
     if ended.returncode != 0:
         return Asked(name, fault=_failure(name, shell, ended))
     noise, _, answer = ended.stdout.rstrip("\n").rpartition("\n")
-    if noise:
+    if noise and not shell.is_srun:
         fault = (
             f"{name} prints {noise[:_SHOWN_LETTERS]!r} when a shell starts there, and holdfast "
             "would take it for a message: let .bashrc and the like print nothing without a terminal"

@@ -28,7 +28,7 @@ from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import become_shell
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
 from holdfast.runtime.run.progress import StepReport
-from holdfast.runtime.system.channel import LineChannel, Message
+from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import kill_group
 from holdfast.runtime.system.reactor import Reactor
@@ -43,6 +43,7 @@ _FIRST_ANSWER_WITHIN_S = 60.0
 """A shell that logs in, and a Python that imports over a busy network file system."""
 _UNANSWERED_SHARE, _SHORTEST_SILENCE_S = 0.3, 1.0
 """A link that was silent for so long before its end may be cut: 10 pings belong to a timeout."""
+_PROLOG = "prolog"
 _NOBODY = -1
 """What the shell itself says is shown to those who want to see everything."""
 
@@ -57,6 +58,22 @@ class HostStart:
     command: Sequence[str]
     greeting: Greeting
     examination: Examination | None = None
+
+
+class _BehindProlog(LineChannel):
+    """A connection whose first message comes behind what a site prints before each step."""
+
+    _has_begun = False
+
+    def _decode(self, line: bytearray) -> Message:
+        try:
+            message = super()._decode(line)
+        except ChannelError:
+            if self._has_begun:
+                raise
+            return {"kind": _PROLOG}
+        self._has_begun = True
+        return message
 
 
 class RemoteHost:
@@ -93,7 +110,7 @@ class RemoteHost:
         assert self._shell.stdout is not None
         assert self._shell.stderr is not None
         fds = (self._shell.stdout.fileno(), self._shell.stdin.fileno())
-        self._channel = LineChannel(*map(os.dup, fds))
+        self._channel = _BehindProlog(*map(os.dup, fds))
         self._held: list[Message] = []
         """What waits for the greeting."""
         said_fd = os.dup(self._shell.stderr.fileno())
@@ -185,6 +202,8 @@ class RemoteHost:
 
     def _read(self, message: Message) -> None:
         kind = message.get("kind")
+        if kind == _PROLOG:
+            return
         if kind == "pong":
             self._pings = self._pings.answered(int(message["number"]))
             if not self._is_ready:

@@ -5,11 +5,18 @@ with spaces, and a shell there splits them again.  srun and ``ip netns exec`` ha
 are.  A command of plain words means the same to both, and ours has nothing else, unless the path
 of the interpreter is unusual.  Then the words are quoted for a shell that joins them, as most
 scripts around ssh do.
+
+srun takes options of a step from some hundred variables, which a batch script has for its own steps
+and its job: ``SLURM_LABELIO`` puts a number before each line of ours, ``SRUN_CPUS_PER_TASK`` leaves
+a host one core.  Our step is what its command line says.  So srun gets no variable of Slurm but
+those that lead it to the cluster and the job.  Workers have the head's variables: they travel
+another way.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,9 +41,19 @@ _OF_SSH = (
 _HAND_OVER = frozenset({"srun", "ip", "nsenter", "sudo", "env", "docker", "podman", "kubectl"})
 """Programs that execute the words of a command as they are; no shell splits them again."""
 
+_OF_SLURM = re.compile(r"SLURM_|SRUN_")
+_LEADS_SRUN = re.compile(
+    r"SLURM_(CONF|CONF_SERVER|JWT|SACK_\w+|(WORKING_)?CLUSTERS?|NODE_ALIASES|JOB_?ID|HET_SIZE|"
+    r"ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)"
+)
+"""Which cluster, which job, and on whose account a step runs that is a job of its own."""
+
 _START = Path(__file__).with_name("start.py")
 
-_FOR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+_FOR_PYTHON = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR"),
+    "LD_LIBRARY_PATH",
+)
 """Variables without which Python may not start, or finds no module."""
 
 
@@ -54,7 +71,7 @@ class RemoteShell:
             UsageError: the text cannot be split into words, or has none.
         """
         try:
-            words = tuple(shlex.split(text))
+            words = tuple(map(os.path.expanduser, map(os.path.expandvars, shlex.split(text))))
         except ValueError as error:
             raise UsageError(f"--rsh {text!r} is no command: {error}") from error
         if not words:
@@ -66,11 +83,19 @@ class RemoteShell:
         """The name of its program, without a path."""
         return Path(self.words[0]).name
 
+    @property
+    def is_srun(self) -> bool:
+        """Whether it starts a step of Slurm, which a TaskProlog of the site may print before."""
+        return self.program == "srun"
+
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """Return the command line that runs ``argv`` on ``host``."""
         options = _OF_SSH if self.program == "ssh" else ()
         is_joined = self.program not in _HAND_OVER
-        return [*self.words, *options, host, *(map(shlex.quote, argv) if is_joined else argv)]
+        words = [*self.words, *options, host, *(map(shlex.quote, argv) if is_joined else argv)]
+        dropped = sorted(filter(_OF_SLURM.match, os.environ)) if self.is_srun else []
+        unset = [f"-u{name}" for name in dropped if not _LEADS_SRUN.fullmatch(name)]
+        return ["env", *unset, *words] if unset else words
 
 
 def python_there(module: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ class Greeting:
     preload: tuple[str, ...]
     entry: str
     verbose: bool = False
+    umask: int = 0o022
 
 
 def line_of(message: Down | Up) -> Message:

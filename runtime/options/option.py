@@ -9,6 +9,7 @@ each reader takes both.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)")
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _PREFIXES = ("", "k", "m", "g", "t", "p")
 _UNITS = {
     "": 1,
@@ -167,10 +169,15 @@ def read_switch(value: Any) -> bool:
 
 
 def read_path(value: Any) -> Path:
-    """Return a path, as it is written."""
+    """Return a path; ``~`` and variables are replaced, which no shell does in a file or a flag."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{value!r} is not a path")
-    return Path(value)
+    path = os.path.expanduser(os.path.expandvars(value))
+    unknown = "~" if str(path).startswith("~") else _VARIABLE.search(str(path))
+    if unknown:
+        what = "a home" if unknown == "~" else "a variable"
+        raise ValueError(f"{str(value)!r} names {what} that is not there")
+    return Path(path)
 
 
 def read_words(separator: str) -> Reader:

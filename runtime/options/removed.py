@@ -7,8 +7,9 @@ from collections.abc import Mapping
 REMOVED: Mapping[str, str] = {
     "chaos": '`holdfast run -n 4 --fresh --inject "random seed=7 count=5" train.py` does this',
     "import": "a new run begins with other weights by `holdfast run --initial WEIGHTS train.py`",
-    "init": "README has a script to begin with; copy it",
-    "sweep": "examples/search.py searches with Optuna, each trial a run of holdfast.launch",
+    "init": "a script of plain Keras is run as it is: `holdfast run -n 4 train.py`",
+    "sweep": '`holdfast.launch("train.py", "--lr", lr, n=2, run_dir=f"lr-{lr}")` in Python is one '
+    "trial, for a loop or for Optuna; history of its result has the metrics",
     "--compare": "`holdfast report RUN_DIR` shows one run; print both and compare them",
     "--drain-every": "saves go to the run directory beside the training; --save-every says when",
     "--format": "the name of the file says it: end it in .npz, .weights.h5 or .keras",
@@ -19,12 +20,21 @@ REMOVED: Mapping[str, str] = {
     "--metrics-port": "--metrics-file FILE is read by the textfile collector of Prometheus",
     "--repair-from": "`holdfast repair RUN_DIR --from DIR` puts whole files back between two jobs",
     "--scrub-every": "`holdfast verify RUN_DIR` reads all checkpoints; start it from cron",
+    "holdfast.ImageFolderData": "keras.utils.image_dataset_from_directory reads such a folder",
+    "holdfast.TFRecordData": "tf.data.TFRecordDataset reads such files, and goes on at its place",
+    **dict.fromkeys(
+        ("holdfast.trial", "holdfast.Trial"),
+        "each trial is a script of its own, which holdfast.launch runs with other arguments",
+    ),
 }
-"""Commands and flags; a flag is also a variable and a key of ``holdfast.toml``."""
+"""Commands, flags and names of Python; a flag is also a variable and a key of ``holdfast.toml``."""
+
+OF_SCRIPTS_TOO = frozenset({"--compare", "--format"})
+"""Flags that a script may well have, whose own options are not in its text."""
 
 
 def removal_of(name: str) -> str | None:
-    """Return the sentence on a command or flag that was removed, None if it was none."""
+    """Return the sentence on a command, flag or name that was removed, None if it was none."""
     way = REMOVED.get(name)
     return None if way is None else f"{name} was removed: {way}"
 

@@ -11,12 +11,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 
 from holdfast.runtime.batch.schedulers import CHAIN, find_array_task
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.sources import default_run_dir
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
 from holdfast.runtime.run.journal import has_step
@@ -90,22 +92,30 @@ def refuse_other_program(options: JobOptions, *, is_owned: bool = False) -> None
     record = None if options.fresh else directory.load_record()
     if record is None:
         return
-    other = _other_task(record) or _other_script(record, options)
+    other = _other_task(record, options) or _other_script(record, options)
     if other and (is_owned or _has_begun(directory, options)):
         raise UsageError(f"{options.run_dir} holds {other}")
 
 
-def _other_task(record: RunRecord) -> str:
+def _other_task(record: RunRecord, options: JobOptions) -> str:
     """Return in words that this is another task of a job array; "" if it is not."""
     task = find_array_task(os.environ)
     if record.script is None or task is None or task.index == record.array_task:
         return ""  # an older holdfast has noted neither
     begun = "" if record.array_task is None else f" of task {record.array_task}"
-    return (
+    found = (
         f"the run{begun or ' of a job outside of arrays'}, and this is task {task.index} of "
-        f"{task.array}: give each task a run directory of its own, as by "
-        f"`--run-dir run-${task.variable}`; if the tasks are one training in turns, give them one "
-        f"name by {CHAIN}"
+        f"{task.array}: "
+    )
+    own = f"as by `--run-dir run-${task.variable}`"
+    if _is_named(options):
+        return (
+            f"{found}if this task goes on with that run, `export {CHAIN}=NAME` with any name; if "
+            f"it is another one, give it a run directory of its own, {own}"
+        )
+    return (
+        f"{found}give each task a run directory of its own, {own}; if the tasks are one training "
+        f"in turns, give them one name by {CHAIN}"
     )
 
 
@@ -113,7 +123,8 @@ def _other_script(record: RunRecord, options: JobOptions) -> str:
     """Return in words that the run is another script's; "" if it is not.
 
     A script that was moved with its run directory has kept its place from there; one that was moved
-    alone has kept its text.  One file has several paths by links, and by mounts of its file system.
+    alone has kept its text.  So has one in the folder of another release, when a user names the run
+    directory.  One file has several paths by links, and by mounts of its file system.
     """
     script, from_here = _places_of(options)
     if record.script in (None, script) or record.script_from_here == from_here:
@@ -121,15 +132,36 @@ def _other_script(record: RunRecord, options: JobOptions) -> str:
     with contextlib.suppress(OSError):
         if os.path.samefile(record.script, script):
             return ""
-    is_gone = not os.path.exists(record.script)
-    is_moved = is_gone and record.script_sha256 == script_sha256(options.script)
-    if is_moved or not os.path.exists(script):
+    may_be_same = not os.path.exists(record.script) or _is_named(options)
+    is_same = may_be_same and record.script_sha256 == script_sha256(options.script)
+    if is_same or not os.path.exists(script):
         return ""  # what is not there is refused by itself
-    same = ", or, if the script was moved, leave a link to it at the old path" if is_gone else ""
+    there = shlex.quote(os.path.dirname(record.script))
+    link = f"mkdir -p {there} && {shlex.join(['ln', '-sb', script, record.script])}"
+    same = f"; if it goes on with that run, `{link}` says so" if may_be_same else ""
     return (
         f"the run of {record.script}: give {script} a run directory of its own by --run-dir, or "
         f"set that run aside by --fresh{same}"
     )
+
+
+def elsewhere(record: RunRecord, options: JobOptions) -> str:
+    """Return the script that has begun the run if that is still there, and another file than ours.
+
+    A run that was not refused goes on with the same text then.
+    """
+    script, from_here = _places_of(options)
+    if record.script is None or record.script_from_here == from_here:
+        return ""
+    with contextlib.suppress(OSError):
+        return "" if os.path.samefile(record.script, script) else record.script
+    return ""
+
+
+def _is_named(options: JobOptions) -> bool:
+    """Return whether the user has named the run directory: it is not that of any such script."""
+    default = default_run_dir(options.script, Path.cwd())
+    return os.path.realpath(options.run_dir) != os.path.realpath(default)
 
 
 def _places_of(options: JobOptions) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ _PREFIX = "HOLDFAST_"
 
 _PYTHON = re.compile(r"python[0-9.]*")
 """The first word of a command after `mpirun -n 4`, by habit."""
+
+_SERVICE_HOST = "_SERVICE_HOST"
+_OF_SERVICE = re.compile(r"_PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?|_SERVICE_(HOST|PORT(_\w+)?)")
+"""The ends of the variables that Kubernetes sets for a service, after the service's name."""
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 
 NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
@@ -133,6 +138,15 @@ def check_script(script: Path) -> None:
         )
 
 
+def seen_from(options: JobOptions, directory: Path) -> JobOptions:
+    """Return options whose paths in the working directory begin with this other name of it."""
+    here = Path.cwd()
+    found = {name: getattr(options, name) for name in _RELATIVE}
+    below = {name: path for name, path in found.items() if path and path.is_relative_to(here)}
+    moved = {name: directory / path.relative_to(here) for name, path in below.items()}
+    return replace(options, **moved)
+
+
 def default_run_dir(script: Path, directory: Path) -> Path:
     """Return the run directory of a script for which none is named."""
     return directory / f"holdfast-{script.stem}"
@@ -184,10 +198,19 @@ def _as_typed(keys: Iterable[str]) -> str:
 
 
 def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each variable of a removed option, or of nearly an option's name."""
+    """Yield a sentence for each variable of a removed option, or of nearly an option's name.
+
+    So it does for each service of Kubernetes whose name begins as those of our variables.
+    """
     known = {option.variable for option in OPTIONS.values() if option.flags}
     names = {variable.removeprefix(_PREFIX) for variable in known}
-    for variable in sorted(environ):
+    of_services = _of_services(environ)
+    for service in sorted(set(of_services.values())):
+        yield (
+            f"warning: the variables of the Kubernetes service {service} are ignored; "
+            "enableServiceLinks: false in the pod keeps them out"
+        )
+    for variable in sorted(set(environ).difference(of_services)):
         name = variable.removeprefix(_PREFIX)
         if name == variable or name in names:
             continue
@@ -200,6 +223,26 @@ def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
                     f"warning: {variable} is no option of holdfast and is ignored; "
                     f"did you mean {_PREFIX}{near}?"
                 )
+
+
+def _of_services(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that Kubernetes has set for services, and the service of each.
+
+    It tells the host of each service, and gives its first port an address for a value.
+    """
+    prefixes = {
+        variable[: variable.rindex("_SERVICE" if is_host else "_PORT")]
+        for variable, value in environ.items()
+        if (is_host := variable.endswith(_SERVICE_HOST))
+        or (variable.endswith("_PORT") and _ADDRESS.fullmatch(value))
+    }
+    return {
+        variable: prefix.lower().replace("_", "-")
+        for prefix in prefixes
+        if f"{prefix}_".startswith(_PREFIX)
+        for variable in environ
+        if variable.startswith(prefix) and _OF_SERVICE.fullmatch(variable[len(prefix) :])
+    }
 
 
 def keys_of(command: str) -> list[str]:

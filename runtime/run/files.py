@@ -8,7 +8,9 @@ before it is used.
 A file must be a regular one.  It must belong to this process's user, to root, or to the
 owner of the directory.  The last is as safe as the directory itself, whose owner may
 exchange all files in it.  Three cases need it: root in a user's run, a user in a
-colleague's run, and a file system that gives all files one owner.
+colleague's run, and a file system that gives all files one owner.  In the directory of a
+group, which its members may write, it may belong to any of them.  They have files of that
+group, and others who could place one there must not be allowed to write.
 
 A file that is *written* must have one name only: a hard link would change the file that
 it was made of.  Reading allows more names, since backups are made of hard links
@@ -50,7 +52,7 @@ from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _ROOT = 0
-_MODE = 0o644
+_MODE = 0o666  # the umask counts
 # Without O_NONBLOCK, opening a pipe would wait for a process at its other end.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVE = "find out who made it and remove it, or choose another run directory"
@@ -156,7 +158,7 @@ def _open(path: Path, flags: int, *, is_written: bool) -> int:
         descriptor = _open_name(folder, path, flags)
         try:
             found = os.fstat(descriptor)
-            _refuse_foreign(path, found, os.fstat(folder).st_uid)
+            _refuse_foreign(path, found, os.fstat(folder))
             if is_written:
                 _refuse_shared(path, found)
         except BaseException:
@@ -176,12 +178,14 @@ def _open_name(folder: int, path: Path, flags: int) -> int:
         raise
 
 
-def _refuse_foreign(path: Path, found: os.stat_result, directory_owner: int) -> None:
+def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise ForeignFile(path, f"is {kind}, not a regular file")
-    owners = {os.geteuid(), _ROOT, directory_owner}
-    if found.st_uid not in owners:
+    owners = {os.geteuid(), _ROOT, folder.st_uid}
+    writers = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_of_group = writers == stat.S_IWGRP and found.st_gid == folder.st_gid
+    if found.st_uid not in owners and not is_of_group:
         known = " or ".join(map(str, sorted(owners)))
         raise ForeignFile(path, f"belongs to user {found.st_uid}, not to {known}")
 
@@ -240,7 +244,7 @@ def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
         opened.callback(close, descriptor)
         found = os.fstat(descriptor)
-        _refuse_foreign(draft, found, draft.parent.stat().st_uid)
+        _refuse_foreign(draft, found, draft.parent.stat())
         _refuse_shared(draft, found)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(found, draft.lstat()):  # else it was placed just now

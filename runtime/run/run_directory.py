@@ -31,10 +31,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -206,7 +208,7 @@ class RunDirectory:
         try:
             return any(step_of(name) is not None for name in os.listdir(self.checkpoints_path))
         except OSError as error:
-            if error.errno in TRANSIENT:
+            if error.errno in TRANSIENT or isinstance(error, PermissionError):
                 raise self._unusable(error) from error
             return False
 
@@ -217,6 +219,15 @@ class RunDirectory:
             steps = map(step_of, os.listdir(self.checkpoints_path))
             return max((step for step in steps if step is not None), default=None)
         return None
+
+    @property
+    def largest_file(self) -> int:
+        """The bytes of the largest file of the newest checkpoint, 0 if that cannot be told."""
+        with contextlib.suppress(OSError):
+            named = ((step_of(name) or 0, name) for name in os.listdir(self.checkpoints_path))
+            newest = self.checkpoints_path / max(named, default=(0, ""))[1]
+            return max((entry.stat().st_size for entry in os.scandir(newest)), default=0)
+        return 0
 
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.
@@ -231,6 +242,8 @@ class RunDirectory:
             with tempfile.TemporaryFile(dir=self.path) as file:
                 file.write(bytes(4096))
                 file.flush()
+            if self._closed is not None:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._closed)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -389,12 +402,26 @@ class RunDirectory:
         if isinstance(error, (FileExistsError, NotADirectoryError)):
             return UsageError(f"{self.path} is no directory; choose another --run-dir")
         reason = error.strerror or str(error)
-        return refusal(
-            self.path,
-            error,
-            f"run directory {self.path} cannot be used: {reason}; "
-            "make it writable or choose another --run-dir",
-        )
+        text = f"run directory {self.path} cannot be used: {reason}; make it writable"
+        closed = self._closed if isinstance(error, PermissionError) else None
+        if closed is not None:
+            text = (
+                f"{closed} belongs to user {closed.stat().st_uid}, and others may not write it: "
+                f"let its owner open the run, as to a group by `chmod -R g+rwX {self.path}`,"
+            )
+        return refusal(self.path, error, f"{text} or choose another --run-dir")
+
+    @property
+    def _closed(self) -> Path | None:
+        """The first part of the run that another user has made, and that is closed to this one."""
+        parts = (self.lease_path, self.journal_path, self.checkpoints_path, self.logs_path)
+        for place in (self.path, *parts):
+            with contextlib.suppress(OSError):
+                found = place.stat()
+                needed = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)
+                if found.st_uid != os.geteuid() and not os.access(place, needed):
+                    return place
+        return None
 
 
 def make_durably(path: Path) -> None:

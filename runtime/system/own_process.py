@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import pwd
@@ -23,7 +24,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from holdfast.runtime.system.usage import granted_cores
 from holdfast.runtime.system.witnessed_time import Bound
 
 # linux/prctl.h
@@ -42,22 +45,12 @@ _RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main_
 def usable_cores() -> int:
     """Return the number of cores that this process may run on; at least 1.
 
-    It is the size of the affinity mask, limited to the whole cores that the process's
-    cgroup grants (cpu.max of cgroup v2).  Containers set that limit, and the mask does not
-    show it.
+    It is the size of the affinity mask, limited to the whole cores that the process's control
+    groups grant.  Containers and batch systems set that limit, and the mask does not show it.
     """
     cores = len(os.sched_getaffinity(0))
-    granted = _granted_cores()
+    granted = granted_cores()
     return max(1, min(cores, int(granted))) if granted else cores
-
-
-def _granted_cores() -> float | None:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as limits:
-            quota, period = limits.read().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def adopt_orphans() -> None:
@@ -106,9 +99,14 @@ def name_process(name: str) -> None:
 
 
 def allow_many_files() -> int:
-    """Raise this process's limit of open files to what its user may have; return the old one."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise this process's limit of open files to what its user may have; return the old one.
+
+    So it does with the limit of their size.
+    """
+    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        most = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most, most))
     return before
 
 
@@ -117,6 +115,21 @@ def allow_files(count: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = count if most == resource.RLIM_INFINITY else min(count, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def logical_directory() -> Path:
+    """Return the working directory by its name in ``PWD``, where links stay, if it is that one."""
+    name = os.environ.get("PWD", "")
+    with contextlib.suppress(OSError):
+        if os.path.isabs(name) and os.path.samefile(name, "."):
+            return Path(name)
+    return Path.cwd()
+
+
+def own_umask() -> int:
+    """Return the umask of this process; the system call would change it for all threads."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
 
 
 def home_for_mpi(environment: Mapping[str, str], otherwise: str) -> dict[str, str]:
@@ -163,7 +176,16 @@ def sealed_memory(name: str, size: int) -> int:
     Memory that could shrink would end its readers with SIGBUS.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        os.close(fd)
+        if error.errno != errno.EFBIG:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        raise OSError(
+            errno.EFBIG, f"{size} bytes are above the limit of {most} (ulimit -f)"
+        ) from None
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
     return fd
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cluster import NETWORK, Cluster
+from hpc_page import write_train
 from secure_shell import start_ssh
 from secure_shell import why_not as why_no_ssh
+from workload import EVEN
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -36,7 +40,8 @@ directory = RunDirectory(options.run_dir)
 directory.prepare()
 proof = directory.lease_path, directory.acquire_lease().token
 try:
-    found = check_hosts(options, settle_hosts(options), find_mpiexec(), proof, lambda _: None)
+    hosts, mpiexec = settle_hosts(options), find_mpiexec()
+    found = check_hosts(options, Path.cwd(), hosts, mpiexec, proof, lambda _: None)
     print(json.dumps([str(found.network.network), *found.network.addresses]))
 except UsageError as error:
     print(json.dumps(str(error)))
@@ -103,6 +108,32 @@ def test_run_directory_of_one_host_alone_is_refused_and_has_no_record(
         "file system that all hosts share, by --run-dir\n"
     )
     cluster.run("a", ["test", "!", "-e", "/tmp/run/RUN.json"])
+
+
+@pytest.mark.mpi
+def test_folder_over_a_link_of_the_head_is_found_by_its_other_name_and_umask_and_modules_travel(
+    cluster: Cluster,
+) -> None:
+    """As where homes are links on the server of the homes, and the place itself is elsewhere."""
+    write_train(cluster.shared)
+    cluster.run("a", ["mkdir", "/tmp/disk"])
+    cluster.run("a", ["mount", "--bind", str(cluster.shared), "/tmp/disk"])
+    cluster.run("a", ["ln", "-s", "/tmp/disk", "/tmp/home"])
+    cluster.run("b", ["ln", "-s", str(cluster.shared), "/tmp/home"])
+    hosts = ["--hosts", "a:0,b:1", "--rsh", cluster.rsh, "--microbatches", str(EVEN.microbatches)]
+    line = ["sh", "-c", 'umask 027; exec "$@"', "-", *HOLDFAST, "run", *hosts, "train.py"]
+
+    ended = cluster.run(
+        "a", line, cwd="/tmp/home", env={**os.environ, "PWD": "/tmp/home"}, check=False
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert " in /tmp/home/holdfast-train" in ended.stderr
+    run_dir = cluster.shared / "holdfast-train"
+    steps = [path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith("step")]
+    assert steps
+    modes = {stat.S_IMODE(path.stat().st_mode) for step in steps for path in step.iterdir()}
+    assert modes == {0o640}
 
 
 @pytest.mark.mpi

@@ -6,6 +6,7 @@ All tests of the file share one Slurm.  After each of them nothing of its jobs m
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -158,6 +159,49 @@ def test_run_goes_on_in_place_on_the_nodes_that_are_left(
     assert [loss["host"] for loss in run.events("host_lost")] == ["c"]
     assert "relaunching" not in run.log
     _assert_complete(run, undisturbed)
+
+
+@pytest.mark.mpi
+def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
+    slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
+) -> None:
+    """The agent of the other node has a clean connection, and all cores of the job there."""
+    quick = BatchRun(slurm, folder, pause_ms=0)
+    line = shlex.join([str(HOLDFAST), *quick.command])
+    variables = {
+        **dict.fromkeys(("SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_KILL_BAD_EXIT"), "1"),
+        **{"SLURM_STDINMODE": "none", "SLURM_STDOUTMODE": "none", "SLURM_NTASKS_PER_NODE": "3"},
+        **{"SLURM_EXACT": "1", "SLURM_EXPORT_ENV": "NONE", "SLURM_DEBUG": "3", "SLURM_WAIT": "1"},
+        **{"SLURM_DISTRIBUTION": "cyclic", "SLURM_CPU_BIND": "verbose,cores"},
+        **{"SLURM_TASK_PROLOG": "/bin/false", "SLURM_TIMELIMIT": "1", "SLURM_EXCLUSIVE": "1"},
+    }
+    exports = "".join(f"export {name}={value}\n" for name, value in variables.items())
+    print_steps = f"{_STEP} -w b echo hello\n"
+
+    job = quick.submit(f"#!/bin/sh\n{print_steps}{exports}exec {line}\n", *("-N2", "-n2", "-c2"))
+    facts = quick.wait_for_end(job)
+
+    assert facts["JobState"] == "COMPLETED", quick.log
+    assert "the site greets you\nhello\n" in quick.log
+    assert "2 hosts on the network 10.77.0.0/24: a:1, b:1" in quick.log
+    assert "seed 0, 2 threads each" in quick.log
+    assert " site greets " not in quick.log.partition("hello")[2]
+    _assert_complete(quick, undisturbed)
+
+
+@pytest.mark.mpi
+def test_heterogeneous_job_tells_of_the_component_that_stays_idle(
+    slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
+) -> None:
+    quick = BatchRun(slurm, folder, pause_ms=0)
+    line = shlex.join([str(HOLDFAST), *quick.command])
+
+    job = quick.submit(f"#!/bin/sh\nexec {line}\n", *("-N2", "-n2", ":", "-N1", "-n1"))
+    facts = quick.wait_for_end(job)
+
+    assert facts["JobState"] == "COMPLETED", quick.log
+    assert "c of the same job stay idle: its first component has none of them" in quick.log
+    _assert_complete(quick, undisturbed)
 
 
 @_LONG

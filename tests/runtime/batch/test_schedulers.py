@@ -155,6 +155,7 @@ CASES = {
             hosts=(HostSlots("gpu08", 1),),
             workers=Workers(1, "SLURM_NTASKS"),
             is_batch=False,
+            apart="gpu07, gpu09, gpu12 of the same job stay idle: this step has none of them",
         ),
     ),
     "Slurm, the shell of salloc on the first node": (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,23 @@ def test_full_stdout_is_one_sentence_on_stderr(
         "holdfast: error: stdout takes nothing: No space left on device; "
         "send the output to another place\n"
     )
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_take_what_is_said(tmp_path: Path, closed: str) -> None:
+    """Lines, tables and errors all ask Python's streams, which has none of its own then."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "RUN.json").touch()
+    program = "from holdfast.runtime.cli.main import main; main()"
+    command = shlex.join([sys.executable, "-c", program])
+    lines = [f"{command} {argv} {closed}; echo $? >> codes" for argv in ("list", "stop run")]
+
+    ended = subprocess.run(
+        ["sh", "-c", "; ".join(lines)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "codes").read_text().split() == ["0", str(ExitCode.STOPPED_EARLY)]
 
 
 def test_reader_that_has_gone_hears_nothing(

@@ -18,7 +18,13 @@ from holdfast.checkpoint.names import step_name
 from holdfast.recovery.event import ExitCode
 from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.sbatch import SlurmRefused
-from holdfast.runtime.batch.schedulers import Allocation, Deadline, Due, Scheduler
+from holdfast.runtime.batch.schedulers import (
+    Allocation,
+    Deadline,
+    Due,
+    Scheduler,
+    find_allocation,
+)
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
@@ -226,16 +232,48 @@ def test_limit_that_slurm_does_not_tell_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("used", "end"),
-    [("", ", 2 of its 3 hosts stay idle: name them by --hosts"), ("a,b,c", "(SLURM_JOB_END_TIME)")],
+    ("used", "workers", "end"),
+    [
+        ("", 3, ", 2 of its 3 hosts stay idle: give more workers by -n, or name them by --hosts"),
+        ("a,b,c", 3, "(SLURM_JOB_END_TIME)"),
+        (
+            "a:4,b:4,c:4",
+            5,
+            ", 1 of its 3 hosts stay idle: give more workers by -n, or name them by --hosts",
+        ),
+    ],
 )
-def test_hosts_that_a_job_does_not_use_are_told(tmp_path: Path, used: str, end: str) -> None:
+def test_hosts_that_a_job_does_not_use_are_told(
+    tmp_path: Path, used: str, workers: int, end: str
+) -> None:
     wide = replace(ON_SLURM, hosts=read_hosts("a,b,c"), ends_at=time.time() + 3600.0)
+    options = _options(tmp_path, hosts=read_hosts(used), workers=workers)
 
-    said = BatchJob.of(_options(tmp_path, hosts=read_hosts(used)), wide, {}).introduction
+    said = BatchJob.of(options, wide, {}).introduction
 
     assert said.startswith("Slurm job 7, ")
     assert said.endswith(end)
+
+
+def test_hosts_of_the_whole_job_that_are_not_this_commands_are_told(tmp_path: Path) -> None:
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}
+    het = {"SLURM_HET_SIZE": "2"}
+    het |= {f"SLURM_JOB_NODELIST_HET_GROUP_{part}": f"n[{part}1-{part}2]" for part in (0, 1)}
+    het |= {"SLURM_JOB_NODELIST": "n[01-02]"}
+
+    def said(environ: dict[str, str]) -> str:
+        allocation = find_allocation(environ)
+        assert allocation is not None
+        names = ",".join(host.name for host in allocation.hosts)
+        options = _options(tmp_path, hosts=read_hosts(names), workers=len(allocation.hosts))
+        return BatchJob.of(options, allocation, environ).introduction
+
+    assert "idle" not in said(batch)
+    assert said(batch | step).endswith("n2 of the same job stay idle: this step has none of them")
+    assert said(batch | het).endswith(
+        "n11, n12 of the same job stay idle: its first component has none of them"
+    )
 
 
 def test_job_outside_of_a_batch_system_introduces_its_own_limit_alone(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def setup_of(**fields: Any) -> JobSetup:
     """Return as much of a setup as is told when a job begins."""
     options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
     terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None, "argv": None}
+    terms |= {"script": None, "script_from_here": None}
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
@@ -205,6 +206,21 @@ def test_run_that_goes_on_with_another_script_says_so(tmp_path: Path) -> None:
     fields["saved_step"] = None
     lines = told(**fields, record={"script_sha256": begun_with})
     assert len(lines) == 1
+
+
+def test_run_that_goes_on_with_the_script_of_another_release_says_so(tmp_path: Path) -> None:
+    scripts = [tmp_path / day / "train.py" for day in ("old", "new")]
+    for script in scripts:
+        script.parent.mkdir()
+        script.touch()
+    begun = {"script": str(scripts[0]), "script_from_here": "../old/train.py"}
+
+    lines = told(is_resumed=True, saved_step=390, options={"script": scripts[1]}, record=begun)
+
+    assert lines[1:] == [
+        f"the run was begun with {scripts[0]}, and goes on with {scripts[1]}, which has the same "
+        "text; --fresh begins a new run"
+    ]
 
 
 def test_run_that_goes_on_with_other_arguments_says_so() -> None:

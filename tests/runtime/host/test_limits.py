@@ -19,12 +19,11 @@ from holdfast.runtime.host.limits import (
     HostWatch,
     OomKills,
     OomWitness,
-    find_levels,
     find_too_small,
     needed,
 )
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.usage import Resource, Usage
+from holdfast.runtime.system.usage import Resource, Usage, find_levels, granted_cores
 
 DIRECTORY = Path("/dev/shm/holdfast-1-x")
 DEATH = {"kind": "worker_exited", "worker": 1, "cause": "signal SIGKILL", "peak_bytes": 300 * MIB}
@@ -106,6 +105,64 @@ def test_version_2_may_be_mounted_beside_version_1(host: FakeHost) -> None:
 
     unified = host.root / "sys/fs/cgroup/unified"
     assert levels == (unified / "job", unified)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"proc/self/cgroup": "0::/", "cpu.max": "200000 100000"}, 2.0),
+        ({"proc/self/cgroup": "0::/job/step", "job/cpu.max": "150000 100000"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/job/step",
+                "cpu.max": "max 100000",
+                "job/cpu.max": "400000 100000",
+                "job/step/cpu.max": "800000 100000",
+            },
+            4.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpuset:/\n3:cpu,cpuacct:/job\n0::/",
+                "cpuset/cpus": "0",
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/docker/4f0c2d",
+                "cpu/cpu.cfs_quota_us": "50000",
+                "cpu/cpu.cfs_period_us": "100000",
+            },
+            0.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/",
+                "cpu/cpu.cfs_quota_us": "-1",
+                "cpu/cpu.cfs_period_us": "100000",
+            },
+            None,
+        ),
+        ({"proc/self/cgroup": "0::/", "cpu.max": "max 100000"}, None),
+        ({"proc/self/cgroup": "0::/", "cpu.max": "many"}, None),
+    ],
+    ids=[
+        *("mount", "below the mount", "smallest level", "version 1", "container of version 1"),
+        *("no quota of version 1", "no quota", "no sense"),
+    ],
+)
+def test_cores_are_those_of_the_smallest_quota(
+    tmp_path: Path, files: dict[str, str], cores: float | None
+) -> None:
+    host = FakeHost(tmp_path)
+    host.version_2("/")
+    for name, text in files.items():
+        host.write(name if name.startswith("proc") else f"sys/fs/cgroup/{name}", text)
+
+    assert granted_cores(host.root) == cores
 
 
 def test_files_that_make_no_sense_are_no_limits(host: FakeHost) -> None:

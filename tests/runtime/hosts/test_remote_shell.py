@@ -69,6 +69,36 @@ def test_variables_that_python_needs_stand_in_the_command_and_no_others() -> Non
     assert python_there("m", {})[0] == sys.executable
 
 
+@pytest.mark.parametrize("name", ["PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPATH"])
+def test_modules_are_found_there_as_here(name: str) -> None:
+    assert f"{name}=/x" in python_there("m", {name: "/x"})
+
+
+def test_step_of_srun_is_what_its_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    changing = ("SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_NTASKS_PER_NODE")
+    leading = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_ACCOUNT")
+    for name in (*changing, *leading):
+        monkeypatch.setenv(name, "1")
+
+    command = RemoteShell.of("/usr/bin/srun -N1 -w").command("b", ["true"])
+
+    unset = {word.removeprefix("-u") for word in command if word.startswith("-u")}
+    assert unset >= set(changing)
+    assert not unset & set(leading)
+    assert command[0] == "env"
+    assert command[-5:] == ["/usr/bin/srun", "-N1", "-w", "b", "true"]
+    assert RemoteShell.of("ssh").command("b", ["true"])[0] == "ssh"
+
+
+def test_paths_of_the_shell_are_those_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("KEYS", "/keys")
+
+    shell = RemoteShell.of("~/bin/into-image -i $KEYS/x '%h ~'")
+
+    assert shell.words == ("/home/me/bin/into-image", "-i", "/keys/x", "%h ~")
+
+
 def test_command_of_holdfast_has_plain_words_only() -> None:
     words = python_there("holdfast.runtime.hosts.agent", {"PYTHONPATH": "/a:/b"})
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import (
     complete_run,
+    elsewhere,
     open_or_create_record,
     refuse_other_program,
     script_terms,
@@ -199,6 +201,7 @@ def test_run_of_another_script_of_the_same_name_is_refused(
 
     _train(first)
 
+    outside.chdir(tmp_path)
     for refuse in (refuse_other_program, _began):
         with pytest.raises(UsageError) as refused:
             refuse(second)
@@ -237,11 +240,49 @@ def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
     alone = moved.script.rename(tmp_path / "job7" / "train.py")
     refuse_other_program(dataclasses.replace(moved, script=alone))
     alone.write_text("train('anything')")
-    with pytest.raises(UsageError, match="by --fresh, or, if the script was moved, leave a link"):
-        refuse_other_program(dataclasses.replace(moved, script=alone))
-    options.script.parent.mkdir(parents=True)
-    options.script.symlink_to(alone)
-    refuse_other_program(dataclasses.replace(moved, script=alone))
+    _goes_on_as_the_refusal_says(dataclasses.replace(moved, script=alone))
+
+
+def _goes_on_as_the_refusal_says(options: JobOptions) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_other_program(options)
+    command = str(refused.value).split("`")[1]
+    assert command.startswith("mkdir -p ")
+    subprocess.run(command, shell=True, check=True)
+    refuse_other_program(options)
+
+
+def test_script_of_another_release_goes_on_in_a_run_directory_that_is_named(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    outside.chdir(tmp_path)
+    first, second = (experiment(tmp_path / day, run_dir="../run") for day in ("old", "new one"))
+    second.script.write_text(first.script.read_text())
+    _began(first)
+    _train(first)
+
+    refuse_other_program(second)
+    record = _began(second)
+    assert elsewhere(record, second) == str(first.script)
+    assert elsewhere(record, first) == ""
+
+    second.script.write_text("train('with another text')")
+    text = first.script.read_text()
+    _goes_on_as_the_refusal_says(second)
+    assert Path(f"{first.script}~").read_text() == text
+
+
+def test_default_run_directory_is_not_shared_by_scripts_of_one_text(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    outside.chdir(tmp_path)
+    first, second = experiment(tmp_path / "exp1"), experiment(tmp_path / "exp2")
+    second.script.write_text(first.script.read_text())
+    _began(first)
+    _train(first)
+
+    with pytest.raises(UsageError, match=r"set that run aside by --fresh$"):
+        refuse_other_program(second)
 
 
 def test_run_of_an_older_holdfast_goes_on_in_a_task_of_an_array(
@@ -301,6 +342,7 @@ def test_run_belongs_to_one_task_of_a_job_array(
     asked_by: dict[str, str],
     refusal: str | None,
 ) -> None:
+    outside.chdir(tmp_path)
     options = experiment(tmp_path / "exp1")
     for name, value in begun_by.items():
         outside.setenv(name, value)
@@ -319,6 +361,25 @@ def test_run_belongs_to_one_task_of_a_job_array(
             refuse_other_program(options)
         assert f"{options.run_dir} holds the run of " in str(refused.value)
         assert refusal in str(refused.value)
+
+
+def test_task_with_a_directory_of_its_own_goes_on_under_another_index_as_the_refusal_says(
+    tmp_path: Path, outside: pytest.MonkeyPatch
+) -> None:
+    outside.chdir(tmp_path)
+    options = experiment(tmp_path / "exp1", run_dir="../run-3")
+    for name, value in TASK.items():
+        outside.setenv(name, value)
+    _began(options)
+    _train(options)
+    outside.setenv("SLURM_ARRAY_TASK_ID", "0")
+
+    with pytest.raises(
+        UsageError, match="55: if this task goes on with that run, `export HOLDFAST_CHAIN=NAME`"
+    ):
+        refuse_other_program(options)
+    outside.setenv("HOLDFAST_CHAIN", "NAME")
+    refuse_other_program(options)
 
 
 def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:

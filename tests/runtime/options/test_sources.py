@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,45 @@ def test_paths_are_meant_from_the_working_directory() -> None:
     assert built.options.metrics_file == Path("/here/k")
     assert built.options.run_dir == Path("/abs")
     assert built.options.mpiexec == Path("mpiexec5")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("~/runs/x", "/home/me/runs/x"),
+        ("$SCRATCH/x", "/scratch/me/x"),
+        ("runs/${NAME}-1", "/here/runs/a-1"),
+        ("cost$", "/here/cost$"),
+        ("a~b", "/here/a~b"),
+    ],
+)
+@pytest.mark.parametrize("place", ["flag", "variable", "file"])
+def test_home_and_variables_are_replaced_in_paths(
+    monkeypatch: pytest.MonkeyPatch, place: str, text: str, path: str
+) -> None:
+    for name, value in {"HOME": "/home/me", "SCRATCH": "/scratch/me", "NAME": "a"}.items():
+        monkeypatch.setenv(name, value)
+    given = {
+        "flag": Sources({"run_dir": text}, {}, {}, Path("/here")),
+        "variable": Sources({}, {"HOLDFAST_RUN_DIR": text}, {}, Path("/here")),
+        "file": Sources({}, {}, {"run_dir": text}, Path("/here")),
+    }
+
+    assert build_options(Path("t.py"), (), given[place]).options.run_dir == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("$NOWHERE/x", "a variable"), ("x/${NOWHERE}", "a variable"), ("~nobody-here/x", "a home")],
+)
+def test_path_with_a_name_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, missing: str
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+
+    complaint = re.escape(f"holdfast.toml run-dir: '{text}' names {missing} that is not there")
+    with pytest.raises(UsageError, match=complaint):
+        build_options(Path("t.py"), (), Sources({}, {}, {"run_dir": text}, Path("/")))
 
 
 def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
@@ -187,6 +227,45 @@ def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
         "warning: HOLDFAST_WORKER is no option of holdfast and is ignored; "
         "did you mean HOLDFAST_WORKERS?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("service", "environ"),
+    [
+        (
+            "holdfast-metrics",
+            {
+                "HOLDFAST_METRICS_SERVICE_HOST": "10.96.0.8",
+                "HOLDFAST_METRICS_SERVICE_PORT": "9090",
+                "HOLDFAST_METRICS_SERVICE_PORT_HTTP": "9090",
+                "HOLDFAST_METRICS_PORT": "tcp://10.96.0.8:9090",
+                "HOLDFAST_METRICS_PORT_9090_TCP": "tcp://10.96.0.8:9090",
+                "HOLDFAST_METRICS_PORT_9090_TCP_PROTO": "tcp",
+                "HOLDFAST_METRICS_PORT_9090_TCP_PORT": "9090",
+                "HOLDFAST_METRICS_PORT_9090_TCP_ADDR": "10.96.0.8",
+            },
+        ),
+        (
+            "holdfast",
+            {
+                "HOLDFAST_SERVICE_HOST": "10.96.0.7",
+                "HOLDFAST_SERVICE_PORT": "22",
+                "HOLDFAST_PORT": "tcp://10.96.0.7:22",
+            },
+        ),
+        ("holdfast-metrics", {"HOLDFAST_METRICS_PORT": "udp://10.96.0.8:9090"}),
+    ],
+)
+def test_variables_of_a_service_of_kubernetes_are_told_of_once(
+    service: str, environ: dict[str, str]
+) -> None:
+    others = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
+
+    assert list(mistyped_variables(environ | others)) == [
+        f"warning: the variables of the Kubernetes service {service} are ignored; "
+        "enableServiceLinks: false in the pod keeps them out"
+    ]
+    assert list(mistyped_variables({"HOLDFAST_METRICS_PORT": "9090"})) != []
 
 
 def test_number_of_the_batch_system_comes_after_all_wishes_and_before_the_default() -> None:

@@ -46,7 +46,7 @@ def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatc
     grants = [(None, cores), (0.5, 1), (1.0, 1), (1000.0, cores)]
 
     for granted, expected in grants:
-        monkeypatch.setattr(own_process, "_granted_cores", lambda granted=granted: granted)
+        monkeypatch.setattr(own_process, "granted_cores", lambda granted=granted: granted)
         assert usable_cores() == expected
 
 

@@ -55,6 +55,7 @@ SlurmdLogFile={directory}/slurmd.%n.log
 CommunicationParameters=NoAddrCache
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={directory}/prolog
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
@@ -260,6 +261,9 @@ class SlurmCluster:
         key = at / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
+        prolog = at / "prolog"
+        prolog.write_text("#!/bin/sh\necho print the site greets you\n")
+        prolog.chmod(0o755)
         terms = f"CPUs={cores} State=UNKNOWN"
         if self._hosts is None:
             name = os.uname().nodename

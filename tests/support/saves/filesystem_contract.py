@@ -194,8 +194,14 @@ class LocalFileSystemContract(FileSystemContract):
     def files(self, root: Path) -> FileSystem:
         return LocalFileSystem()
 
-    def test_files_and_directories_are_private(self, files: FileSystem, root: Path) -> None:
-        before = os.umask(0)
+    @pytest.mark.parametrize(
+        ("umask", "expected"),
+        [(0o077, [0o700, 0o600]), (0o022, [0o755, 0o644]), (0o002, [0o775, 0o664])],
+    )
+    def test_umask_says_who_may_read_and_write(
+        self, files: FileSystem, root: Path, umask: int, expected: list[int]
+    ) -> None:
+        before = os.umask(umask)
         try:
             files.mkdir(root / "directory")
             self.put(files, root / "file", b"secret")
@@ -204,7 +210,7 @@ class LocalFileSystemContract(FileSystemContract):
 
         modes = [stat.S_IMODE((root / name).stat().st_mode) for name in ("directory", "file")]
 
-        assert modes == [0o700, 0o600]
+        assert modes == expected
 
     def test_links_are_not_followed(self, files: FileSystem, root: Path) -> None:
         self.put(files, root / "file", b"secret")

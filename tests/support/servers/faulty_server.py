@@ -218,6 +218,7 @@ def main(settings: ServerSettings) -> None:
     orders = _OrderServer(settings.socket, faults)
     threading.Thread(target=orders.serve_forever, daemon=True).start()
     remembers_s = settings.remembers_s
+    os.umask(0)  # the one of the client counts
     mfusepy.FUSE(
         FaultyFiles(settings, faults),
         settings.mount,
