@@ -59,6 +59,7 @@ from holdfast.runtime.system.connections import (
     end_connections,
     own_endpoint,
     own_sockets,
+    strangers_cut_off,
 )
 from holdfast.runtime.system.network import Interface, interface_on
 from holdfast.runtime.system.own_process import home_for_mpi
@@ -84,6 +85,7 @@ _RETIRED: list[MPI.Request] = []
 _MANY = 1024
 """More requests than a collective uses at a time, but for one with each rank."""
 _CLOSED_WITHIN_S = 1.0
+_MEETING_TAG = 1
 
 
 class MpiCommunicator:
@@ -103,12 +105,18 @@ class MpiCommunicator:
         self._endpoints: tuple[Endpoint, ...] = ()
 
     def meet(self, address: str) -> None:
-        """Tell all members where this one listens, and learn where they do.
+        """Connect to all members, tell them where this one listens, and learn where they do.
 
-        If a member dies meanwhile, some know nothing: then no connection is ended later.
+        One of each two begins the connection: no other one is made later.  If a member dies
+        meanwhile, some know nothing: then no connection is ended later.
         """
         card = encode(own_endpoint(address))
         with contextlib.suppress(WorldBroken):
+            with self.flight() as flight:
+                for peer in range(self.size):
+                    if peer != self.rank:
+                        say = flight.send if peer > self.rank else flight.receive
+                        say(np.empty(0, np.uint8), peer, _MEETING_TAG)
             self._endpoints = tuple(decode(Endpoint, one) for one in self.allgather_bytes(card))
 
     def flight(self) -> _MpiFlight:
@@ -350,26 +358,34 @@ def _transports() -> set[str]:
     return set(os.environ.get(_TRANSPORTS, "").split(","))
 
 
-def join_world(*, shrinkable: bool) -> MpiCommunicator:
+def join_world(
+    *, shrinkable: bool, tell: Callable[[str], None] = lambda _: None
+) -> MpiCommunicator:
     """Initialise MPI and return the communicator of all workers of the launch.
 
     Blocks until every worker of the launch has called it.  A death before or
-    inside it leaves the others waiting: the head ends such a launch.
+    inside it leaves the others waiting: the head ends such a launch.  A thread may ``tell``
+    which strangers have connected meanwhile.
     """
-    interface = None
-    if not MPI.Is_initialized():
+    if MPI.Is_initialized():
+        return _world(shrinkable=shrinkable)
+    with _with_a_home():
         interface = _interface_between_hosts()
-        with _with_a_home():
-            if interface is None:
-                MPI.Init_thread(MPI.THREAD_SERIALIZED)
-            else:
-                os.environ[_TCP_INTERFACES] = interface.name
-                bound_by(rank_rule(IPv4Address(interface.address)), _initialise)
+        if interface is None:
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            return _world(shrinkable=shrinkable)
+        os.environ[_TCP_INTERFACES] = interface.name
+        with strangers_cut_off(tell):
+            bound_by(rank_rule(IPv4Address(interface.address)), _initialise)
+            world = _world(shrinkable=shrinkable)
+            world.meet(interface.address)
+        return world
+
+
+def _world(*, shrinkable: bool) -> MpiCommunicator:
     world = MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
     if not shrinkable:
         world.hide_segments()
-    elif interface is not None:
-        world.meet(interface.address)
     return world
 
 

@@ -146,7 +146,7 @@ class JobConsole:
             self._say(_stalled_line(message))
             fields = {name: message[name] for name in ("limit", "seconds", "workers")}
             self._journal.record("stalled", **fields)
-        elif kind in ("host_lost", "host_refused", "host_back"):
+        elif kind in ("host_lost", "host_refused", "host_back", "cut_off"):
             self._heard_of_host(message)
         elif kind == "pressure":
             self._say(message["text"])
@@ -294,6 +294,9 @@ class JobConsole:
         self._journal.record("failure", **self._deaths.died(message | trace, cause))
 
     def _heard_of_host(self, message: Message) -> None:
+        if message["kind"] == "cut_off":
+            self.warned(message["text"])
+            return
         if message["kind"] == "host_back":
             self._say(f"host {message['host']} is back, and takes workers of the next launch")
             self._journal.record("host_back", host=message["host"])

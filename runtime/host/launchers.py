@@ -32,6 +32,7 @@ rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel MPI 2021.
   request to a dead peer then waits in a list of ``pml ob1`` after its receive was freed, and the
   next message crashes: 8 of 32 deaths within a sum took a second worker along, and 0 of 34 so.
   What sends leave behind, `mpi_communicator` keeps away from later messages;
+* ``btl_tcp_links``: each pair of ranks has one connection, and begins no other one later;
 * ``btl_tcp_eager_limit``: by default a message of 64 KiB asks its receiver first, which doubles its
   time.  Roots of a short vector have up to that (`sums`), and so they go at once;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
@@ -150,6 +151,7 @@ OPEN_MPI = Launcher(
         _mca("btl_tcp_if_include", _NETWORK),
         _mca("btl_tcp_disable_family", "6"),
         _mca("btl_tcp_flags", "send"),
+        _mca("btl_tcp_links", "1"),
         _mca("btl_tcp_eager_limit", str(_EAGER_BYTES)),
         Parameter("--prtemca", "pmix_remote_connections", "1"),
         Parameter("--pmixmca", "gds", "hash"),

@@ -43,6 +43,7 @@ from holdfast.runtime.system.bind_answers import (
     serve_in_background,
 )
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.connections import stranger, watch_strangers
 from holdfast.runtime.system.network import interface_on
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.reactor import Reactor
@@ -63,8 +64,16 @@ class MpiLaunch:
     removes.
     """
 
-    def __init__(self, line: LaunchLine, environment: Mapping[str, str]) -> None:
-        """Start mpiexec; its output goes to a log in the launch's directory."""
+    def __init__(
+        self,
+        line: LaunchLine,
+        environment: Mapping[str, str],
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start mpiexec; its output goes to a log in the launch's directory.
+
+        A thread may ``tell`` which strangers have connected to it.
+        """
         self._directory = line.directory
         (offers, ask), (hear, answers) = os.pipe(), os.pipe()
         with (self._directory / _LOG).open("wb") as log, blocked():
@@ -82,6 +91,8 @@ class MpiLaunch:
         self.end_fd = os.pidfd_open(self._process.pid)
         pipes, rule = Pipes(offers, answers), launcher_rule(line.terms.network)
         serve_in_background(self._process.pid, pipes, rule, _rule_of_ranks(line.terms.network))
+        if line.terms.network is not None:
+            watch_strangers(self._process.pid, line.ranks, tell)
 
     @property
     def pid(self) -> int:
@@ -217,7 +228,7 @@ class MpiHost:
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
         )
-        self._launch = MpiLaunch(line, environment)
+        self._launch = MpiLaunch(line, environment, self._tell_stranger)
         self._reactor.watch(self._launch.end_fd, self._wake)
 
     def kill(self) -> None:
@@ -256,6 +267,9 @@ class MpiHost:
             launch.kill()
             self._reactor.forget(launch.end_fd)
             self._abandoned.append(launch)
+
+    def _tell_stranger(self, caller: str) -> None:
+        self._tell({"kind": "cut_off", "text": stranger(caller, "mpiexec")})
 
     def _wake(self) -> None:
         """Let the loop run once; it looks at the launch each time."""

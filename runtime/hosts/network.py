@@ -7,6 +7,8 @@ on which all have come, the one with the fastest slowest interface is taken, and
 several such.
 
 MPI takes the network as addresses with a common prefix, so it has to have an address of each host.
+Clouds and tunnels give a host an address and no network (a mask of /32 or /31).  Then the smallest
+network around the addresses is taken, if each host has but one address there.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from ipaddress import IPv4Network
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.probe import HostFacts
-from holdfast.runtime.system.network import Interface, Reached
+from holdfast.runtime.system.network import NARROW, Interface, Reached
 
 _LONGEST_PREFIX = 30
-"""A network of more bits has no address for another host."""
+"""A network of more bits has no room for many hosts."""
 
 _SHORTEST_PREFIX = 8
 """No private network has fewer bits."""
@@ -53,7 +55,6 @@ def places(wanted: str | None, own: Sequence[Interface], head: str) -> tuple[Pla
         found = {
             interface.network: Place(interface.network, interface.address)
             for interface in reversed(usable)
-            if interface.prefix <= _LONGEST_PREFIX
         }
         return tuple(reversed(found.values()))
     network = _named(wanted, usable)
@@ -75,12 +76,20 @@ def choose(
     """
     found = [(place, _sources(place, facts)) for place in tried]
     joined = [
-        JobNetwork(place.network, (place.address, *sources))
+        JobNetwork(network, (place.address, *sources))
         for place, sources in found
-        if all(source and _is_on(source, place.network) for source in sources)
+        if (network := _with_all(place, sources, facts)) is not None
     ]
     if joined:
         return max(joined, key=lambda one: _speed(one.network, facts))  # the first of equals
+    narrow = [
+        f"{name} to {names[0]} on {way.network}"
+        for name, host in zip(names[1:], facts[1:], strict=True)
+        for way in host.reached
+        if way.is_narrow
+    ]
+    if narrow:
+        raise UsageError(f"from {', '.join(narrow)} {NARROW}; or name another network by --network")
     raise UsageError(
         _without_any(names, facts, found)
         if wanted is None
@@ -88,10 +97,26 @@ def choose(
     )
 
 
+def _with_all(
+    place: Place, sources: Sequence[str], facts: Sequence[HostFacts]
+) -> IPv4Network | None:
+    """Return the network of a place, with an address of each host; None if there is none."""
+    if not all(sources):
+        return None
+    if all(_is_on(source, place.network) for source in sources):
+        return place.network
+    around = _around((place.address, *sources))
+    if place.network.prefixlen <= _LONGEST_PREFIX or around is None:
+        return None
+    counts = (sum(one.is_on(around) for one in host.interfaces) for host in facts)
+    return around if all(count == 1 for count in counts) else None
+
+
 def _sources(place: Place, facts: Sequence[HostFacts]) -> tuple[str, ...]:
     """Return the address from which each other host has come to a place, "" if it has not."""
     return tuple(
-        next((way.source for way in host.reached if _is_to(way, place)), "") for host in facts[1:]
+        next((w.source for w in host.reached if _is_to(w, place) and not w.is_narrow), "")
+        for host in facts[1:]
     )
 
 

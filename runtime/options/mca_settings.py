@@ -17,7 +17,7 @@ _OWN = frozenset(
     {
         *("btl_sm_backing_directory", "prte_default_hostfile", "shmem", "gds", "opal_signal"),
         *("state_base_recoverable", "state_base_notify_errors", "pmix_remote_connections"),
-        *("mpi_add_procs_cutoff", "orte_allowed_exit_without_sync"),
+        *("mpi_add_procs_cutoff", "btl_tcp_links", "orte_allowed_exit_without_sync"),
     }
 )
 _INTERFACES = frozenset({"btl_tcp_if_include", "btl_tcp_if_exclude", "ptl_tcp_if_include"})

@@ -182,10 +182,11 @@ def _take(pidfd: int, pipes: Pipes) -> int:
         if not data:
             raise OSError(errno.EPIPE, "the process offers no descriptor")
         line += data
-    return _copy_of(pidfd, int(line))
+    return copy_of(pidfd, int(line))
 
 
-def _copy_of(pidfd: int, descriptor: int) -> int:
+def copy_of(pidfd: int, descriptor: int) -> int:
+    """Return a copy of a descriptor of another process, -1 if it cannot be had."""
     kernel = ctypes.CDLL(None, use_errno=True)
     number = ctypes.c_long(_PIDFD_GETFD)
     copy: int = kernel.syscall(number, ctypes.c_int(pidfd), ctypes.c_int(descriptor), 0)
@@ -235,7 +236,7 @@ def _bind(caller: int, descriptor: int, address: bytes) -> int | None:
     """
     pidfd = os.pidfd_open(_process_of(caller))
     try:
-        copy = _copy_of(pidfd, descriptor)
+        copy = copy_of(pidfd, descriptor)
     finally:
         os.close(pidfd)
     if copy < 0:

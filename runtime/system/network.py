@@ -23,6 +23,13 @@ _WORD_WITHIN_S = 3.0
 
 _SILENT_S = 10.0
 _SIZE = struct.Struct("!Q")
+_LARGE_BYTES, _LARGE_WITHIN_S = 1 << 15, 5.0
+"""Packets of any size are in it."""
+
+NARROW = (
+    "small packets pass and large ones do not: give all interfaces on the way one MTU, as by "
+    "`ip link set eth0 mtu 1400`"
+)
 _PIECE_BYTES = 1 << 20
 
 _INFINIBAND = 32  # ARPHRD_INFINIBAND of linux/if_arp.h
@@ -72,6 +79,8 @@ class Reached:
 
     network: str
     source: str
+    is_narrow: bool = False
+    """Whether only small packets have passed."""
 
 
 def own_name() -> str:
@@ -244,20 +253,43 @@ class Way:
         if not _received(self._socket, 1):
             raise ConnectionError("the other host has hung up")
 
+    def carries(self, size: int, within_s: float) -> bool:
+        """Return whether so many bytes arrive in time."""
+        self._socket.settimeout(within_s)
+        try:
+            self.send(size)
+        except TimeoutError:
+            return False
+        return True
+
 
 def reach(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached | None:
-    """Return how this host reaches a meeting of another one, None if it does not.
+    """Return how this host reaches a meeting of another one, None if it does not."""
+    with contextlib.suppress(OSError):
+        return _come(meeting, own, word)
+    return None
 
-    If it has an address on the network of the meeting, the connection begins there.  An address
-    that is its own as well, such as that of a bridge for containers, reaches nobody.
+
+def fault_of(meeting: Meeting, word: str) -> str:
+    """Return why this host does not reach a meeting of another one, "" if it does."""
+    try:
+        return NARROW if _come(meeting, interfaces(), word).is_narrow else ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _come(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached:
+    """Come to a meeting of another host, and send it packets of any size.
+
+    If this host has an address on the network of the meeting, the connection begins there.  An
+    address that is its own as well, such as that of a bridge for containers, reaches nobody.
     """
     network = IPv4Network(meeting.network)
     if is_own_address(meeting.address):
-        return None
+        raise ConnectionError(f"{meeting.address} is an address of this host, too")
     source = next((found.address for found in own if found.is_on(network)), "")
-    with contextlib.suppress(OSError), Way(meeting, source, word) as way:
-        return Reached(meeting.network, way.source)
-    return None
+    with Way(meeting, source, word) as way:
+        return Reached(meeting.network, way.source, not way.carries(_LARGE_BYTES, _LARGE_WITHIN_S))
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

@@ -47,6 +47,7 @@ from holdfast.runtime.errors import (
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
@@ -118,7 +119,11 @@ def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerCon
 
     page.phase = Phase.JOINING
     page.generation = config.generation
-    communicator = join_world(shrinkable=config.options.shrink)
+
+    def tell(caller: str) -> None:
+        agent.send({"kind": "notice", "text": stranger(caller, f"worker {config.worker}")})
+
+    communicator = join_world(shrinkable=config.options.shrink, tell=tell)
     agent.send({"kind": "joined"})
     journal = SentRecords(agent.send)
     injector = injector_of(config, journal)

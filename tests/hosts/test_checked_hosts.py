@@ -89,6 +89,42 @@ def test_network_that_leads_nowhere_is_passed_over_whatever_its_name(
         )
 
 
+def test_hosts_with_addresses_and_no_network_get_the_one_around_them(
+    cluster: Cluster, script: Path
+) -> None:
+    """So it is in clouds, with Calico and in tunnels; a route leads to the other hosts."""
+    addresses = [cluster.address(host) for host in cluster.names]
+    for host, address in zip(cluster.names, addresses, strict=True):
+        cluster.run(host, ["ip", "addr", "flush", "dev", "eth0"])
+        cluster.run(host, ["ip", "addr", "add", f"{address}/32", "dev", "eth0"])
+        cluster.run(host, ["ip", "route", "add", "10.77.0.0/16", "dev", "eth0"])
+
+    assert checked(cluster, script.parent) == ["10.77.0.0/30", *addresses]
+
+
+ONE_PACKET_EACH = """
+import array, fcntl, socket, struct
+for command in (0x1F, 0x24):  # ETHTOOL_STSO, ETHTOOL_SGSO of linux/ethtool.h: off
+    value = array.array("I", [command, 0])
+    request = struct.pack("16sP16x", b"eth0", value.buffer_info()[0])
+    fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8946, request)
+"""
+
+
+def test_network_that_only_small_packets_pass_is_refused_by_name(
+    cluster: Cluster, script: Path
+) -> None:
+    for host in cluster.names:
+        cluster.run(host, [sys.executable, "-c", ONE_PACKET_EACH])
+    cluster.narrow("a", 1200)
+
+    assert checked(cluster, script.parent) == (
+        "from b to a on 10.77.0.0/24, c to a on 10.77.0.0/24 small packets pass and large ones do "
+        "not: give all interfaces on the way one MTU, as by `ip link set eth0 mtu 1400`; or name "
+        "another network by --network"
+    )
+
+
 def refused(cluster: Cluster, *argv: str) -> str:
     """Return what `holdfast run` says on the first host, which must refuse the job."""
     line = [*HOLDFAST, "run", "--hosts", "a:1,b:1", "--rsh", cluster.rsh, *argv]

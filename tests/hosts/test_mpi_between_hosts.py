@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,9 +78,14 @@ WAITS = """
 import os, sys, time
 from pathlib import Path
 from holdfast.runtime.exchange.mpi_communicator import join_world
-world = join_world(shrinkable=True)
+here = Path(sys.argv[1])
+while os.environ["PMIX_RANK"] == "3" and not (here / "come").exists():
+    time.sleep(0.02)  # meanwhile all others are in MPI_Init
+told = []
+world = join_world(shrinkable=True, tell=told.append)
 world.allgather_bytes(b"every rank has a connection to its neighbours")
 status = Path("/proc/self/status").read_text()
+(here / f"told-{world.rank}").write_text("\\n".join(told))
 Path(sys.argv[1], f"draft-{world.rank}").write_text(status)
 Path(sys.argv[1], f"draft-{world.rank}").rename(Path(sys.argv[1], str(world.rank)))
 while not Path(sys.argv[1], "go").exists():
@@ -99,23 +105,65 @@ def caught(status: Path) -> set[int]:
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
-def test_nothing_of_mpi_listens_beyond_the_network_between_the_hosts(cluster: Cluster) -> None:
-    network = ipaddress.IPv4Network(NETWORK)
+STRANGERS = """
+import os, socket, sys
+held = []
+for place in sys.argv[1:]:
+    address, _, port = place.rpartition(":")
+    for word in (b"", b"OPAL-TCP-BTL", b"GET / HTTP/1.0\\r\\n\\r\\n", os.urandom(300)):
+        held.append(socket.create_connection((address, int(port))))
+        held[-1].sendall(word)
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def beyond_loopback(cluster: Cluster) -> list[tuple[str, str, int]]:
+    """Return where something listens for other hosts: its host, the address and the port."""
+    return [
+        (host, found.address, found.port)
+        for host in cluster.names
+        for found in cluster.listening(host)
+        if not ipaddress.ip_address(found.address).is_loopback
+    ]
+
+
+def test_strangers_stop_nobody_and_are_not_listened_to_when_all_are_connected(
+    cluster: Cluster,
+) -> None:
+    """Meanwhile nothing of MPI listens beyond the network between the hosts."""
     here = cluster.shared / "ranks"
     here.mkdir()
-    with RanksOnHosts(cluster, HOSTS, [sys.executable, "-c", WAITS, str(here)]) as launch:
+    with contextlib.ExitStack() as stack:
+        launch = stack.enter_context(
+            RanksOnHosts(cluster, HOSTS, [sys.executable, "-c", WAITS, str(here)])
+        )
+        # mpiexec and three ranks, while the fourth one has not come
+        wait_until(lambda: len(beyond_loopback(cluster)) == 4, "ranks in MPI_Init", BOUND_S)
+        found = beyond_loopback(cluster)
+        strangers = cluster.popen(
+            "c",
+            [sys.executable, "-c", STRANGERS, *(f"{address}:{port}" for _, address, port in found)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        stack.enter_context(strangers)
+        assert strangers.stdout.readline() == b"here\n"
+        (here / "come").touch()
         names = {str(rank) for rank in range(len(HOSTS))}
         wait_until(lambda: names <= {*os.listdir(here)}, "world of all ranks", BOUND_S)
-        found = {host: cluster.listening(host) for host in cluster.names}
+        wait_until(lambda: not beyond_loopback(cluster), "end of all listening", BOUND_S)
         (here / "go").touch()
         codes = launch.wait(BOUND_S)
+        strangers.stdin.close()
 
     assert codes == [0] * len(HOSTS)
-    for host, listeners in found.items():
-        addresses = {ipaddress.ip_address(listener.address) for listener in listeners}
-        beyond = {address for address in addresses if not address.is_loopback}
-        assert beyond == {ipaddress.ip_address(cluster.address(host))}, (host, listeners)
-        assert beyond <= set(network)
+    for host, address, _ in found:
+        assert address == cluster.address(host)
+    for rank in range(3):  # two have half said a handshake
+        callers = (here / f"told-{rank}").read_text().split()
+        assert {caller.rpartition(":")[0] for caller in callers} == {cluster.address("c")}
+        assert len(callers) >= 2
     for rank in range(len(HOSTS)):  # a crash ends its process at once, in MPI_Init and ever after
         assert caught(here / str(rank)).isdisjoint(FAULTS)
 

@@ -54,7 +54,7 @@ def test_line_between_hosts_keeps_to_their_network() -> None:
         "--mca pml ob1 --mca btl self,tcp --mca coll ^han,adapt,sm "
         "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
         "--mca btl_tcp_if_include 10.77.0.0/24 --mca btl_tcp_disable_family 6 "
-        "--mca btl_tcp_flags send --mca btl_tcp_eager_limit 131072 "
+        "--mca btl_tcp_flags send --mca btl_tcp_links 1 --mca btl_tcp_eager_limit 131072 "
         "--prtemca pmix_remote_connections 1 --pmixmca gds hash "
         "--pmixmca ptl_tcp_if_include 10.77.0.0/24 "
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"

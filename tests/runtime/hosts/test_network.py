@@ -43,8 +43,11 @@ def test_network_that_all_hosts_reach_is_taken(wanted: str | None) -> None:
 def test_bridges_and_tunnels_are_tried_as_any_other_but_lead_nowhere() -> None:
     interfaces = (BRIDGE, TUNNEL, Interface("eth1", "10.3.0.1", 24, is_up=False))
 
-    assert [str(place.network) for place in places(None, interfaces, "a")] == [DOCKER]
-    assert "b, c came to a on none of its networks (172.17.0.0/16); let TCP" in refused(
+    assert [str(place.network) for place in places(None, interfaces, "a")] == [
+        DOCKER,
+        "10.8.0.1/32",
+    ]
+    assert "b, c came to a on none of its networks (172.17.0.0/16, 10.8.0.1/32); let" in refused(
         None, *({"interfaces": interfaces} for _ in NAMES)
     )
 
@@ -98,6 +101,52 @@ def test_hosts_that_only_routers_join_are_told_which_network_has_them_all() -> N
     assert refused(None, head, other).endswith("routers join them: add --network 10.1.0.0/23")
     named = {**other, "reached": (Reached("10.1.0.0/23", "10.1.1.7"),)}
     assert chosen("10.1.0.0/23", head, named) == ("10.1.0.0/23", ("10.1.0.5", "10.1.1.7"))
+
+
+def alone(number: int, prefix: int, *more: Interface) -> dict[str, Any]:
+    """Return a host with an address of a cloud or a tunnel, which comes to the head by a route."""
+    own = Interface("ens4", f"10.128.0.{number}", prefix)
+    heads = Interface("ens4", "10.128.0.2", prefix).network
+    return {"interfaces": (own, *more), "reached": (Reached(str(heads), own.address),)}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "numbers", "network"),
+    [
+        (32, (2, 3), "10.128.0.2/31"),
+        (32, (2, 3, 9), "10.128.0.0/28"),
+        (31, (2, 3), "10.128.0.2/31"),
+        (31, (2, 5, 6), "10.128.0.0/29"),
+    ],
+)
+def test_hosts_with_addresses_and_no_network_get_the_one_around_them(
+    prefix: int, numbers: tuple[int, ...], network: str
+) -> None:
+    hosts = [alone(number, prefix, BRIDGE) for number in numbers]
+
+    assert chosen(None, *hosts) == (network, tuple(f"10.128.0.{number}" for number in numbers))
+
+
+def test_network_around_addresses_that_has_two_of_a_host_must_be_named() -> None:
+    hosts = [alone(2, 32), alone(200, 32, Interface("eth1", "10.128.0.77", 24))]
+
+    assert refused(None, *hosts).endswith("routers join them: add --network 10.128.0.0/24")
+
+
+def test_network_that_only_small_packets_pass_is_passed_over_and_named_if_there_is_no_other() -> (
+    None
+):
+    hosts = [on_lan(number, fast(number)) for number in (1, 2)]
+    narrow = (Reached("10.2.0.0/24", "10.2.0.2", is_narrow=True),)
+    hosts[1]["reached"] += narrow
+
+    assert chosen(None, *hosts)[0] == LAN
+    for wanted in (None, "ib0"):
+        assert refused(wanted, hosts[0], {**hosts[1], "reached": narrow}) == (
+            "from b to a on 10.2.0.0/24 small packets pass and large ones do not: give all "
+            "interfaces on the way one MTU, as by `ip link set eth0 mtu 1400`; or name another "
+            "network by --network"
+        )
 
 
 def test_host_that_never_answers_is_named_beside_the_networks_that_were_tried() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,9 +13,11 @@ from open_files import open_files
 
 from holdfast.runtime.system.connections import (
     Endpoint,
+    Strangers,
     end_connections,
     own_endpoint,
     own_sockets,
+    strangers_cut_off,
 )
 
 HERE, THERE, BESIDE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -113,3 +117,55 @@ def test_connections_of_the_script_stay(net: Net) -> None:
         assert not Connection(mine, peers).has_ended
         mine.close()
         peers.close()
+
+
+def test_caller_who_says_less_than_a_handshake_is_cut_off_in_time(net: Net) -> None:
+    silent, half, peer = (net.begun_there(THERE) for _ in range(3))
+    for caller, word in ((half, b"OPAL-TCP-BTL"), (peer, bytes(24))):
+        caller.far.sendall(word)
+    names = ["{}:{}".format(*caller.far.getsockname()) for caller in (silent, half)]
+    strangers = Strangers()
+
+    told = [strangers.look(now) for now in (0.0, 0.9, 1.1, 4.9, 5.1)]
+
+    assert told == [(), (), (names[1],), (), (names[0],)]
+    assert [caller.has_ended for caller in (silent, half, peer)] == [True, True, False]
+    assert strangers.look(9.0) == ()
+
+
+def test_nobody_is_listened_to_when_all_peers_were_answered(net: Net) -> None:
+    caller, strangers = net.begun_there(THERE), Strangers(peers=1)
+    caller.far.sendall(bytes(24))
+    strangers.look(0.0)
+    strangers.look(1.0)
+    assert net.begun_there(THERE)
+
+    caller.near.sendall(bytes(8))
+    caller.far.recv(8, socket.MSG_WAITALL)
+    strangers.look(2.0)
+    strangers.look(3.0)
+
+    with pytest.raises(ConnectionRefusedError):
+        net.begun_there(THERE)
+    assert not caller.has_ended
+    assert net.begun_here(THERE)
+
+
+def test_what_has_listened_in_the_meantime_listens_no_more_and_is_never_ready(net: Net) -> None:
+    told: list[str] = []
+    with strangers_cut_off(told.append):
+        listener = socket.create_server((HERE, 0))
+        stranger = socket.create_connection(listener.getsockname())
+        taken = listener.accept()[0]
+        name = listener.getsockname()
+    with listener, stranger, taken:
+        ready = select.poll()
+        ready.register(listener, select.POLLIN)
+
+        assert ready.poll(0) == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(name)
+        assert stranger.recv(1) == b""
+        assert told == ["{}:{}".format(*stranger.getsockname())]
+        assert net.begun_there(THERE)  # it has listened before
+        os.close(listener.detach())

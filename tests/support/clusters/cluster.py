@@ -290,6 +290,10 @@ class Cluster:
         self._from[host].carries = False
         self._lay(host)
 
+    def narrow(self, host: str, most_bytes: int) -> None:
+        """Let larger packets to a host be lost on the way, as a switch with another MTU does."""
+        self._between(["ip", "link", "set", port_of(host), "mtu", str(most_bytes)])
+
     def shape(self, bits_per_s: int | None, hosts: Sequence[str] | None = None) -> None:
         """Give the cables of hosts a rate in each direction; None takes the limit away."""
         for host in self.names if hosts is None else hosts:

@@ -25,6 +25,7 @@ from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system import bind_filter
 from holdfast.runtime.system.bind_answers import Pipes, launcher_rule, serve_in_background
 from holdfast.runtime.system.channel import Channel, Listener
+from holdfast.runtime.system.connections import watch_strangers
 from holdfast.runtime.system.processes import kill_tree
 
 _GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
@@ -107,6 +108,7 @@ class RanksOnHosts:
         os.close(ask)
         os.close(hear)
         serve_in_background(process.pid, Pipes(offers, answers), launcher_rule(network))
+        watch_strangers(process.pid, ranks, lambda _: None)
         return process
 
     def _tend(self, rank: int) -> None:
