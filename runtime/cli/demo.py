@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 import tempfile
 from pathlib import Path
 
 import click
 
 from holdfast.runtime.cli.help import Documented
-from holdfast.runtime.cli.option_flags import PATH
-from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.errors import ExitCode
 
 _BEGIN = """\
 A small network learns to read digits with 4 workers, and all 4 are killed on the
@@ -20,9 +19,9 @@ This takes a minute or two.
 
 
 @click.command(cls=Documented)
-@click.option("--keep", type=PATH, metavar="DIR", help="Leave script and runs in this directory.")
+@click.option("--keep", is_flag=True, help="Leave the script and both runs, and say where.")
 @click.pass_context
-def demo(context: click.Context, /, *, keep: Path | None) -> None:
+def demo(context: click.Context, /, *, keep: bool) -> None:
     """Kill all workers of a training on its way, and compare its final bytes with undisturbed ones.
 
     Exits with 0 if they are the same, with 1 if not.
@@ -31,17 +30,18 @@ def demo(context: click.Context, /, *, keep: Path | None) -> None:
     from holdfast.runtime.cli.report import report
     from holdfast.runtime.tools.demo import FAULTS, broken_promises, train
 
-    with contextlib.ExitStack() as stack:
-        if keep is None:
-            scratch = tempfile.TemporaryDirectory(prefix="holdfast-demo-")
-            place = Path(stack.enter_context(scratch))
-        else:
-            place = _made(keep)
+    place = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    try:
         disturbed = train(place, "disturbed", 4, FAULTS)
         click.echo("\nThe same with 1 worker, undisturbed:\n")
         undisturbed = train(place, "undisturbed", 1)
         click.echo("\nThe run whose workers have died, by `holdfast report`:\n")
         context.invoke(report, run_dir=place / "disturbed", as_json=False, page=None)
+    finally:
+        if keep:
+            click.echo(f"\nThe script and both runs are in {place}.")
+        else:
+            shutil.rmtree(place, ignore_errors=True)
     click.echo("\nsha256 of the final state")
     click.echo(f"  4 workers, all killed  {disturbed.final_sha256}")
     click.echo(f"  1 worker, undisturbed  {undisturbed.final_sha256}")
@@ -51,13 +51,3 @@ def demo(context: click.Context, /, *, keep: Path | None) -> None:
     if broken:
         context.exit(ExitCode.PROGRAM_FAILED)
     click.echo("4 of 4 workers died, and the bytes are the same.")
-
-
-def _made(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(
-            f"--keep {directory} cannot be made: {error.strerror or error}; give a new directory"
-        ) from error
-    return directory.absolute()

@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "attach": ("attach", "attach holdfast-train"),
-    "demo": ("demo", "demo --keep ./demo"),
+    "demo": ("demo", "demo --keep"),
     "doctor": ("doctor", "doctor --hosts a:4,b:4"),
     "export": (
         "export --to weights.npz",

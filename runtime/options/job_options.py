@@ -137,7 +137,7 @@ class JobOptions:
     )
     threads: int | None = _number(
         "--threads",
-        "Threads of each worker; a run keeps those of its begin, and other ones change its bytes.",
+        "Threads of each worker; a run keeps those that it began with; others change its bytes.",
         None,
         1,
         default_text="cores / N",
@@ -308,7 +308,7 @@ class JobOptions:
         group="Keras",
     )
     scale_batch: int = _number(
-        "--scale-batch", "Updates of fit() take so many times the script's batch size.", 1, 1
+        "--scale-batch", "Each update of fit() takes this many times the script's batch size.", 1, 1
     )
     scale_rate: str | None = option(
         "--scale-lr",
