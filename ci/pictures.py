@@ -29,7 +29,7 @@ COMMAND = ("holdfast", "run", "-n", "4", "--inject", "kill worker=2 step=50", "t
 SHOWN_AFTER, SHOWN_S = b"Epoch 4/", 0.7
 """The picture is of a moment so long after the end of this epoch."""
 ERASE = "\r\x1b[2K"
-WIDE, HIGH = 1000, 1150
+WIDE, HIGH, COLORS = 1000, 1060, 64
 
 
 def main() -> None:
@@ -80,11 +80,13 @@ def take_page(place: Path, target: Path) -> None:
     subprocess.run(
         ["holdfast", "report", str(place / "holdfast-train"), "--html", str(page)], check=True
     )
+    text = page.read_text(encoding="utf-8").replace(str(place), "/home/me")
+    page.write_text(text, encoding="utf-8")
     subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", f"--screenshot={raw}",
-         f"--window-size={WIDE},{HIGH}", page.as_uri()], check=True,
+         f"--window-size={WIDE},{HIGH}", page.as_uri()], check=True, capture_output=True,
     )  # fmt: skip
-    Image.open(raw).convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(
+    Image.open(raw).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLORS).save(
         target, optimize=True
     )
 

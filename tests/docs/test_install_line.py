@@ -136,8 +136,8 @@ def test_first_run_and_the_commands_after_it_work_as_readme_has_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (script,) = re.findall(r"```python\n(# train\.py.*?)```", README, re.DOTALL)
-    (tmp_path / "train.py").write_text(script.replace("epochs=20", "epochs=1"), encoding="utf-8")
-    (first,) = re.findall(r"^holdfast run -n 4 train\.py", README, re.MULTILINE)
+    (tmp_path / "train.py").write_text(script.replace("epochs=10", "epochs=1"), encoding="utf-8")
+    first, *_ = re.findall(r"^holdfast run -n 4 train\.py", README, re.MULTILINE)
     rows = re.findall(r"`(holdfast (?:status|report|inspect|verify|export) [^`]*)`", README)
 
     run(first, tmp_path, environment)
