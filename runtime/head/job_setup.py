@@ -191,10 +191,9 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
-        largest = 0 if options.fresh else RunDirectory(options.run_dir).largest_file
     source = ScriptSource.of(options.script)
     backend = source.backend if source.uses_keras else TENSORFLOW
-    refuse_faults(found, Wishes(options.workers + options.spares, largest, backend))
+    refuse_faults(found, Wishes(options.workers + options.spares, backend))
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
     _refuse_faults_elsewhere(options)

@@ -69,8 +69,6 @@ class Wishes:
     """What a job needs of its surroundings."""
 
     workers: int = 1
-    file_bytes: int = 0
-    """The largest file of the run so far."""
     backend: str | None = None
     """The backend of Keras that the script itself sets, or TensorFlow if it has no Keras."""
 
@@ -127,13 +125,12 @@ def _files(found: Surroundings, wishes: Wishes) -> str:
     )
 
 
-def _file_size(found: Surroundings, wishes: Wishes) -> str:
-    least = max(wishes.file_bytes, needed(Resource.SHARED_MEMORY, 1))
+def _file_size(found: Surroundings, _: Wishes) -> str:
+    least = needed(Resource.SHARED_MEMORY, 1)
     if found.most_bytes == resource.RLIM_INFINITY or found.most_bytes >= least:
         return ""
-    what = "the checkpoints of this run have files" if wishes.file_bytes == least else "MPI has one"
     return (
-        f"a process of this user may write files of {memory(found.most_bytes)}, and {what} of "
+        f"a process of this user may write files of {memory(found.most_bytes)}, and MPI has one of "
         f"{memory(least)}: raise the limit (`ulimit -f unlimited`)"
     )
 

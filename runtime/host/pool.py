@@ -290,7 +290,8 @@ def _enter(birth: _Birth) -> None:
     os.environ.update(begin["env"])
     for descriptor in begin.get(FDS, ()):
         os.environ["PMI_FD"] = str(descriptor)  # here it has another number than in the guard
-    os.chdir(begin["cwd"])
+    with contextlib.suppress(FileNotFoundError):  # a name on the head's host alone: it is here
+        os.chdir(begin["cwd"])
     entry(config, control.detach(), birth.fds[1])
 
 

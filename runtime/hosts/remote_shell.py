@@ -6,11 +6,9 @@ are.  A command of plain words means the same to both, and ours has nothing else
 of the interpreter is unusual.  Then the words are quoted for a shell that joins them, as most
 scripts around ssh do.
 
-srun takes options of a step from some hundred variables, which a batch script has for its own steps
-and its job: ``SLURM_LABELIO`` puts a number before each line of ours, ``SRUN_CPUS_PER_TASK`` leaves
-a host one core.  Our step is what its command line says.  So srun gets no variable of Slurm but
-those that lead it to the cluster and the job.  Workers have the head's variables: they travel
-another way.
+srun takes options of a step from some hundred variables: ``SLURM_LABELIO`` puts a number before
+each line of ours, ``SRUN_CPUS_PER_TASK`` leaves a host one core.  Our step is what its command line
+says, so srun gets only those that lead it to the cluster and the job.
 """
 
 from __future__ import annotations

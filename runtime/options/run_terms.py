@@ -103,20 +103,15 @@ def _other_task(record: RunRecord, options: JobOptions) -> str:
     if record.script is None or task is None or task.index == record.array_task:
         return ""  # an older holdfast has noted neither
     begun = "" if record.array_task is None else f" of task {record.array_task}"
-    found = (
-        f"the run{begun or ' of a job outside of arrays'}, and this is task {task.index} of "
-        f"{task.array}: "
-    )
-    own = f"as by `--run-dir run-${task.variable}`"
+    own = f"a run directory of its own, as by `--run-dir run-${task.variable}`"
     if _is_named(options):
-        return (
-            f"{found}if this task goes on with that run, `export {CHAIN}=NAME` with any name; if "
-            f"it is another one, give it a run directory of its own, {own}"
+        way = (
+            f"`export {CHAIN}=NAME` goes on with it under this index; another training needs {own}"
         )
-    return (
-        f"{found}give each task a run directory of its own, {own}; if the tasks are one training "
-        f"in turns, give them one name by {CHAIN}"
-    )
+    else:
+        way = f"give each task {own}; if they are one training in turns, give them one {CHAIN}"
+    begun = begun or " of a job outside of arrays"
+    return f"the run{begun}, and this is task {task.index} of {task.array}: {way}"
 
 
 def _other_script(record: RunRecord, options: JobOptions) -> str:

@@ -35,10 +35,10 @@ _PREFIX = "HOLDFAST_"
 _PYTHON = re.compile(r"python[0-9.]*")
 """The first word of a command after `mpirun -n 4`, by habit."""
 
-_SERVICE_HOST = "_SERVICE_HOST"
-_OF_SERVICE = re.compile(r"_PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?|_SERVICE_(HOST|PORT(_\w+)?)")
-"""The ends of the variables that Kubernetes sets for a service, after the service's name."""
-_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+_OF_SERVICE = re.compile(
+    r"(HOLDFAST\w*?)_(SERVICE_(HOST|PORT\w*)=|PORT_\d+_[A-Z]+\w*=|PORT=(tcp|udp|sctp)://).*"
+)
+"""What Kubernetes tells a pod of the services of its namespace."""
 
 NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
@@ -204,13 +204,14 @@ def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """
     known = {option.variable for option in OPTIONS.values() if option.flags}
     names = {variable.removeprefix(_PREFIX) for variable in known}
-    of_services = _of_services(environ)
-    for service in sorted(set(of_services.values())):
+    lines = {variable: f"{variable}={value}" for variable, value in environ.items()}
+    services = {name: found[1] for name in lines if (found := _OF_SERVICE.fullmatch(lines[name]))}
+    for service in sorted({name.lower().replace("_", "-") for name in services.values()}):
         yield (
             f"warning: the variables of the Kubernetes service {service} are ignored; "
             "enableServiceLinks: false in the pod keeps them out"
         )
-    for variable in sorted(set(environ).difference(of_services)):
+    for variable in sorted(set(environ).difference(services)):
         name = variable.removeprefix(_PREFIX)
         if name == variable or name in names:
             continue
@@ -223,26 +224,6 @@ def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
                     f"warning: {variable} is no option of holdfast and is ignored; "
                     f"did you mean {_PREFIX}{near}?"
                 )
-
-
-def _of_services(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Kubernetes has set for services, and the service of each.
-
-    It tells the host of each service, and gives its first port an address for a value.
-    """
-    prefixes = {
-        variable[: variable.rindex("_SERVICE" if is_host else "_PORT")]
-        for variable, value in environ.items()
-        if (is_host := variable.endswith(_SERVICE_HOST))
-        or (variable.endswith("_PORT") and _ADDRESS.fullmatch(value))
-    }
-    return {
-        variable: prefix.lower().replace("_", "-")
-        for prefix in prefixes
-        if f"{prefix}_".startswith(_PREFIX)
-        for variable in environ
-        if variable.startswith(prefix) and _OF_SERVICE.fullmatch(variable[len(prefix) :])
-    }
 
 
 def keys_of(command: str) -> list[str]:

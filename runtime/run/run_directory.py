@@ -220,15 +220,6 @@ class RunDirectory:
             return max((step for step in steps if step is not None), default=None)
         return None
 
-    @property
-    def largest_file(self) -> int:
-        """The bytes of the largest file of the newest checkpoint, 0 if that cannot be told."""
-        with contextlib.suppress(OSError):
-            named = ((step_of(name) or 0, name) for name in os.listdir(self.checkpoints_path))
-            newest = self.checkpoints_path / max(named, default=(0, ""))[1]
-            return max((entry.stat().st_size for entry in os.scandir(newest)), default=0)
-        return 0
-
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.
 

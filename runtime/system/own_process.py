@@ -182,10 +182,9 @@ def sealed_memory(name: str, size: int) -> int:
         os.close(fd)
         if error.errno != errno.EFBIG:
             raise
-        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        raise OSError(
-            errno.EFBIG, f"{size} bytes are above the limit of {most} (ulimit -f)"
-        ) from None
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        reason = f"{size} bytes of shared memory, and files may have {most}: `ulimit -f unlimited`"
+        raise OSError(errno.EFBIG, reason) from None
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
     return fd
 

@@ -39,12 +39,7 @@ JAX = {"backend": "KERAS_BACKEND is jax", "backend_remedy": "`export KERAS_BACKE
             r"files of 9.8 MiB, and MPI has one of 16.0 MiB: raise .*`ulimit -f unlimited`",
         ),
         (Surroundings(most_bytes=16 << 20), Wishes(), None),
-        (
-            Surroundings(most_bytes=20 << 20),
-            Wishes(file_bytes=30 << 20),
-            "may write files of 20.0 MiB, and the checkpoints of this run have files of 30.0 MiB",
-        ),
-        (Surroundings(most_bytes=-1), Wishes(file_bytes=1 << 40), None),
+        (Surroundings(most_bytes=-1), Wishes(), None),
         (
             Surroundings(hidden={"mpi4py": "/home/u/lib/mpi4py.py"}),
             Wishes(),

@@ -375,7 +375,8 @@ def test_task_with_a_directory_of_its_own_goes_on_under_another_index_as_the_ref
     outside.setenv("SLURM_ARRAY_TASK_ID", "0")
 
     with pytest.raises(
-        UsageError, match="55: if this task goes on with that run, `export HOLDFAST_CHAIN=NAME`"
+        UsageError,
+        match="55: `export HOLDFAST_CHAIN=NAME` goes on with it under this index; another",
     ):
         refuse_other_program(options)
     outside.setenv("HOLDFAST_CHAIN", "NAME")

@@ -262,7 +262,7 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         prolog = at / "prolog"
-        prolog.write_text("#!/bin/sh\necho print the site greets you\n")
+        prolog.write_text('#!/bin/sh\n[ -z "$GREETING" ] || echo print "$GREETING"\n')
         prolog.chmod(0o755)
         terms = f"CPUs={cores} State=UNKNOWN"
         if self._hosts is None:
