@@ -214,13 +214,13 @@ def create_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = _MODE, is_synced: bool = False) -> None:
+def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Write a file that is there whole or not at all, in the place of an older one.
 
     It is a new file that takes the name at the end, so no link is followed there.  What a killed
     process has left of it, the next write takes.  Several processes may write at once.
     """
-    draft, descriptor = _draft_of(path, mode)
+    draft, descriptor = _draft_of(path)
     with os.fdopen(descriptor, "wb") as file:  # its lock ends when it is closed
         try:
             file.write(content)
@@ -234,14 +234,14 @@ def write_whole(path: Path, content: bytes, *, mode: int = _MODE, is_synced: boo
             raise
 
 
-def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
+def _draft_of(path: Path) -> tuple[Path, int]:
     """Return an empty file beside ``path`` that nobody else writes, and its descriptor.
 
     The name is always the same, unless another process has it, or there are no locks.
     """
     draft = path.with_name(f".{path.name}.draft")
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | _SAFELY, _MODE)
         opened.callback(close, descriptor)
         found = os.fstat(descriptor)
         _refuse_foreign(draft, found, draft.parent.stat())
@@ -252,7 +252,7 @@ def _draft_of(path: Path, mode: int) -> tuple[Path, int]:
             opened.pop_all()
             return draft, descriptor
     draft = draft.with_name(f"{draft.name}-{secrets.token_hex(8)}")
-    return draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    return draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
 
 
 def give_name(draft: Path, path: Path) -> None:
