@@ -419,6 +419,7 @@ def test_random_faults_that_have_struck_are_not_told_again_and_the_others_counte
     assert {word for text in again for word in text.split()}.isdisjoint({f"step={step}"})
     (missed,) = [line for line in made.lines if "--inject" in line]
     assert missed.startswith(f"holdfast: --inject '{text} steps=100' struck 1 of 5 times: ")
+    assert missed.endswith("too much (--max-restarts 10 allows all)")
 
 
 def test_faults_of_a_job_that_failed_cost_no_word() -> None:
