@@ -72,7 +72,9 @@ KILLED_WITH_ITS_LAUNCH = "killed with its launch"
 
 _UNTRAINED = End(
     ExitCode.PROGRAM_FAILED,
-    "the script ended without training: it has to call model.fit(...), or Trainer(...).run()",
+    "the script ended, and its own process has trained nothing: it has to call model.fit(...), or "
+    "Trainer(...).run(), itself; what its own loops, or processes that it starts, train is no part "
+    "of the run",
 )
 
 

@@ -34,6 +34,7 @@ from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotP
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
+from holdfast.runtime.run.progress import EndedEpoch
 from holdfast.runtime.training.callback_host import Commit, Notes
 
 _MOST_BYTES = 255
@@ -134,6 +135,8 @@ class CallbackRun:
         self._logs: dict[str, float] = {}
         self._waiting: Iterator[None] = iter(())
         self._raised: Exception | None = None
+        self.tells_script = False
+        """Whether the script's own stream gets a line of each epoch, on all workers the same."""
 
     @property
     def is_over(self) -> bool:
@@ -385,6 +388,8 @@ class CallbackRun:
         at = self._at
         self._logs = self._epoch_logs(commit)
         self._rounds.call("on_epoch_end", at.epoch, self._logs)
+        if self.tells_script:
+            print(EndedEpoch(at.epoch + 1, 0, self._epochs.stop, metrics=self._logs).line)
         at.epoch, at.batch, at.has_begun = at.epoch + 1, 0, False
         yield
         at.is_over = at.is_cut or bool(self._model.stop_training)

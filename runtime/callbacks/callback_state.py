@@ -126,7 +126,7 @@ _NOT_STATE = {
 
 _NEVER_STATE = frozenset(
     {"keras", "tensorflow", "numpy", "pandas", "logging", "threading", "_io", "_csv", "csv"}
-    | {"matplotlib", "builtins", "_thread", "types", "functools", "concurrent"}
+    | {"matplotlib", "builtins", "_thread", "types", "functools", "concurrent", "tqdm", "rich"}
 )
 """Where types come from whose objects are data, tools or parts of the model."""
 

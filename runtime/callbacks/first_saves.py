@@ -1,4 +1,4 @@
-"""Models that callbacks and scripts save: written by the first worker only.
+"""Models that callbacks and scripts save: each is written by one worker, for all.
 
 Keras writes weights from C, which the guard of `callback_files` does not see.  So its own functions
 to save and to load are exchanged once, when the script imports Keras.
@@ -7,8 +7,9 @@ to save and to load are exchanged once, when the script imports Keras.
   moment.  They are tensors that TensorFlow copies at the next update, which comes after the
   agreement that drops them.  A hook of the same round that loads the path has them written
   into a private folder first.  In a later round the first worker's file is there.
-* In the script itself there is no agreement.  A worker that is not the first saves into a
-  private folder, and loads the same path from there.  So a script may load what it saved.
+* In the script itself there is no agreement.  Whoever comes first to a save makes it, and the
+  others wait meanwhile (`SharedWrites`).  So a script finds what it has saved, by any way: in C,
+  in a list of the folder, or in a program that it starts.
 
 A script may load the best weights of one ``fit``, and let the next one save its own to the same
 file.  A relaunch in that one runs the script from its first line: it would load what the next
@@ -23,12 +24,58 @@ import functools
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.callbacks.callback_files import FirstFiles
+from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.worker.context import is_forked
+
+
+class SharedWrites:
+    """What libraries write for the script of one process, each time by one worker of a launch.
+
+    All workers make the same calls.  The n-th write of a path at a moment is made by the worker
+    that comes to it first, and the others find it complete.  If it dies, the next one writes.
+
+    Args:
+        record: that of the run.
+        moment: names the launch, and the trainings between which the script is.
+    """
+
+    def __init__(self, record: ScriptRecord, moment: Callable[[], str]) -> None:
+        self._record = record
+        self._moment = moment
+        self._counts: Counter[str] = Counter()
+        self._is_writing = False
+
+    def once(
+        self, path: str, write: Callable[[], Any], rest: Callable[[], Any] = lambda: None
+    ) -> Any:
+        """Return ``write()``, or ``rest()`` if ``path`` has been written by this call."""
+        if self._is_writing:  # a part of a larger write
+            return write()
+        place = f"{path} at {self._moment()}"
+        self._counts[place] += 1
+        key = f"written {place} {self._counts[place]}"
+        with self._record.turn():
+            # A forked process goes its own way, and not each host need have the file.
+            if not is_forked() and self._record.find(key) is not None and os.path.exists(path):
+                return rest()
+            found = self.alone(write)
+            self._record.first(key, 1)
+            return found
+
+    def alone(self, write: Callable[[], Any]) -> Any:
+        """Return ``write()``, which this worker makes and perhaps no other."""
+        before, self._is_writing = self._is_writing, True
+        try:
+            return write()
+        finally:
+            self._is_writing = before
 
 
 class KeptLoads:
@@ -83,7 +130,7 @@ class KeptLoads:
         copies = self._loaded.pop(absolute, [])
         if not os.path.isfile(absolute):
             return
-        for copy in copies:
+        for copy in (copy for copy in copies if not copy.exists()):  # another worker has made it
             copy.parent.mkdir(exist_ok=True)
             beside = copy.with_name(f".{copy.name}.{os.getpid()}")
             shutil.copyfile(absolute, beside)
@@ -94,7 +141,7 @@ class FirstSaves:
     """One worker's way to save and to load models.
 
     Args:
-        is_real: returns whether this worker's file of a path is real now.
+        writes: those of the script itself.
         scratch: returns a private folder, which exists.
         kept: what the script has loaded.
         wrote: hears of each path that a model is saved to.
@@ -102,16 +149,15 @@ class FirstSaves:
 
     def __init__(
         self,
-        is_real: Callable[[str], bool],
+        writes: SharedWrites,
         scratch: Callable[[], Path],
         kept: KeptLoads,
         wrote: Callable[[str], None] = lambda path: None,
     ) -> None:
-        self._is_real = is_real
+        self._writes = writes
         self._scratch = scratch
         self._kept = kept
         self._wrote = wrote
-        self._private: dict[str, Path] = {}
         self._names = 0
         self._put_off = _PutOff()
         self.hooks: FirstFiles | None = None
@@ -123,24 +169,34 @@ class FirstSaves:
         with contextlib.nullcontext() if self.hooks is None else self.hooks.own_work():
             self._wrote(absolute)
         if self.hooks is not None:
-            return self._save_in_hook(lambda to: real(model, to, *more, **by), model, path)
-        if self._is_real(absolute):
-            self._private.pop(absolute, None)
-            self._kept.before_write(absolute)
+
+            def save(to: Any) -> Any:
+                return self._writes.alone(lambda: real(model, to, *more, **by))
+
+            return self._save_in_hook(save, model, path)
+
+        def write() -> Any:
+            if not is_forked():
+                self._kept.before_write(absolute)
+                return real(model, path, *more, **by)
+            # Those of other workers may read the same file at any time.
+            beside = Path(absolute).with_name(f".{os.getpid()}-{Path(absolute).name}")
+            real(model, beside, *more, **by)
+            return os.replace(beside, absolute)
+
+        if is_forked() and not absolute.endswith((".keras", ".h5")):
             return real(model, path, *more, **by)
-        if absolute not in self._private:
-            self._private[absolute] = self._new_folder() / Path(absolute).name
-        return real(model, str(self._private[absolute]), *more, **by)
+        return self._writes.once(absolute, write)
 
     def path_to_load(self, path: Any) -> Any:
         """Return where the script's own save of ``path`` lies on this worker."""
-        if not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, (str, os.PathLike)) or is_forked():
             return path
         absolute = os.path.abspath(os.fspath(path))
         if self.hooks is not None:
             self._forget_round(self.hooks)
             self._make(absolute, self.hooks)
-        private = self._put_off.made.get(absolute) or self._private.get(absolute)
+        private = self._put_off.made.get(absolute)
         found = str(private) if private is not None and private.exists() else path
         if self.hooks is not None:
             return found
@@ -163,7 +219,6 @@ class FirstSaves:
 
         self.hooks.defers(save_later)
         self._put_off.saves[absolute] = lambda to: _with_values(then, lambda: save(to))
-        self._private.pop(absolute, None)  # what the script has saved there before
         return None
 
     def _forget_round(self, hooks: FirstFiles) -> None:

@@ -18,6 +18,9 @@ a training has ended.
 A file of ``Dataset.cache(file)`` is one that every worker would fill.  TensorFlow lets one pass at
 a time do so, and keeps others away by a lock file.  Here every worker looks at its first batch, and
 more than one may read a whole pass.  So each fills a cache of its own, in each launch.
+
+A checkpoint or a SavedModel that the script writes with TensorFlow is written by one worker, and
+found by all (`SharedWrites`).
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.callbacks.callback_files import HeldLogs
+from holdfast.runtime.callbacks.first_saves import SharedWrites
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.script_clock import CallingScript, is_in_training
 from holdfast.runtime.worker.script_draws import exchange
@@ -201,6 +205,41 @@ def share_caches(tensorflow: Any, scratch: Callable[[], Path]) -> None:
     tensorflow.data.Dataset.cache = cache
 
 
+def share_checkpoints(tensorflow: Any, writes: SharedWrites) -> None:
+    """Let one worker write each checkpoint and SavedModel of TensorFlow's own."""
+    checkpoint, management = tensorflow.train.Checkpoint, sys.modules[_MANAGEMENT]
+    plain_write, plain_save = checkpoint._write, tensorflow.saved_model.save
+    plain_note = management.update_checkpoint_state_internal
+
+    def write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        prefix = os.path.abspath(os.fsdecode(file_prefix))
+
+        def rest() -> str:
+            for hear in getattr(options, "experimental_write_callbacks", None) or ():
+                hear(file_prefix)  # a manager counts its checkpoints
+            return str(file_prefix)
+
+        def whole() -> Any:
+            return plain_write(self, file_prefix, options)
+
+        return writes.once(f"{prefix}{_INDEX}", whole, rest)
+
+    @functools.wraps(plain_save)
+    def save(obj: Any, export_dir: Any, *more: Any, **by: Any) -> None:
+        where = os.path.abspath(os.fsdecode(export_dir))
+        writes.once(where, lambda: plain_save(obj, export_dir, *more, **by))
+
+    @functools.wraps(plain_note)
+    def note(save_dir: Any, *more: Any, **by: Any) -> None:
+        where = os.path.abspath(os.path.join(os.fsdecode(save_dir), "checkpoint"))
+        writes.once(where, lambda: plain_note(save_dir, *more, **by))
+
+    checkpoint._write, tensorflow.saved_model.save = write, save
+    management.update_checkpoint_state_internal = note  # type: ignore[attr-defined]
+
+
+_MANAGEMENT = "tensorflow.python.checkpoint.checkpoint_management"
+
 _Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
 
@@ -213,6 +252,7 @@ class SharedDirectories:
         run_dir: the run directory; in it everything stays as it is.
         since: the time of day when the job began; older directories are not the job's.
         is_first: returns whether this worker's files are real now.
+        step: names the launch and the step that it has come to.
     """
 
     def __init__(
@@ -222,6 +262,7 @@ class SharedDirectories:
         run_dir: Path,
         since: float,
         is_first: Callable[[], bool] = lambda: True,
+        step: Callable[[], str] = str,
     ) -> None:
         self._record = record
         self._script = script
@@ -229,6 +270,8 @@ class SharedDirectories:
         self._since = since
         self._made_here: set[str] = set()
         self.temporary = TemporaryDirectories(record, script, is_first)
+        self.writes = SharedWrites(record, lambda: f"{step()} {self._moment}")
+        """What libraries write for the script, in C too."""
         self.before_removal: list[Callable[[str], None]] = []
         """Called with a path before the script removes it."""
         self.when_written: list[Callable[[str], None]] = []

@@ -10,10 +10,6 @@ rate of a larger batch is scaled while an optimizer applies gradients: the rate 
 chosen stays what it was.  Callbacks read and change that one, and a schedule goes on.  Only an
 update sees the product.
 
-Loops of a script over ``train_on_batch`` are refused, since nobody can share or save what they
-train.  One call alone is harmless: some scripts make the variables of an optimizer with it, before
-they load them.
-
 Keras downloads for one worker at a time.  ``keras.utils.get_file`` looks whether a file is there,
 and downloads it otherwise.  All workers of a job ask at the same moment, so the second one would
 take the half of a file for the whole.  Invariant: a worker that looks for a file sees it whole, or
@@ -25,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -47,15 +42,17 @@ from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 from holdfast.runtime.data.feed import Feed
-from holdfast.runtime.errors import JobError, ProgramError, UsageError
+from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall, as_begun
 from holdfast.runtime.fit.fit_data import leave_pipelines, of_pipeline, supply_of
+from holdfast.runtime.fit.own_loops import watch_loops
 from holdfast.runtime.fit.script_files import private_folder, words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.graphs import set_numerics
+from holdfast.runtime.model.model_rules import check_backend
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -65,7 +62,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.stages import Stages, stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
-from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.context import WorkerContext, is_forked
 from holdfast.runtime.worker.script_clock import during_training
 from holdfast.runtime.worker.script_draws import go_on_from
 from holdfast.runtime.worker.training_refusal import is_refused
@@ -142,35 +139,6 @@ class ScaledRate:
         return self._rate() * factor
 
 
-def watch_loops(has_trained: Callable[[], bool], tell: Callable[[str], None]) -> None:
-    """Let ``train_on_batch`` tell what it does at its first call, and refuse a loop over it.
-
-    Args:
-        has_trained: returns whether a ``fit`` of the script has begun; then loops are left alone.
-        tell: shows one line to the user.
-    """
-    plain = keras.Model.train_on_batch
-    calls = itertools.count(1)
-
-    @functools.wraps(plain)
-    def train_on_batch(model: Any, *args: Any, **arguments: Any) -> Any:
-        number = next(calls)
-        if number == 1:
-            tell(
-                "train_on_batch() trains on each worker alike, shares nothing and saves nothing: "
-                "model.fit(...), or holdfast.fit(model, ...), trains together"
-            )
-        elif not has_trained():
-            raise ProgramError(
-                "the script trains in a loop over train_on_batch(), which workers cannot share and "
-                "no checkpoint can save: let model.fit(x, y, batch_size=...) run the loop, with a "
-                "train_step of the model's own if it needs one, or run the script with plain python"
-            )
-        return plain(model, *args, **arguments)
-
-    keras.Model.train_on_batch = train_on_batch
-
-
 def take_turns(lock: Path, tell: Callable[[str], None]) -> None:
     """Let ``get_file`` wait until no other worker is in it.
 
@@ -225,8 +193,14 @@ def prepare(config: WorkerConfig) -> None:
         watch_loops(lambda: stages_of_script().has_begun, context.notify)
 
 
+_keras_fit = keras.Model.fit
+
+
 def _fit(model: Any, *args: Any, **arguments: Any) -> Any:
     """Train ``model`` on all workers; arguments and result are those of ``keras.Model.fit``."""
+    if is_forked():
+        _tell_of_fork()
+        return _keras_fit(model, *args, **arguments)
     return fit(model, FitCall.of(*args, **arguments))
 
 
@@ -237,6 +211,8 @@ def fit(model: Any, call: FitCall) -> Any:
         JobError: the job cannot go on; one sentence gives the reason.
         StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
+    # Warm processes may have imported Keras before the script has chosen.
+    check_backend(os.environ.get("KERAS_BACKEND") or keras.backend.backend())
     call = replace(_limited(call), per_execution=steps_per_execution(model))
     if not call.epochs_to_train:
         return _empty_history(model, call)
@@ -253,6 +229,14 @@ def fit(model: Any, call: FitCall) -> Any:
         directories = shared_directories()
         if directories is not None:
             directories.temporary.gather()
+
+
+@functools.cache
+def _tell_of_fork() -> None:
+    stages_of_script().context.notify(
+        "fit() in a process that the script has forked is plain Keras: each worker trains there "
+        "alone, and nothing of it is shared or saved; model.fit(...) in the script itself is"
+    )
 
 
 def take_over() -> None:
@@ -331,6 +315,11 @@ class _Training:
         assert self._callbacks is not None
         return self._callbacks.history
 
+    @property
+    def _tells_script(self) -> bool:
+        """Whether lines of epochs go to a stream of the script's own, such as a file as well."""
+        return self._call.shown != SILENT and sys.stdout is not sys.__stdout__
+
     def _request(self) -> TrainingRequest:
         call, data, factor = self._call, self._data, self._options.scale_batch
         if factor > 1 and isinstance(data.training, Feed):
@@ -347,7 +336,7 @@ class _Training:
             validation_batch=call.validation_batch(_samples(data.validation)),
             validated=call.validated,
             first_epoch=call.initial_epoch,
-            verbose=call.shown,
+            verbose=SILENT if self._tells_script else call.shown,
             scaling=RateScaling.of(self._options.scale_rate, factor),
             steps_per_epoch=call.steps_of_samples(factor),
             takes_nan=any(map(ends_at_nan, flat(call.callbacks))),
@@ -392,6 +381,7 @@ class _Training:
         self._callbacks = callback_run(
             self._model, self._call, replica, self._stages, self._steps_per_epoch
         )
+        self._callbacks.tells_script = self._tells_script
         return of_pipeline(self._callbacks, self._data.training)
 
 
@@ -454,11 +444,11 @@ def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
     context = stages_of_script().context
     directories = shared_directories()
-    naming = () if directories is None else (directories.temporary.lasting_name,)
-    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
-    found = FirstSaves(_is_real, private_folder(), kept, _wrote)
-    if directories is not None:
-        directories.before_removal.append(kept.before_removal)
+    assert directories is not None, "a worker has them before its script imports Keras"
+    naming = directories.temporary.lasting_name
+    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, naming)
+    found = FirstSaves(directories.writes, private_folder(), kept, _wrote)
+    directories.before_removal.append(kept.before_removal)
     install(found)
     return found
 
@@ -472,9 +462,3 @@ def _wrote(path: str) -> None:
 def _place(path: str) -> str:
     directories = shared_directories()
     return path if directories is None else directories.temporary.place(path)
-
-
-def _is_real(path: str) -> bool:
-    directories = shared_directories()
-    is_apart = directories is not None and directories.temporary.is_apart(path)
-    return is_apart or stages_of_script().is_first

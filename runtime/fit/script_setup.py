@@ -33,13 +33,19 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from holdfast.runtime.fit.directories import SharedDirectories, share_caches, share_directories
+from holdfast.runtime.callbacks.first_saves import SharedWrites
+from holdfast.runtime.fit.directories import (
+    SharedDirectories,
+    share_caches,
+    share_checkpoints,
+    share_directories,
+)
 from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch, watch_stores
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker import worker
-from holdfast.runtime.worker.context import when_all_have_left
+from holdfast.runtime.worker.context import current, when_all_have_left
 from holdfast.runtime.worker.script_clock import CallingScript, share_names
 from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
 from holdfast.runtime.worker.training_refusal import Refusal, training_refused
@@ -277,7 +283,10 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     )
     script = CallingScript(path)
     share_names(record, script)
-    directories = SharedDirectories(record, script, config.run_dir, began, is_first)
+    directories = SharedDirectories(
+        *(record, script, config.run_dir, began, is_first),
+        lambda: f"{config.generation} {current().page.step}",
+    )
     share_directories(directories)
     when_all_have_left(directories.temporary.remove)
     kept = run.loaded_path
@@ -289,11 +298,11 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     stores = watch_stores(script)
     when_imported("sqlite3", lambda: stores.share(sys.modules["sqlite3"]))
     seed_script(config.seed, config.record.draw_seed or config.run_id, path)
-    when_imported("tensorflow", lambda: _prepare_tensorflow(config))
+    when_imported("tensorflow", lambda: _prepare_tensorflow(config, directories.writes))
     when_imported("keras", lambda: _take_over(config))
 
 
-def _prepare_tensorflow(config: WorkerConfig) -> None:
+def _prepare_tensorflow(config: WorkerConfig, writes: SharedWrites) -> None:
     """Fix the numerics of TensorFlow before the script uses it; leave out scopes and files."""
     from holdfast.runtime.model import graphs
     from holdfast.runtime.training.stages import stages_of_script
@@ -303,6 +312,7 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
     exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:
         share_caches(sys.modules["tensorflow"], scratch)
+        share_checkpoints(sys.modules["tensorflow"], writes)
         distribute = sys.modules["tensorflow"].distribute
         tell = stages_of_script().context.inform
         leave_out(distribute.Strategy, tell)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_call import Batch, Starts, start_of
 from holdfast.runtime.model.random_ops import draws_from, equal_draws
@@ -219,6 +220,8 @@ class Step:
         """
         try:
             self._trace(batch)
+        except ProgramError:
+            raise
         except Exception as error:  # of the script
             model_rules.check_traceable(self.model, self.method, error)
             raise
@@ -228,7 +231,7 @@ class Step:
         def trace(*tensors: Any) -> None:
             flat = iter(tensors)
             whole = keras.tree.map_structure(lambda _: next(flat), data_of(batch))
-            with caught_calls(_build):
+            with caught_calls(lambda call: _build(call, self.name)):
                 self.function(whole)
 
         flat = [t for t in keras.tree.flatten(data_of(batch)) if t is not None]
@@ -279,7 +282,8 @@ def data_of(batch: Batch) -> Any:
     return keras.utils.pack_x_y_sample_weight(batch.x, batch.y, batch.weights)
 
 
-def _build(call: OptimizerCall) -> None:
+def _build(call: OptimizerCall, step: str) -> None:
+    model_rules.check_branch(tf.compat.v1.get_default_graph(), step)
     if not call.optimizer.built:
         call.optimizer.build(list(call.everything))
         call.optimizer.built = True

@@ -166,8 +166,10 @@ def _arrays(name: str, nest: Nest) -> Nest:
 def _array(name: str, value: npt.ArrayLike) -> Array:
     way = _way_to_plain(value)
     if way is not None:
+        rest = ", or a keras.utils.PyDataset: its sparse batches are filled with zeros one by one"
+        rest = "" if way == ".to_tensor()" else rest
         raise ProgramError(
-            f"{name} is a {type(value).__name__}, which is no plain array: give {way} of it"
+            f"{name} is a {type(value).__name__}, which is no plain array: give {way} of it{rest}"
         )
     array: Array = np.asarray(value)
     if array.ndim == 0 and array.dtype == object:

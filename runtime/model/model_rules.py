@@ -51,6 +51,18 @@ def check_updates(calls: Sequence[Any], step: str) -> None:
                 )
 
 
+def check_branch(graph: Any, step: str) -> None:
+    """Raise ProgramError if an optimizer is called in a branch or a loop of TensorFlow."""
+    while graph is not None:
+        if type(graph).__name__.startswith(("CondBranch", "While")):
+            raise ProgramError(
+                f"{step} calls its optimizer within tf.cond or a loop of TensorFlow, but all "
+                "workers add up their gradients in each step: let each step call it, once; to "
+                "update every N steps, give the optimizer gradient_accumulation_steps=N"
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
 def check_assigned(variable: Any, step: str, *, is_known: bool) -> None:
     """Raise ProgramError if a step assigns a variable that is not the model's own."""
     if not is_known:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import World
-from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, StopRequested
+from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
@@ -169,7 +169,12 @@ class Stages:
         self._is_under_way = False
 
     def _refuse_another(self) -> None:
-        """Let no training follow one that has not come to its end."""
+        """Let no training follow one that has not come to its end, or begin in a forked process."""
+        if contexts.is_forked():
+            raise ProgramError(
+                "the script trains in a process that it has forked, which is no worker of the job: "
+                "train in the script itself"
+            )
         if not self._is_under_way:
             return
         before = contexts.failure()

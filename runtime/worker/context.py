@@ -79,11 +79,15 @@ class WorkerContext:
 
     def notify(self, text: str) -> None:
         """Show one line to the user, once for all workers that send the same line."""
-        self.tell_agent({"kind": "notice", "text": text})
+        if is_forked():  # the connection is the worker's
+            sys.stderr.write(f"holdfast: {text}\n")
+        else:
+            self.tell_agent({"kind": "notice", "text": text})
 
     def inform(self, text: str) -> None:
         """Show one line as ``notify`` does, but not to a user who asked for quiet."""
-        self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
+        if not is_forked():
+            self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
 
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints."""
@@ -93,6 +97,7 @@ class WorkerContext:
 
 
 _current: WorkerContext | None = None
+_process = 0
 _planned_steps = 0
 _failure: BaseException | None = None
 _stage_error: BaseException | None = None
@@ -100,8 +105,8 @@ _stage_error: BaseException | None = None
 
 def install(context: WorkerContext) -> None:
     """Make ``context`` the one of this process; called once, before the script runs."""
-    global _current  # noqa: PLW0603  (one process is one worker)
-    _current = context
+    global _current, _process
+    _current, _process = context, os.getpid()
 
 
 def current() -> WorkerContext:
@@ -146,6 +151,11 @@ def _end_in_words(
 def is_worker() -> bool:
     """Return whether this process is a worker of a job."""
     return _current is not None
+
+
+def is_forked() -> bool:
+    """Return whether the script of a worker has forked this process, which is no worker itself."""
+    return _current is not None and os.getpid() != _process
 
 
 def when_all_have_left(then: Callable[[], None]) -> None:

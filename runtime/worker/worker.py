@@ -71,6 +71,7 @@ CUT_AFTER_S = 3
 
 _LOOK_S = 1
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
+_OTHER_BACKENDS = frozenset({"torch", "jax", "openvino"})
 
 _IN_TRAINING = frozenset(
     {Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING}
@@ -154,13 +155,16 @@ def run_script(
     sys.path.insert(0, str(Path(script).parent))
     prefer_users_modules(Path(script).parent)
     error: BaseException | None = None
+    process = os.getpid()
     try:
         prepare(config)
         _run(script)
     except BaseException as raised:  # the script may raise anything at all
         error = raised
-        if not isinstance(raised, (SystemExit, JobError, Ending, InjectedFault)):
-            _tell_hook(raised)
+    if os.getpid() != process:
+        _end_forked(error)
+    if error is not None and not isinstance(error, (SystemExit, JobError, Ending, InjectedFault)):
+        _tell_hook(error)
     finish(error)
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
@@ -176,6 +180,20 @@ def _run(script: str) -> None:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _end_forked(error: BaseException | None) -> NoReturn:
+    """End a process that the script has forked as Python does: the job's connections are not its.
+
+    Others, such as those of ``multiprocessing``, do not come back here.
+    """
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    if error is not None and not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+    end_as_python()
+    _end(code if isinstance(code, int) else int(code is not None))
 
 
 def _tell_hook(error: BaseException) -> None:
@@ -240,6 +258,13 @@ def _import_report(error: ImportError, script: str) -> dict[str, object]:
     """
     if not _TENSORFLOW & _modules_of(error) - sys.modules.keys():
         return _script_report(error, script)
+    if error.name in _OTHER_BACKENDS:
+        return _error_report(
+            UsageError(
+                f"Keras looks for its backend {error.name}, and holdfast trains "
+                "with TensorFlow: `export KERAS_BACKEND=tensorflow`, or let the script set it"
+            )
+        )
     return _error_report(
         UsageError(
             f"TensorFlow cannot be imported: {error}; install it with "
@@ -428,7 +453,7 @@ def _leave(
 def _end(code: int) -> NoReturn:
     """Leave without finalisers: MPI's may hang, and threads may still be writing."""
     flush_output()
-    os._exit(int(code))
+    os._exit(int(code) & 0xFF)
 
 
 def flush_output() -> None:

@@ -138,5 +138,5 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
     job = _run(tmp_path / "run", script=script)
 
     assert job.exit_code == 1, job.stderr
-    assert "without training: it has to call model.fit(...)" in job.stderr
+    assert "trained nothing: it has to call model.fit(...)" in job.stderr
     assert job.leftovers == ()

@@ -1,4 +1,4 @@
-"""Hooks load the models that they have saved, on workers whose files are not real too."""
+"""Models that hooks and the script save are found again, on each worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.callbacks.callback_files import FirstFiles, guarding
-from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, SharedWrites, install
+from holdfast.runtime.run.script_record import ScriptRecord
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -29,7 +30,8 @@ class Worker:
         self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
         self.told: list[str] = []
         kept = KeptLoads(folder / "loaded", self.told.append)
-        self.saves = FirstSaves(lambda path: self.files.is_first, lambda: self.scratch, kept)
+        writes = SharedWrites(ScriptRecord(folder / "record"), str)
+        self.saves = FirstSaves(writes, lambda: self.scratch, kept)
         self.models = keras.models
         self.real_save = keras.src.saving.saving_api.save_weights
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
@@ -164,3 +166,42 @@ def test_relaunched_script_loads_what_it_loaded_before_a_hook_saved_there(
 
     assert worker.value == 3
     assert len(worker.told) == 1
+
+
+def test_one_worker_writes_what_the_script_saves_and_all_find_it(tmp_path: Path) -> None:
+    record, path = tmp_path / "record", tmp_path / "m.keras"
+    moment = ["before training 1"]
+    one, other = (SharedWrites(ScriptRecord(record), lambda: moment[0]) for _ in range(2))
+    written: list[str] = []
+
+    def write(by: str, saves: SharedWrites) -> Any:
+        def save() -> str:
+            written.append(by)
+            path.write_text(by)
+            return by
+
+        return saves.once(str(path), save, lambda: f"found by {by}")
+
+    assert [write("one", one), write("other", other)] == ["one", "found by other"]
+    assert [write("other", other), write("one", one)] == ["other", "found by one"]
+    one.alone(lambda: write("one", one))  # in a hook, which the others put off
+    moment[0] = "before training 2"
+    assert [write("other", other), write("one", one)] == ["other", "found by one"]
+    path.unlink()  # as on a host with a disk of its own
+    write("one", one)
+    path.unlink()
+    assert write("other", other) == "other"
+    assert written == ["one", "other", "one", "other", "one", "other"]
+
+
+def test_save_that_fails_is_made_by_the_next_worker(tmp_path: Path) -> None:
+    record, path = tmp_path / "record", tmp_path / "m.keras"
+    one, other = (SharedWrites(ScriptRecord(record), str) for _ in range(2))
+
+    def fail() -> None:
+        path.touch()
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        one.once(str(path), fail)
+    assert other.once(str(path), lambda: "whole") == "whole"

@@ -16,7 +16,8 @@ from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.callbacks.callback_files import FirstFiles
 from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, SharedWrites
+from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.training.callback_host import Commit
 
 STEPS = 3
@@ -90,7 +91,8 @@ class Driven:
         self.files = FirstFiles(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
         kept = KeptLoads(scratch / "loaded", lambda text: None)
-        self.saves = FirstSaves(lambda path: self.files.is_first, lambda: scratch, kept)
+        writes = SharedWrites(ScriptRecord(scratch / "record"), str)
+        self.saves = FirstSaves(writes, lambda: scratch, kept)
         params = {"epochs": self.plan.last_epoch, "steps": STEPS}
         partners = (self.files, events, self.saves, params)
         self.rounds = CallbackRounds(callbacks, self.model, self.replica, *partners)  # type: ignore[arg-type]

@@ -99,6 +99,30 @@ def test_state_from_the_batch_after_the_last_update(tf: SimpleNamespace) -> None
     assert "own/level of Own.train_step is computed from the microbatch after" in message
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("control", ["cond", "ops.cond", "while_loop"])
+def test_update_in_a_branch_or_a_loop(
+    tf: SimpleNamespace, control: str, *, run_eagerly: bool
+) -> None:
+    """Such as one of every third batch, for which the optimizer has an argument."""
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        def update() -> Any:
+            return model.descend(x, y)
+
+        if control == "while_loop":
+            loss = t.while_loop(lambda n, _: n < 2, lambda n, _: (n + 1, update()), (0, 0.0))[1]
+        else:
+            cond = t.cond if control == "cond" else tf.keras.ops.cond
+            loss = cond(t.reduce_sum(x) > 0, update, lambda: 0.0)
+        return {"loss": loss}
+
+    message = refused(tf, body, run_eagerly=run_eagerly)
+
+    assert "Own.train_step calls its optimizer within tf.cond or a loop" in message
+    assert "give the optimizer gradient_accumulation_steps=N" in message
+
+
 def test_variable_that_the_model_does_not_own(tf: SimpleNamespace) -> None:
     stranger = tf.keras.metrics.Mean(name="stranger")
 

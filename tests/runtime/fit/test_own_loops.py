@@ -1,0 +1,185 @@
+"""Loops of a script outside of ``fit`` are refused at their second step, or told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.fit import own_loops
+from holdfast.runtime.worker.script_clock import during_training
+
+pytestmark = pytest.mark.tensorflow
+
+X = np.ones((4, 2), np.float32)
+
+
+class Script:
+    """A script of one layer, with two optimizers."""
+
+    def __init__(self) -> None:
+        self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.optimizer, self.other = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)
+        self.model.compile(self.optimizer, "mse")
+        self.has_trained = False
+        self.told: list[str] = []
+
+    def step(self, optimizer: Any = None) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.model(X) ** 2)
+        weights = self.model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        (optimizer or self.optimizer).apply_gradients(zip(gradients, weights, strict=True))
+
+    @property
+    def steps(self) -> int:
+        return int(self.optimizer.iterations.numpy())
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    base = keras.src.optimizers.base_optimizer.BaseOptimizer
+    function = type(tf.function(tuple))
+    for kind, name in (base, "apply"), (function, "__call__"), (keras.Model, "train_on_batch"):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    monkeypatch.setattr(own_loops, "_sources", lambda: ["step()"])
+    script = Script()
+    own_loops.watch_loops(lambda: script.has_trained, script.told.append)
+    return script
+
+
+def _eager(script: Script) -> None:
+    for _ in range(3):
+        script.step()
+
+
+def _function(script: Script) -> None:
+    step = tf.function(script.step)
+    for _ in range(3):
+        step()
+
+
+def _in_turns(script: Script) -> None:
+    @tf.function
+    def both() -> None:
+        script.step()
+        script.step(script.other)
+
+    script.optimizer.build(script.model.trainable_variables)
+    script.other.build(script.model.trainable_variables)
+    for _ in range(3):
+        both()
+
+
+def _built(script: Script) -> Any:
+    script.optimizer.build(script.model.trainable_variables)
+    return script.step
+
+
+def _in_graph(script: Script) -> None:
+    step = _built(script)
+
+    @tf.function
+    def loop() -> None:
+        for _ in tf.range(3):
+            step()
+
+    loop()
+
+
+def _over_dataset(script: Script) -> None:
+    step, data = _built(script), tf.data.Dataset.range(3)
+
+    @tf.function
+    def loop() -> None:
+        for _ in data:
+            step()
+
+    loop()
+
+
+LOOPS = pytest.mark.parametrize("loop", [_eager, _function, _in_turns, _in_graph, _over_dataset])
+
+
+@LOOPS
+def test_loop_with_a_tape_is_refused_at_its_second_step(
+    script: Script, loop: Callable[[Script], None]
+) -> None:
+    with pytest.raises(ProgramError) as refused:
+        loop(script)
+
+    assert "in a loop of its own with a GradientTape (" in str(refused.value)
+    assert "(test_own_loops.py:" in str(refused.value)
+    assert "let model.fit(x, y, batch_size=...) run the loop" in str(refused.value)
+    assert script.steps <= 1
+
+
+@LOOPS
+def test_loop_before_a_fit_that_stands_in_the_script_is_told_once(
+    script: Script, monkeypatch: pytest.MonkeyPatch, loop: Callable[[Script], None]
+) -> None:
+    monkeypatch.setattr(own_loops, "_sources", lambda: ["model.fit(x, epochs=3)"])
+
+    loop(script)
+
+    assert script.steps == 3
+    assert len(script.told) == 1
+    assert "each worker does so alone, shares nothing and saves nothing" in script.told[0]
+
+
+def test_loop_over_train_on_batch_is_refused(script: Script) -> None:
+    script.model.train_on_batch(X, X[:, :1])
+
+    with pytest.raises(ProgramError, match=r"in a loop over train_on_batch\(\) \("):
+        script.model.train_on_batch(X, X[:, :1])
+
+
+def test_one_step_of_each_optimizer_is_harmless(script: Script) -> None:
+    script.step()
+    tf.function(script.step)(script.other)
+
+    assert (script.steps, script.told) == (1, [])
+
+
+def test_steps_of_hooks_are_left_alone_and_those_after_a_training_are_told(script: Script) -> None:
+    with during_training():
+        _eager(script)
+        _function(script)
+    assert (script.steps, script.told) == (6, [])
+    script.has_trained = True
+
+    for _ in range(3):
+        script.model.train_on_batch(X, X[:, :1])
+    _eager(script)
+
+    assert script.steps == 12
+    assert len(script.told) == 1
+    assert "in a loop over train_on_batch() (" in script.told[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "sklearn", "expected"),
+    [
+        ("model.fit(data)", False, True),
+        ("scaler.fit(x)", True, False),
+        ("scaler.fit(x)\nmodel.fit(data, epochs=2)", True, True),
+        ("holdfast.Trainer(make, data).run()", False, True),
+        ("class Own:\n    def fit(self, x, epochs): ...\n\nOwn().fit(x, epochs=3)", False, False),
+        ("class Own(Model):\n    def fit(self, x): super().fit(x)\n\nOwn().fit(x)", False, True),
+        ("step()", False, False),
+    ],
+)
+def test_whether_a_source_calls_fit(
+    monkeypatch: pytest.MonkeyPatch, source: str, *, sklearn: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(
+        own_loops, "sys", SimpleNamespace(modules={"sklearn": 1} if sklearn else {})
+    )
+
+    assert own_loops.calls_fit(source) == expected
