@@ -29,7 +29,7 @@ COMMAND = ("holdfast", "run", "-n", "4", "--inject", "kill worker=2 step=50", "t
 SHOWN_AFTER, SHOWN_S = b"Epoch 4/", 0.7
 """The picture is of a moment so long after the end of this epoch."""
 ERASE = "\r\x1b[2K"
-WIDE, HIGH, COLORS = 1000, 1060, 64
+WIDE, HIGH = 1000, 1060
 
 
 def main() -> None:
@@ -86,9 +86,7 @@ def take_page(place: Path, target: Path) -> None:
         ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", f"--screenshot={raw}",
          f"--window-size={WIDE},{HIGH}", page.as_uri()], check=True, capture_output=True,
     )  # fmt: skip
-    Image.open(raw).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLORS).save(
-        target, optimize=True
-    )
+    Image.open(raw).convert("RGB").save(target, optimize=True)
 
 
 if __name__ == "__main__":
