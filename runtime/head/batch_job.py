@@ -112,7 +112,7 @@ class BatchJob:
         """
         for number in {signal.SIGTERM, signal.SIGINT} & signal.sigpending():
             # Blocked since the job's end.
-            self.limits.repeats(number, is_stopping=True, now=time.time())
+            self.limits.repeats(number, is_stopping=True, now=self.limits.now)
         allocation = self.allocation
         if code != ExitCode.STOPPED_EARLY or not self.wants_requeue or allocation is None:
             return

@@ -48,9 +48,10 @@ from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.own_process import reap_strays
+from holdfast.runtime.system.own_process import has_ended, reap_strays
 from holdfast.runtime.system.owned_directory import (
     hold,
+    make_again,
     make_owned_directory,
     remove_dead_directories,
 )
@@ -64,6 +65,7 @@ _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
 
 _ENDS_WITHIN_S = 30.0
+_KILLED_WITHIN_S = 5.0
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
@@ -184,7 +186,7 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
     except BaseException:
         if begun is not None:
             begun.kill()
-            begun.wait()
+            has_ended(begun, _KILLED_WITHIN_S)
         shutil.rmtree(directory, ignore_errors=True)
         signals.restore()
         raise
@@ -293,6 +295,8 @@ def _attached(
             f"{options.script.name} on {count(len(workers), 'worker')}"
         )
     lease = Lease(found.lease)
+    with contextlib.suppress(OSError):  # nothing to spare: the job's writer renews it, too
+        lease.keep()  # also while there is no head
     terms = HeadTerms(
         directory=Path(greeting["directory"]),
         cwd=Path(greeting["cwd"]),
@@ -455,8 +459,7 @@ class Client:
         bound = Bound(_STARTS_WITHIN_S)
         while True:
             try:
-                # The last one may have removed it.
-                self._terms.directory.mkdir(mode=0o700, exist_ok=True)
+                make_again(self._terms.directory)  # the last one may have removed it
                 return connect_to_head(self._terms)
             except OSError as error:
                 if bound.has_passed:

@@ -156,10 +156,11 @@ class Decider:
         elif record["event"] == "checkpoint_failed":  # perhaps the directory is gone
             self._run.check()
 
-    def poll(self, now: float, *, is_idle: bool) -> None:
+    def poll(self, now: float, *, is_idle: bool, is_held: bool = False) -> None:
         """Mind the time of the job and the bounds of its launch; call it twice a second.
 
-        ``is_idle`` is whether no worker is hosted.
+        ``is_idle`` is whether no worker is hosted, ``is_held`` whether the next launch waits for a
+        host, which has a bound of its own.
         """
         if self.end is not None:
             return
@@ -172,6 +173,8 @@ class Decider:
             self._checked_at = now
             self._run.check()
         self._mind_time()
+        if is_held:
+            return
         self._clock = self._clock.observe(self._machine.view.workers, self._situation, now)
         overdue = self._clock.overdue
         if overdue is not None:
@@ -207,7 +210,7 @@ class Decider:
             self.save()
         elif order is Order.GO_ON:
             self._console.hung_up()
-        elif self.limits.repeats(number, is_stopping=self.is_stopping, now=time.time()):
+        elif self.limits.repeats(number, is_stopping=self.is_stopping, now=self.limits.now):
             self._console.noted(f"{number.name}: the job is stopping already", "signal_repeated")
         else:
             self._stop(number.name, self.limits.stops[number])
@@ -227,7 +230,7 @@ class Decider:
     def stop(self, *, is_urgent: bool) -> None:
         """Stop the job with a checkpoint, or at once, because a person has asked for it."""
         # An order, as SIGTERM is: a batch job does not come back after it.
-        self.limits.repeats(signal.SIGTERM, is_stopping=self.is_stopping, now=time.time())
+        self.limits.repeats(signal.SIGTERM, is_stopping=self.is_stopping, now=self.limits.now)
         if not self.is_stopping:
             self._stop("holdfast stop", ExitCode.TERMINATED)
         if is_urgent:
@@ -245,7 +248,7 @@ class Decider:
 
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""
-        due = self.limits.poll(time.time())
+        due = self.limits.poll(self.limits.now)
         if due is Due.NOTHING or self.end is not None:
             return
         if due is Due.HURRY:

@@ -112,8 +112,7 @@ class Head:
             with job.errors_told():
                 if self._hosts is not None and job.decider.end is None:
                     self._hosts.poll(now)
-                if self._held is None:
-                    job.decider.poll(now, is_idle=is_idle)
+                job.decider.poll(now, is_idle=is_idle, is_held=self._held is not None)
                 job.progress.show(self._agent.host.launch.progress)
                 self._show_metrics(job, now)
             if self._held is not None and not self._waits_for_hosts(job):

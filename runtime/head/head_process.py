@@ -25,7 +25,7 @@ from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, Stopped
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
-from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
@@ -49,6 +49,8 @@ _REFUSALS = {
     "stop`, or choose another --run-dir",
     "attached_already": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
     "`holdfast status` shows how it goes",
+    "stopped_client": "a job whose client, pid {pid}, is stopped; let it go on (kill -CONT {pid}), "
+    "or end it (kill -KILL {pid}), then ask again",
     "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
     "end it (kill -KILL {pid}), then run again",
     "starting": "a job that is just starting; run again in a minute",
@@ -135,8 +137,7 @@ class HeadProcess:
             self._process.has_ended(_STOPPED_ENDS_WITHIN_S)
         self._process.close()
         if self._child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(1.0)
+            has_ended(self._child, 1.0)
 
 
 def begin_head(terms: HeadTerms) -> subprocess.Popen[bytes]:
@@ -147,7 +148,7 @@ def begin_head(terms: HeadTerms) -> subprocess.Popen[bytes]:
     """
     with blocked():  # until it has handlers of its own
         return subprocess.Popen(
-            terms.command(),
+            by_env(terms.command()),
             # Scripts make vocabularies from sets of words, in the order of their hashes.
             env={"PYTHONHASHSEED": "0", **terms.environment},
             cwd=terms.cwd,
@@ -172,11 +173,11 @@ def connect_to_head(terms: HeadTerms, begun: subprocess.Popen[bytes] | None = No
                 return HeadProcess(channel, process, terms.heartbeat_timeout_s, child)
         begun, is_struck = None, (child.poll() or 0) < 0
         child.kill()
-        code = child.wait()
+        has_ended(child, _STOPPED_ENDS_WITHIN_S)
         if not is_struck or number == _STARTS - 1:
             break
     raise RecoveryImpossible(
-        f"the agent of this host did not start (exit code {code}); "
+        f"the agent of this host did not start (exit code {child.poll()}); "
         "its messages are above; run `holdfast doctor`"
     )
 
@@ -193,7 +194,8 @@ def _connected(child: subprocess.Popen[bytes], terms: HeadTerms) -> Channel | No
             time.sleep(_RETRY_S)
         if stopped.poll([child.pid], witnessed_s()):
             child.kill()
-            child.wait()
+            has_ended(child, _STOPPED_ENDS_WITHIN_S)
+            break
     return None
 
 
@@ -227,7 +229,10 @@ def find_head(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHe
     try:
         channel = connect(path)
     except OSError:
-        return None
+        client = _client_of(run_dir)
+        if client is None or not is_stopped(client):
+            return None
+        raise _refused(run_dir, "stopped_client", client) from None  # it starts no other head
     process = HeldProcess.of_peer(channel)
     if process is None:
         channel.close()
@@ -247,11 +252,24 @@ def find_head(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHe
         return None
     if answer["kind"] == "another_job" and asked is not None:
         raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
-    is_run = answer["kind"] == "attached_already" and asked is not None
-    why = _REFUSALS["another" if is_run else answer["kind"]].format(
-        pid=answer.get("pid", process.pid)
-    )
-    raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
+    kind, pid = answer["kind"], answer.get("pid", process.pid)
+    if kind == "attached_already":
+        is_run = asked is not None
+        kind = "stopped_client" if is_stopped(pid) else "another" if is_run else kind
+    raise _refused(run_dir, kind, pid)
+
+
+def _refused(run_dir: RunDirectory, kind: str, pid: int) -> RunDirectoryBusy:
+    why = _REFUSALS[kind].format(pid=pid)
+    return RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
+
+
+def _client_of(run_dir: RunDirectory) -> int | None:
+    """Return the process that shows the job, as the lease names it."""
+    try:
+        return int(run_dir.lease_owner()["client"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def another_job(run_dir: RunDirectory, its: list[Any], asked: JobOptions) -> str:
@@ -277,11 +295,8 @@ def _end_if_stopped(head: HeldProcess, run_dir: RunDirectory) -> bool:
 
     A batch system that suspends a job stops the client as well, which then still lives.
     """
-    try:
-        client = int(run_dir.lease_owner()["client"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    if is_alive(client) or not is_stopped(head.pid):
+    client = _client_of(run_dir)
+    if client is None or is_alive(client) or not is_stopped(head.pid):
         return False
     head.kill()
     return head.has_ended(_STOPPED_ENDS_WITHIN_S)

@@ -48,6 +48,10 @@ class JobHosts:
         """What was told last of a host that may not work."""
         for own in job.hosts[:1]:
             agent.host.own_name = own.name
+            # Now: when a host is lost, the disk with the modules may hang.  A job on one host
+            # imports nothing for others.
+            import holdfast.runtime.hosts.examination
+            import holdfast.runtime.hosts.remote_host  # noqa: F401
         self._looked_at = self._stood_still_at = lease_clock_s()
         self._lease_s = LEASE_SHARE * job.config.options.heartbeat_timeout_s
         self._stood_still_at -= self._lease_s
@@ -143,7 +147,6 @@ class JobHosts:
             self._agent.tell({"kind": "host_back", "host": name, "slots": self._slots})
 
     def _start(self, name: str) -> None:
-        # A job on one host imports nothing for others.
         from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
         from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
         from holdfast.runtime.hosts.wire import Greeting

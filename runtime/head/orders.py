@@ -42,6 +42,9 @@ OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
 """It ends this run alone: a requeue would end everything else in the batch job, too."""
 
 
+_BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass(slots=True)
 class TimeLimits:
     """The end of a job's time, and what signals mean for it, as its head minds them."""
@@ -53,6 +56,13 @@ class TimeLimits:
     """How many signals have asked for the end since the job began."""
     hit_limit: bool = False
     """Whether the job was stopped by a limit although it should go on."""
+    booted_at: float = _BOOTED_AT
+    """When the host has booted, by its clock as the job began: setting that moves no deadline."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, by that clock."""
+        return self.booted_at + time.clock_gettime(time.CLOCK_BOOTTIME)
 
     @property
     def stops(self) -> Mapping[signal.Signals, ExitCode]:

@@ -8,7 +8,6 @@ ones the journal tells the number.
 
 from __future__ import annotations
 
-import select
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.run.journal import Record, line_of, stamped
-from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -162,18 +161,11 @@ class RunLink:
             return
         if is_over:
             channel.post({"kind": "over"})
-        while not channel.is_closed:
-            if not (self._waiting or self._traced or self._logged or channel.wants_write):
-                break
-            channel.flush()
-            if not bound.wait(lambda left_s: _is_ready(channel, left_s)):
-                break
-            try:
-                messages = channel.drain()
-            except ChannelError:
-                break
+        for messages in channel.serve(bound):
             for message in messages:
                 self._on_message(message)
+            if not (self._waiting or self._traced or self._logged or channel.wants_write):
+                break
         self._leave()
 
     def _take(self, records: Iterable[Record]) -> None:
@@ -237,10 +229,3 @@ class RunLink:
         self._lost += self._unkept
         self._sent = self._unkept = self._traced = self._logged = 0
         self._is_looking = self._is_checking = False
-
-
-def _is_ready(channel: Channel, within_s: float) -> bool:
-    """Wait until something has come, or something that waits can be written."""
-    waiting = select.poll()  # select(2) knows no descriptor beyond 1023
-    waiting.register(channel, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
-    return bool(waiting.poll(1000 * within_s))

@@ -19,6 +19,7 @@ Beyond it nobody comes back: a SIGKILL ends a stopped process, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -38,6 +39,7 @@ from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Channel, Listener, Message
+from holdfast.runtime.system.owned_directory import make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
@@ -196,8 +198,7 @@ class Agent:
         self._dropped_told = 0
         self._polled_at = witnessed_s()
         self._introduce_to_head = introduce
-        self._listener = Listener(settings.directory / SOCKET_NAME)
-        self.reactor.watch(self._listener, self._accept)
+        self._listener = self._listening()
         limits = HostLimits(settings.directory)
         self._watch = HostWatch(
             limits, self.tell, lambda: self.host.launch.ask_all(RequestFlag.SAVE)
@@ -230,6 +231,7 @@ class Agent:
 
     def obey(self, message: Message) -> None:
         """Carry out an order of the head."""
+        self._keep_directory()
         self._orders.obey(message)
 
     def turn(self) -> float:
@@ -244,6 +246,7 @@ class Agent:
         self._mpi.poll(now, self.host.launch.state)
         if now - self._polled_at >= pause_s:
             self._polled_at = now
+            self._keep_directory()
             self.host.poll(now, self._mpi.pid)
             self._helpers.poll(now)
             has_workers = any(hosted.pid is not None for hosted in self.host.launch.workers)
@@ -285,6 +288,26 @@ class Agent:
         for number in SENT_BY_BATCH_SYSTEMS:
             signal.signal(number, lambda *_: None)
         unblock()
+
+    def _listening(self) -> Listener:
+        listener = Listener(self.settings.directory / SOCKET_NAME)
+        self.reactor.watch(listener, self._accept)
+        return listener
+
+    def _keep_directory(self) -> None:
+        """Make the private directory and the socket again, if they were removed."""
+        if self.socket.exists():
+            return
+        with contextlib.suppress(OSError):  # the next look tries again
+            make_again(self.settings.directory)
+            before, self._listener = self._listener, self._listening()
+            self.reactor.forget(before)
+            before.close(is_removed=False)
+            self.host.launch.notify(
+                f"the job's private directory {self.settings.directory} was removed, and was made "
+                "again; systemd removes it when the user logs out, unless `loginctl enable-linger` "
+                "was called"
+            )
 
     def _accept(self) -> None:
         channel = self._listener.accept()

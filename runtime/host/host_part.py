@@ -291,8 +291,7 @@ class HostPart:
         try:
             end = process.join_process(pid)
         except OSError as error:  # no descriptor is left
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            os.kill(pid, signal.SIGKILL)  # it is reaped as a stranger
             self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
             return
         process.printed = self._output.forward(process.stdout_fd, f"[w{worker}] ", 1, worker)

@@ -282,7 +282,7 @@ class LaunchPart:
             case Told(event):
                 self._on_told(host, event)
             case Noticed(text):
-                self._notify(text)
+                self.notify(text)
             case SaveAnswered(answer):
                 self._on_save_answered(answer)
             case Settled(step):
@@ -371,7 +371,8 @@ class LaunchPart:
         """Tell a report of a worker, or one on its behalf."""
         self._tell({"kind": "worker_report", "worker": worker, "report": report})
 
-    def _notify(self, text: str) -> None:
+    def notify(self, text: str) -> None:
+        """Tell the user a sentence."""
         worker = self._launch.workers[0] if self._launch is not None else WorkerId(0)
         self._tell_report(worker, {"kind": "notice", "text": text})
 
@@ -455,4 +456,4 @@ class LaunchPart:
         elif not answer.get("is_expected"):
             text = self._failed_saves.sentence(step, answer["reason"])
         if text is not None:
-            self._notify(text)
+            self.notify(text)

@@ -94,7 +94,7 @@ class HostLimits:
     """Reads limits; what cannot be read is left out.
 
     Args:
-        directory: where the shared memory files of a job lie.
+        directory: where the shared memory files of a job lie; it may vanish.
         root: the root of the file system.
         statvfs: tells the size of a file system.
     """
@@ -126,7 +126,7 @@ class HostLimits:
     def shared_memory(self) -> list[Usage]:
         """Return the use of the file system of shared memory files."""
         try:
-            size = self._statvfs(self._directory)
+            size = self._statvfs(self._directory.parent)
         except OSError:
             return []
         limit = size.f_blocks * size.f_frsize

@@ -45,6 +45,7 @@ from holdfast.runtime.system.bind_answers import (
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.connections import stranger, watch_strangers
 from holdfast.runtime.system.network import interface_on
+from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
@@ -73,12 +74,14 @@ class MpiLaunch:
         """Start mpiexec; its output goes to a log in the launch's directory.
 
         A thread may ``tell`` which strangers have connected to it.
+
+        Raises ``OSError`` if the system has no process or thread to spare.
         """
         self._directory = line.directory
         (offers, ask), (hear, answers) = os.pipe(), os.pipe()
         with (self._directory / _LOG).open("wb") as log, blocked():
             self._process = subprocess.Popen(
-                [*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()],
+                by_env([*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()]),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -90,9 +93,14 @@ class MpiLaunch:
         os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
         pipes, rule = Pipes(offers, answers), launcher_rule(line.terms.network)
-        serve_in_background(self._process.pid, pipes, rule, _rule_of_ranks(line.terms.network))
-        if line.terms.network is not None:
-            watch_strangers(self._process.pid, line.ranks, tell)
+        try:
+            serve_in_background(self.pid, pipes, rule, _rule_of_ranks(line.terms.network))
+            if line.terms.network is not None:
+                watch_strangers(self.pid, line.ranks, tell)
+        except OSError:  # without an answer to its binds it would wait for ever
+            self.kill()
+            self.end()
+            raise
 
     @property
     def pid(self) -> int:
@@ -136,8 +144,7 @@ class MpiLaunch:
 
     def end(self) -> None:
         """Wait for an mpiexec that ends, at most 10 s, and keep its files."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(UNKILLABLE_AFTER_S)
+        has_ended(self._process, UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
 
@@ -210,11 +217,11 @@ class MpiHost:
         Raises:
             OSError: it cannot be started.
         """
-        self.close()
+        self.abandon()  # the head waits for no process
         self._generation = generation
         self._empty_since = None
         directory = self._directory / f"launch-{generation}"
-        directory.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700, parents=True)
         line = LaunchLine(
             mpiexec=order.mpiexec,
             ranks=ranks,
@@ -254,10 +261,8 @@ class MpiHost:
 
     def close(self) -> None:
         """Kill mpiexec, and wait for it; its end is not told."""
-        launch, self._launch = self._launch, None
-        if launch is not None:
-            launch.kill()
-            self._reactor.forget(launch.end_fd)
+        self.abandon()
+        for launch in self._abandoned:
             launch.clear()
 
     def abandon(self) -> None:

@@ -394,7 +394,11 @@ class Streams:
 
     def redirect(self) -> None:
         """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
-        before, self._sinks = set(self._sinks.values()), _open()
+        before = set(self._sinks.values())
+        try:
+            self._sinks = _open()
+        except OSError:  # no thread to spare: the old ones write to the same numbers
+            return
         for sink in before:
             sink.close(0.0)
         self._left += before

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.signals import blocked
 
 if TYPE_CHECKING:  # these would delay the first pool by a tenth of a second
@@ -40,6 +40,7 @@ IMPORTS_WITHIN_S = 600.0
 """For one module; TensorFlow from a busy network file system takes minutes."""
 FORKS_WITHIN_S = 60.0
 """For the workers of a launch; 128 of them take about a second."""
+_KILLED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
     command += ["--agent", str(os.getpid()), "--control-fd", str(control.fileno())]
     with blocked():
         return subprocess.Popen(
-            command,
+            by_env(command),
             pass_fds=[control.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output[0],
@@ -203,11 +204,11 @@ class WarmPool:
             self._start()
 
     def close(self) -> None:
-        """End the pool and wait for it; pending requests are dropped."""
+        """End the pool and wait for it, but not for long; pending requests are dropped."""
         if self._process is not None:
             self._stop_watching()
             self._process.kill()
-            self._process.wait()
+            has_ended(self._process, _KILLED_WITHIN_S)  # unless it hangs in the kernel
             self._process = None
         self._pending.clear()
 

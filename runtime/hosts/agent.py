@@ -31,7 +31,7 @@ from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
-from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down
+from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down, taken_bytes
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.devices import VISIBLE
@@ -44,7 +44,7 @@ from holdfast.runtime.system.own_process import (
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
-from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_status import (
     StatusChanges,
     WorkerStatus,
@@ -57,10 +57,11 @@ _LONGEST_PAUSE_S = 0.1
 """Statuses are mirrored ten times a second at least."""
 _MOST_OUTPUT_BYTES = 32 << 20
 """Output that the head does not take piles up so far, and is dropped then, as on its own host."""
-_MOST_LOGGED_BYTES = 4 << 20
-"""If the link is behind, the lines for log files wait, and are lost first."""
+_UNTAKEN_BYTES = 256 << 10
+"""So much output may be on its way: whatever else is told comes no later than after that, which
+takes 0.4 s at 5 Mbit/s.  The lines for log files wait, too, and are lost first."""
 _PIECE_BYTES = 16 << 10
-"""Output travels in pieces of about this size: an answer overtakes all but the one under way."""
+"""Output travels in pieces of about this size."""
 _ENDS_WITHIN_S = 2.0
 
 _THIS_HOSTS = ("HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "SLURMD_NODENAME", "SLURM_NODEID")
@@ -103,16 +104,18 @@ class HostAgent:
         self.is_orphan = True
         """Whether the end of the job is not the head's wish."""
         self._lines: deque[tuple[int, bytes]] = deque()
-        self._dropped = 0
+        self._pieces: deque[tuple[int, bytes]] = deque()
+        """What is to be sent of them."""
+        self._waiting_bytes = self._untaken_bytes = self._dropped = 0
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         self._reactor.watch(wake_read, lambda: self._take_output(wake_read))
         sinks = {fd: _Sink(self._lines, fd, wake_write) for fd in (1, 2)}
         self._output = OutputForwarder(sinks, verbose=greeting.verbose)
-        self._output.logged.is_held = lambda: channel.waiting_bytes > _MOST_LOGGED_BYTES
+        self._output.logged.is_held = lambda: self._untaken_bytes >= _UNTAKEN_BYTES
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._seen: Seen | None = None
-        limits = HostLimits(Path(greeting.directory))
+        limits = HostLimits(Path("/dev/shm/holdfast"))  # the directory's own disk may hang
         self._watch = HostWatch(limits, self._tell_event, self._no_save)
         self._part = HostPart(
             self._reactor,
@@ -143,6 +146,8 @@ class HostAgent:
         self._part.kill_all(self._why_over or "the agent ends")
         self._part.close()
         self._output.close(_ENDS_WITHIN_S)
+        if not self.is_orphan:
+            self._send_rest()
         self._watchdog.close()
         self._shared.close()
         self._reactor.close()
@@ -179,6 +184,9 @@ class HostAgent:
                 found = self._mirrored.get((generation, WorkerId(worker)))
                 if found is not None:
                     found[0].take(changes, Writer.AGENT)
+        elif kind == "taken":
+            self._untaken_bytes -= int(message["bytes"])
+            self._send_output()
         elif kind == "end":
             self.is_orphan = False
             self._end("the job has ended")
@@ -206,7 +214,8 @@ class HostAgent:
     def _tell(self, message: Up) -> None:
         """Tell the head something, after what the workers' statuses show by now.
 
-        It comes after all output that is here by now: last lines before the end of their worker.
+        It comes after the output that is here by now, unless the link is behind: then an order to
+        stop would lose its save, and the end of a worker would be late.
         """
         if isinstance(message, Seen):
             if message == self._seen:
@@ -221,7 +230,7 @@ class HostAgent:
             if status is not None:
                 status.close()
         self._send_output()
-        self._channel.post_behind(line_of(message))
+        self._post(line_of(message))
 
     def _tell_event(self, event: Message) -> None:
         self._tell(Told(event))
@@ -241,17 +250,43 @@ class HostAgent:
         self._send_output()
 
     def _send_output(self) -> None:
+        """Send as much output as may be on its way."""
         while self._lines:
             fd, lines = self._lines.popleft()
-            if self._channel.waiting_bytes > _MOST_OUTPUT_BYTES:
+            if self._waiting_bytes > _MOST_OUTPUT_BYTES:
                 self._dropped += lines.count(b"\n")
                 continue
-            if self._dropped:
-                lines = b"[%d lines were dropped here]\n" % self._dropped + lines
-                self._dropped = 0
-            for piece in _pieces_of(lines):
-                message = {"kind": "output", "fd": fd, "lines": piece.decode(TEXT)}
-                self._channel.post_behind(message)
+            lines = self._gap() + lines
+            self._waiting_bytes += len(lines)
+            self._pieces += [(fd, piece) for piece in _pieces_of(lines)]
+        while self._pieces and self._untaken_bytes < _UNTAKEN_BYTES:
+            self._send_piece(*self._pieces.popleft())
+
+    def _send_piece(self, fd: int, piece: bytes) -> None:
+        self._waiting_bytes -= len(piece)
+        self._post({"kind": "output", "fd": fd, "lines": piece.decode(TEXT)})
+
+    def _post(self, line: Message) -> None:
+        self._untaken_bytes += taken_bytes(line)
+        self._channel.post(line)
+
+    def _send_rest(self) -> None:
+        """Send the newest of the output that is left: the head waits a moment for it."""
+        self._send_output()
+        while self._waiting_bytes > _UNTAKEN_BYTES:
+            _, piece = self._pieces.popleft()
+            self._waiting_bytes -= len(piece)
+            self._dropped += piece.count(b"\n")
+        for fd, piece in [(2, self._gap()), *self._pieces]:
+            self._send_piece(fd, piece)
+        for _ in self._channel.serve(Bound(_ENDS_WITHIN_S)):
+            if not self._channel.wants_write:
+                return
+
+    def _gap(self) -> bytes:
+        """Return the line that stands for those that were dropped, if there are any."""
+        dropped, self._dropped = self._dropped, 0
+        return b"[%d lines were dropped here]\n" % dropped if dropped else b""
 
 
 def _pieces_of(lines: bytes) -> Iterator[bytes]:

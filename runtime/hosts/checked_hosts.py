@@ -11,6 +11,7 @@ OpenBLAS make of the processor.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -24,7 +25,14 @@ from pathlib import Path
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
-from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, PROBE, HostFacts, Question, facts
+from holdfast.runtime.hosts.probe import (
+    ANSWERS_WITHIN_S,
+    PROBE,
+    UNASKED,
+    HostFacts,
+    Question,
+    facts,
+)
 from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set
@@ -34,7 +42,6 @@ from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
-from holdfast.runtime.system.signals import blocked
 
 _ONEDNN, _OPENBLAS = "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE"
 _KERNELS = (
@@ -50,6 +57,12 @@ _SHOWN_LETTERS = 60
 _TOLD_AFTER_S = 10.0
 """Longer than a host waits for the file that proves the run directory."""
 SAME = "install the same on all hosts, or share one installation"
+_LABEL = re.compile(r"\S+[:>|\])] *")
+"""What tools for many hosts put before each line, such as ``b: ``."""
+_TERMINAL = (
+    "`{}` gives {} a terminal, which changes what passes: leave -t and the like out; ssh has -T"
+)
+_LAST_LINES = 2
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
 
@@ -161,8 +174,7 @@ def ask_all(
 ) -> list[Asked]:
     """Ask all hosts at once; the first is this one."""
     executor = DaemonExecutor(len(names), "probe")
-    with blocked():  # signals are for the main thread
-        others = [executor.submit(_ask, name, shell, question) for name in names[1:]]
+    others = [executor.submit(_ask, name, shell, question) for name in names[1:]]
     executor.shutdown()
     began = time.time()
     own = Asked(names[0], facts(question), asked_at=began, answered_at=time.time())
@@ -185,14 +197,14 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
     except subprocess.TimeoutExpired:
         fault = f"{name} has not answered within {ANSWERS_WITHIN_S:g} s; leave it out, or mend it"
         return Asked(name, fault=fault)
-    if ended.returncode != 0:
-        return Asked(name, fault=_failure(name, shell, ended))
-    noise, _, answer = ended.stdout.rstrip("\n").rpartition("\n")
-    if noise and not shell.is_srun:
-        fault = (
-            f"{name} prints {noise[:_SHOWN_LETTERS]!r} when a shell starts there, and holdfast "
-            "would take it for a message: let .bashrc and the like print nothing without a terminal"
-        )
+    before, answer, after = _parts(ended.stdout)
+    if text.strip() in ended.stdout or "\r\n" in ended.stdout:
+        fault = _TERMINAL.format(shell.program, name)
+    elif ended.returncode != 0:
+        fault = _failure(name, shell, ended)
+    else:
+        fault = _noise(name, shell, before, answer, after)
+    if fault:
         return Asked(name, fault=fault)
     try:
         found = decode(HostFacts, answer)
@@ -202,10 +214,46 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
     return Asked(name, found, asked_at=began, answered_at=time.time())
 
 
+def _parts(said: str) -> tuple[str, str, str]:
+    """Return what a shell has printed before the answer, the answer, and what came after it."""
+    found = re.search(r'\{".*\}', said)
+    if found is None:
+        return said, "", ""
+    return said[: found.start()], found[0], said[found.end() :].strip()
+
+
+def _noise(name: str, shell: RemoteShell, before: str, answer: str, after: str) -> str:
+    """Return why what came back is no answer; "" if it is nothing but one."""
+    if shell.is_srun and answer and before.endswith("\n"):  # its prolog may print
+        before = ""
+    program, noise = f"`{shell.program}`", (before.strip() or after)[:_SHOWN_LETTERS]
+    if not answer:
+        what = f"has said {noise!r}, and no answer" if noise else "has said nothing"
+        return (
+            f"{name} {what}: {program} must run a command there and pass on what that prints, and "
+            "no .bashrc may end the shell"
+        )
+    if answer == UNASKED:
+        advice = "leave -n out (kubectl exec needs -i), and let no .bashrc read it"
+        return f"{program} passes no stdin to {name}: {advice}"
+    if _LABEL.fullmatch(before):
+        when = f"before each line of {program}"
+        advice = "let it label none (pdsh -N, clush -N, srun without -l)"
+    elif before:
+        when = "when a shell starts there"
+        advice = "let .bashrc and the like print nothing without a terminal"
+    else:
+        when, advice = "after the answer", f"let {program} say nothing of its own"
+    message = f"{name} prints {noise!r} {when}, and holdfast would take it for a message: {advice}"
+    return message if noise else ""
+
+
 def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[str]) -> str:
     """Return why a remote shell, or what it has started, has failed, in its own words."""
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    said = lines[-1].rstrip(".") if lines else f"exit code {ended.returncode}"
+    is_python = any(line.startswith("Traceback ") for line in lines)
+    last = lines[-1:] if is_python else lines[-_LAST_LINES:]
+    said = "; ".join(last).rstrip(".") or f"exit code {ended.returncode}"
     python = python_there(PROBE, {})[0]
     if ended.returncode in _NOT_FOUND or "can't open file" in said or "No module named" in said:
         return (
@@ -218,6 +266,8 @@ def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[s
             f"{name} cannot be reached by ssh: {said}; nobody is asked for a password, so "
             f"`{line}` must work"
         )
+    if is_python:
+        return f"holdfast fails on {name} ({said}): {SAME}"
     return f"{name} has not answered: {said}; `{shell.program}` must run a command there"
 
 

@@ -19,7 +19,7 @@ from ipaddress import IPv4Network
 from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.network import Meeting, MeetingPlace, Way
-from holdfast.runtime.system.own_process import answer_of
+from holdfast.runtime.system.own_process import answer_of, has_ended
 
 LINK_TRIAL = "holdfast.runtime.hosts.link_trial"
 
@@ -154,10 +154,9 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_ENDS_WITHIN_S)
-    process.kill()
-    process.wait()
+    if not has_ended(process, _ENDS_WITHIN_S):
+        process.kill()
+        has_ended(process, _ENDS_WITHIN_S)
 
 
 def _measured(name: str, question: LinkQuestion, shell: RemoteShell) -> tuple[LinkSpeed, ...]:

@@ -44,6 +44,9 @@ from holdfast.runtime.system.witnessed_time import Bound
 PROBE = "holdfast.runtime.hosts.probe"
 """The module that is run on each host."""
 
+UNASKED = '{"fault": "no question"}'
+"""What it says if nothing comes by stdin."""
+
 ANSWERS_WITHIN_S = 60.0
 """For a host that is asked: a cold file system may take most of it."""
 
@@ -197,7 +200,8 @@ def _or(otherwise: _Found, ask: Callable[[], _Found]) -> _Found:
 def main() -> None:
     """Answer the question on stdin."""
     signal.alarm(int(ANSWERS_WITHIN_S))
-    print(encode(facts(decode(Question, sys.stdin.readline()))).decode(), flush=True)
+    line = sys.stdin.readline()
+    print(encode(facts(decode(Question, line))).decode() if line else UNASKED, flush=True)
 
 
 if __name__ == "__main__":

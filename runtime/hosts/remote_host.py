@@ -26,14 +26,15 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import become_shell
-from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up
+from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up, taken_bytes
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import kill_group
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
-from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, Writer
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _FIRST_ANSWER_WITHIN_S = 60.0
 _UNANSWERED_SHARE, _SHORTEST_SILENCE_S = 0.3, 1.0
 """A link that was silent for so long before its end may be cut: 10 pings belong to a timeout."""
 _PROLOG = "prolog"
+_KILLED_WITHIN_S = 5.0
 _NOBODY = -1
 """What the shell itself says is shown to those who want to see everything."""
 
@@ -178,18 +180,27 @@ class RemoteHost:
         """Tell the agent that the job has ended; wait for nothing."""
         if not self.is_lost:
             self.is_lost = True
-            if self._is_greeted:  # before that, the end of the connection says the same
+            self._reactor.forget(self._channel)
+            if self._is_greeted:
                 self._channel.post({"kind": "end"})
-            self._disconnect()
+            else:  # the end of the connection says the same
+                self._channel.close()
 
     def close(self, within_s: float) -> None:
-        """Wait for the end of the shell; one that does not end is killed."""
+        """Show the last output, and wait for the end of the shell; one that does not end is killed.
+
+        No wait is long: a shell that hangs in the kernel stays.
+        """
         self.end()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._shell.wait(within_s)
-        if self._shell.poll() is None:
+        bound = Bound(within_s)
+        for messages in self._channel.serve(bound):
+            for message in messages:
+                if message.get("kind") == "output":
+                    self._show(message)
+        self._channel.close()
+        if not has_ended(self._shell, bound.left_s()):
             kill_group(self._shell.pid)
-            self._shell.wait()
+            has_ended(self._shell, _KILLED_WITHIN_S)
 
     def _take(self, message: Message) -> None:
         """Take a message; a host that sends what makes no sense is of no use."""
@@ -223,9 +234,15 @@ class RemoteHost:
         elif kind == "facts":
             self._take_facts(message["value"])
         elif kind == "output":
-            self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
+            self._show(message)
         else:
             self._hear(message)
+        taken = taken_bytes(message)
+        if taken:
+            self._channel.post({"kind": "taken", "bytes": taken})
+
+    def _show(self, message: Message) -> None:
+        self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
 
     def _first_pings(self) -> HostPings:
         return HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
@@ -312,7 +329,7 @@ def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     shim = (sys.executable, "-I", "-S", str(become_shell.__file__), str(os.getpid()))
     with blocked():
         return subprocess.Popen(
-            [*shim, *command],
+            by_env([*shim, *command]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

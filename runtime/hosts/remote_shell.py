@@ -27,6 +27,11 @@ CONNECTS_WITHIN_S = 10
 """A host that does not answer to ssh in this time is not there."""
 
 _OF_SSH = (
+    # What the user's configuration may ask for, and what lets nothing or too much pass.  An older
+    # ssh does not know all of it.
+    *("-T", "-o", "IgnoreUnknown=*"),
+    *("-o", "StdinNull=no"),
+    *("-o", "PermitLocalCommand=no"),
     *("-o", "BatchMode=yes"),
     *("-o", f"ConnectTimeout={CONNECTS_WITHIN_S}"),
     # A connection that is shared with others would end with theirs.

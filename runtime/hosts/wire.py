@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from holdfast.runtime.host.host_messages import Down, Up
+from holdfast.runtime.host.host_messages import Down, Told, Up
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 
@@ -51,6 +51,12 @@ def read_up(line: Message) -> Up:
     """Return what a host tells; raises ``ValueError`` if it makes no sense."""
     found: Up = _read(_UP, line)
     return found
+
+
+def taken_bytes(line: Message) -> int:
+    """Return how much output of workers a message carries, for a stream or for log files."""
+    event = line.get("value", {}).get("event", {}) if line.get("kind") == Told.__name__ else line
+    return len(event["lines"]) if event.get("kind") in ("output", "logged") else 0
 
 
 def _read(kinds: dict[str, Any], line: Message) -> Any:

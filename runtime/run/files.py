@@ -48,7 +48,7 @@ from typing import BinaryIO
 from holdfast.checkpoint.errors import FULL, TRANSIENT
 from holdfast.checkpoint.filesystem import renameat2
 from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
-from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _ROOT = 0
@@ -393,7 +393,10 @@ class BoundedCalls:
         with self._changed:
             if len(self._queue) >= self._most_queued:
                 return False
-            self._start()
+            try:
+                self._start()
+            except OSError:
+                return False
             self._queue.append(call)
             self._taken += 1
             number = self._taken
@@ -419,9 +422,9 @@ class BoundedCalls:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            with blocked():  # signals are for the main thread, which may block them at its end
-                self._thread.start()
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            start_thread(thread)
+            self._thread = thread
 
     def _work(self) -> None:
         while True:
@@ -466,8 +469,8 @@ def answering(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
         )
         os._exit(ExitCode.STOPPED_EARLY)
 
-    with blocked():  # signals are for the main thread
-        threading.Thread(target=wait, name="holdfast-answering", daemon=True).start()
+    with contextlib.suppress(OSError):  # then nobody tells; the body is what counts
+        start_thread(threading.Thread(target=wait, name="holdfast-answering", daemon=True))
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ from holdfast.runtime.run.files import (
     open_to_write,
     refusal,
 )
-from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.witnessed_time import Stillness
 
 LARGEST_LEASE_BYTES = 1 << 14
@@ -148,11 +148,10 @@ class Lease:
             target=self._keep, args=(descriptor,), name="holdfast-lease", daemon=True
         )
         try:
-            with blocked():  # signals are for the main thread
-                thread.start()
-        except RuntimeError as error:
+            start_thread(thread)
+        except OSError:
             close(descriptor)
-            raise OSError(errno.EAGAIN, str(error)) from error
+            raise
 
     def end(self, *, is_refused: bool = False) -> None:
         """Write down that the job has ended, so that the next one need not watch; never waits long.

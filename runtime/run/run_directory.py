@@ -472,8 +472,8 @@ class Ownership:
         if record is None and self.token:  # without a lease it is nobody's to lose
             raise DirectoryLost(
                 ExitCode.RECOVERY_IMPOSSIBLE,
-                f"{self.run_dir} was removed or moved, or its RUN.json was: this job cannot save, "
-                "and ends; if it was moved, `holdfast run --run-dir PLACE` goes on with it there",
+                f"{self.run_dir} was removed or moved, or its RUN.json was: this job cannot save; "
+                "if it was moved, `holdfast run --run-dir PLACE` goes on with it there",
             )
         for proof in _PROOFS:
             proof()

@@ -16,12 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.errors import CommitRefused
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.saving.metrics import MetricsShown
 
 
+_AWAY_S = 10.0
+"""A run directory may be away for so long: a file system that is mounted anew is."""
+_LOOK_S = 0.2
+
+
 class RunFiles:
     """Serves the head at the other end of ``channel`` in a thread, until that closes it."""
 
@@ -42,7 +49,7 @@ class RunFiles:
         self._journal: JournalFile | None = None
         self._lease: Lease | None = None
         self._metrics: MetricsShown | None = None
-        self._is_over = False
+        self._is_over = self._is_lost = False
         self._thread = threading.Thread(target=self._serve, name="holdfast-files", daemon=True)
         self._thread.start()
 
@@ -143,20 +150,36 @@ class RunFiles:
         return frozenset()
 
     def _check(self, _: Message) -> None:
-        """Tell whether the directory is still the job's; what cannot be told is left open."""
-        try:
-            self._owner.prove()
-        except DirectoryLost as lost:
-            self._send({"kind": "lost", "exit_code": lost.exit_code, "reason": str(lost)})
-        except CommitRefused:
-            pass
+        self._tell_if_lost()
         self._send({"kind": "checked"})
+
+    def _tell_if_lost(self) -> bool:
+        """Tell that the directory is the job's no more, if so; what cannot be told is left open.
+
+        One that is gone may be mounted anew just now, so it is waited for.
+        """
+        bound = Bound(_AWAY_S)
+        while not self._is_lost:
+            try:
+                self._owner.prove()
+            except DirectoryLost as lost:
+                if lost.exit_code == ExitCode.RUN_DIRECTORY_BUSY or bound.has_passed:
+                    self._is_lost = True
+                    self._send({"kind": "lost", "exit_code": lost.exit_code, "reason": str(lost)})
+                time.sleep(_LOOK_S)
+                continue
+            except CommitRefused:
+                pass
+            break
+        return self._is_lost
 
     def _end(self, _: Message) -> None:
         self._is_over = True
 
     def _warn(self, text: str) -> None:
-        self._send({"kind": "warning", "text": text})
+        """Show a sentence, unless the job ends for the same reason."""
+        if not self._tell_if_lost():
+            self._send({"kind": "warning", "text": text})
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

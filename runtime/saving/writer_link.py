@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
-from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
-from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -195,9 +195,9 @@ class WriterLink:
             self._lost.append(self._process)
         self._process = self._channel = None
         for process in self._lost:
-            if not _has_ended(process, _ENDED_WITHIN_S):
+            if not has_ended(process, _ENDED_WITHIN_S):
                 process.kill()
-                _has_ended(process, _KILLED_WITHIN_S)  # unless it hangs in the kernel
+                has_ended(process, _KILLED_WITHIN_S)  # unless it hangs in the kernel
         self._told.close()
 
     def _patience_s(self) -> float:
@@ -232,7 +232,7 @@ class WriterLink:
         try:
             with blocked():
                 self._process = subprocess.Popen(
-                    command,
+                    by_env(command),
                     pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                 )
@@ -302,17 +302,6 @@ class WriterLink:
             self._answered = _key(answer)
             found = {name: value for name, value in answer.items() if name != FDS}
             self._owner.on_written(found)
-
-
-def _has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
-    def wait(left_s: float) -> bool:
-        try:
-            process.wait(left_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    return Bound(within_s).wait(wait)
 
 
 def _key(message: Message) -> _Key:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from holdfast.runtime.system.bind_filter import install_filter
+from holdfast.runtime.system.signals import start_thread
 
 _PIDFD_GETFD = 438  # the number of the system call on all architectures
 _NOTIF_RECV = 0xC0502100  # linux/seccomp.h: _IOWR('!', 0, struct seccomp_notif)
@@ -136,11 +137,17 @@ def serve_in_background(pid: int, pipes: Pipes, launcher: Rule, ranks: Rule | No
     """Answer the binds of a child and its children in a thread, until all have ended.
 
     The child keeps to the rule of a launcher.  So do its own children, if ranks have no other one.
-    The thread owns ``pipes``.
+    The thread owns ``pipes``.  Raises ``OSError`` if the system has none to spare.
     """
-    rules = (launcher, ranks or launcher)
-    arguments = (pid, os.pidfd_open(pid), pipes, rules)
-    threading.Thread(target=_serve, args=arguments, name="holdfast-binds", daemon=True).start()
+    pidfd, rules = os.pidfd_open(pid), (launcher, ranks or launcher)
+    arguments = (pid, pidfd, pipes, rules)
+    thread = threading.Thread(target=_serve, args=arguments, name="holdfast-binds", daemon=True)
+    try:
+        start_thread(thread)
+    except OSError:
+        os.close(pidfd)
+        pipes.close()
+        raise
 
 
 def moved(address: bytes, rule: Rule) -> bytes | None:

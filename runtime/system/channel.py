@@ -36,6 +36,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.runtime.system.witnessed_time import Bound
+
 Message: TypeAlias = dict[str, Any]
 """A JSON object; its field ``kind`` names its kind."""
 
@@ -74,8 +76,6 @@ class LineChannel:
         self._inbox = bytearray()
         self._messages: deque[Message] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._behind: deque[bytes] = deque()
-        """Lines that go out when the outbox is empty."""
         self._outbox_bytes = 0
         self._is_deaf = False
         self._sending = threading.Lock()
@@ -105,27 +105,10 @@ class LineChannel:
         """
         self._post_line(_line_of(message), ())
 
-    def post_behind(self, message: Message) -> None:
-        """Queue one message as ``post`` does, behind all others; those that come later overtake it.
-
-        The messages that are queued here keep their order.
-        """
-        if self._is_deaf or self.is_closed:
-            return
-        line = _line_of(message)
-        self._behind.append(line)
-        self._count(line)
-        self.flush()
-
     @property
     def wants_write(self) -> bool:
         """Whether posted bytes wait to be written."""
-        return bool(self._outbox or self._behind)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The number of posted bytes that wait to be written."""
-        return self._outbox_bytes
+        return bool(self._outbox)
 
     @property
     def has_news(self) -> bool:
@@ -137,9 +120,7 @@ class LineChannel:
 
     def flush(self) -> None:
         """Write as many posted bytes as the peer takes now."""
-        while self.wants_write:
-            if not self._outbox:
-                self._outbox.append((self._behind.popleft(), ()))
+        while self._outbox:
             line, fds = self._outbox[0]
             try:
                 sent = self._write_some(line, fds)
@@ -153,6 +134,31 @@ class LineChannel:
                 self._outbox.popleft()
             else:
                 self._outbox[0] = (line[sent:], ())
+
+    def serve(self, bound: Bound) -> Iterator[list[Message]]:
+        """Write what is posted and yield what has come, until the peer's end or the bound.
+
+        A peer that breaks the protocol counts as ended.
+        """
+        while not self.is_closed:
+            self.flush()
+            try:
+                yield self.drain()
+            except ChannelError:
+                self.is_closed = self.is_broken = True
+            if not bound.wait(self._is_ready):
+                return
+
+    def _is_ready(self, within_s: float) -> bool:
+        """Wait until something has come, or something that waits can be written."""
+        if self.is_closed:
+            return True
+        waiting = select.poll()  # select(2) knows no descriptor beyond 1023
+        waiting.register(self._reads, select.POLLIN)
+        if self.wants_write:
+            is_one = self._reads == self._writes
+            waiting.register(self._writes, select.POLLOUT | (select.POLLIN if is_one else 0))
+        return bool(waiting.poll(1000 * within_s))
 
     def receive(self) -> Message | None:
         """Return the next message, waiting for it; ``None`` when the peer has closed."""
@@ -182,7 +188,6 @@ class LineChannel:
         """Close the descriptors; closing twice is harmless."""
         self.is_closed = True
         self._outbox.clear()
-        self._behind.clear()
         self._close_descriptors()
         self._reads = self._writes = -1
 
@@ -202,13 +207,10 @@ class LineChannel:
         if self._is_deaf or self.is_closed:
             return
         self._outbox.append((line, fds))
-        self._count(line)
-        self.flush()
-
-    def _count(self, line: bytes) -> None:
         self._outbox_bytes += len(line)
         if self._outbox_bytes > _MAX_OUTBOX_BYTES:
             self._give_up()
+        self.flush()
 
     def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
         """Write what the peer takes now; raise ``BlockingIOError`` if that is nothing."""
@@ -217,7 +219,6 @@ class LineChannel:
     def _give_up(self) -> None:
         """Write no more; earlier messages of the peer can still be read, then comes its end."""
         self._outbox.clear()
-        self._behind.clear()
         self._outbox_bytes = 0
         self._is_deaf = True
 
@@ -375,11 +376,12 @@ class Listener:
             self._socket.accept()[0].close()
         self._spare = _spare_descriptor()
 
-    def close(self) -> None:
-        """Stop listening and remove the socket's file."""
+    def close(self, *, is_removed: bool = True) -> None:
+        """Stop listening, and remove the socket's file unless that is another one's by now."""
         os.close(self._spare)
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        if is_removed:
+            self.path.unlink(missing_ok=True)
 
 
 def connect(path: Path) -> Channel:

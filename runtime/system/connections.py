@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from holdfast.runtime.system.bind_answers import copy_of
+from holdfast.runtime.system.signals import start_thread
 
 _ANY = "0.0.0.0"
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -173,7 +174,7 @@ def watch_strangers(pid: int, peers: int, tell: Callable[[str], None]) -> None:
                     tell(caller)
         os.close(pidfd)
 
-    threading.Thread(target=watch, name="holdfast-strangers", daemon=True).start()
+    start_thread(threading.Thread(target=watch, name="holdfast-strangers", daemon=True))
 
 
 def _stop_listening(others: Collection[int]) -> None:

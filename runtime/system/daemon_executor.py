@@ -7,12 +7,13 @@ outcome of a call waits for it, as long as is right, and then lets the process g
 
 from __future__ import annotations
 
-import errno
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+from holdfast.runtime.system.signals import start_thread
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -59,10 +60,10 @@ class DaemonExecutor:
             target=_work, args=(self._calls,), name=f"{self._name}_{number}", daemon=True
         )
         try:
-            work.start()
-        except RuntimeError as error:
+            start_thread(work)
+        except OSError:
             if not self._threads:
-                raise OSError(errno.EAGAIN, str(error)) from error
+                raise
             return
         self._threads.append(work)
 

@@ -20,7 +20,7 @@ import select
 import threading
 from collections import deque
 
-from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _QUEUE_BYTES = 32 << 20
@@ -36,6 +36,7 @@ class LineSink:
     """A descriptor to write lines to, without ever waiting for it."""
 
     def __init__(self, fd: int, queue_bytes: int = _QUEUE_BYTES) -> None:
+        """Start the thread that writes; raises ``OSError`` if there is none to spare."""
         self.fd = fd
         self._queue_bytes = queue_bytes
         self._queue: deque[bytes] = deque()
@@ -49,8 +50,7 @@ class LineSink:
         self._erases = False
         """Whether a live line may stand where the next line belongs."""
         self._thread = threading.Thread(target=self._run, name="holdfast-sink", daemon=True)
-        with blocked():  # signals are for the main thread, which may block them at its end
-            self._thread.start()
+        start_thread(self._thread)
 
     @property
     def dropped(self) -> int:

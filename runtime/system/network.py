@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.signals import start_thread
 
 _WORD_WITHIN_S = 3.0
 """For a connection and its first word; Linux sends a lost SYN again after one second."""
@@ -166,9 +166,8 @@ class MeetingPlace:
         self._thread = threading.Thread(target=self._serve, name="meetings", daemon=True)
 
     def __enter__(self) -> MeetingPlace:
-        """Serve from now on."""
-        with blocked():  # signals are for the main thread
-            self._thread.start()
+        """Serve from now on; raises ``OSError`` if there is no thread to spare."""
+        start_thread(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,7 +194,7 @@ class MeetingPlace:
                     return
                 with contextlib.suppress(OSError):
                     caller, _ = key.data.accept()
-                    threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+                    start_thread(threading.Thread(target=self._answer, args=(caller,), daemon=True))
 
     def _answer(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError):

@@ -38,6 +38,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _F_ADD_SEALS = 1033
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
+_ENV = "/usr/bin/env"
+
 _FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
 _RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
@@ -197,6 +199,27 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
 def program_command(program: str, *arguments: str) -> tuple[str, ...]:
     """Return the command line that runs a program's text as ``python -c`` does."""
     return (sys.executable, "-c", _FORGET_WORKING_DIRECTORY + program, *arguments)
+
+
+def by_env(command: Sequence[str]) -> list[str]:
+    """Return a command that starts at once, even if its program lies on a disk that hangs.
+
+    ``Popen`` returns when the program is loaded, and all threads stand still until then (vfork(2)).
+    So ``env``, which is the host's own, is loaded.  It becomes the program, and waits in our place.
+    """
+    is_possible = "=" not in command[0] and os.access(_ENV, os.X_OK)
+    return [_ENV, *command] if is_possible else [*command]
+
+
+def has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Wait for the end of a child, but not for long: a disk that hangs may keep it for ever."""
+
+    def wait(left_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(left_s)
+        return process.returncode is not None
+
+    return Bound(within_s).wait(wait)
 
 
 def answer_of(

@@ -14,6 +14,7 @@ hold on one host only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -31,13 +32,31 @@ _NAME = re.compile(r"holdfast-\d+-\w{8}")
 def make_owned_directory(place: str | None) -> Path:
     """Make a directory of mode 0700 in ``place``, hold it until this process ends, return it."""
     directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{os.getpid()}-", dir=place))
+    _mark(directory)
+    return directory
+
+
+def make_again(directory: Path) -> None:
+    """Make the directory of a living job anew, or its marker, if that was removed; hold it.
+
+    systemd empties ``/dev/shm`` of a user who logs out, and removes old files in ``/tmp``.
+
+    Raises ``OSError`` if it cannot be made, or somebody else has made it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own_directory(directory):
+        raise PermissionError(errno.EPERM, "another user has made it", str(directory))
+    if not (directory / _MARKER).exists():
+        _mark(directory)
+
+
+def _mark(directory: Path) -> None:
     unnamed = directory / f"{_MARKER}.new"
-    marker = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    marker = os.open(unnamed, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # without locks, as on Lustre, nobody may call it dead
         fcntl.flock(marker, fcntl.LOCK_SH)
         os.write(marker, _host())
         unnamed.rename(directory / _MARKER)
-    return directory
 
 
 def hold(directory: Path) -> None:

@@ -17,8 +17,10 @@ Only SIGKILL, and faults of the process itself, end a process that does so.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 SENT_BY_BATCH_SYSTEMS = frozenset(
@@ -41,6 +43,18 @@ def blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread that takes none of these signals: they are for the main thread.
+
+    Raises ``OSError`` if the system has no thread to spare.
+    """
+    try:
+        with blocked():
+            thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from error
 
 
 def block() -> None:

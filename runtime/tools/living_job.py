@@ -217,18 +217,8 @@ class JobSocket:
 
 def _answer(channel: Channel, within_s: float) -> Message | None:
     """Return the newest message, None if none comes in time or the head has gone."""
-    bound = Bound(within_s)
-    while not channel.is_closed:
-        try:
-            answers = channel.drain()
-        except ChannelError:
-            channel.close()
-            return None
-        if answers:
-            return answers[-1]
-        if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
-            return None
-    return None
+    found = (answers[-1] for answers in channel.serve(Bound(within_s)) if answers)
+    return next(found, None)
 
 
 @dataclass(frozen=True, slots=True)

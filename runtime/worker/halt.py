@@ -23,7 +23,9 @@ from typing import Protocol
 
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
+from holdfast.runtime.worker.stacks import shortened
 
 _LOOK_S = 0.02
 _FLUSHED_WITHIN_S = 1.0
@@ -100,7 +102,8 @@ class HaltWatch:
     def poll(self) -> None:
         """Begin to halt, if that was asked for; it does not wait."""
         if self._page.is_halt_asked and self._thread is not None and self._thread.ident is None:
-            self._thread.start()
+            with contextlib.suppress(OSError):  # none to spare just now: the next look tries again
+                start_thread(self._thread)
 
     def _run(self, halt: Halt, close: Callable[[], None]) -> None:
         with halt.moving:  # to the end of the process
@@ -117,7 +120,7 @@ class HaltWatch:
                 try:
                     failure = resting.save(order)
                 except Exception as error:  # the state is the user's model, which may fail
-                    failure = f"{type(error).__name__}: {error}"
+                    failure = shortened(f"{type(error).__name__}: {error}")
                 self._tell({"kind": "halt_done", "attempt": order.attempt, "failure": failure})
 
     def _leave(self, close: Callable[[], None]) -> None:

@@ -263,7 +263,7 @@ def _hidden(calls: int) -> str:
 
 
 def shortened(trace: str) -> str:
-    """Return a traceback of ``MOST_CHARACTERS`` at most: its outer calls, and its end."""
+    """Return a text of ``MOST_CHARACTERS`` at most, such as a traceback: its begin and its end."""
     if len(trace) <= MOST_CHARACTERS:
         return trace
     half = MOST_CHARACTERS // 2 - len(_CUT)

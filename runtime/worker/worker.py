@@ -290,7 +290,8 @@ def _error_report(error: BaseException) -> dict[str, object]:
 
 
 def _report(kind: str, message: str, code: ExitCode) -> dict[str, object]:
-    fields: dict[str, object] = {"type": kind, "message": message, "exit_code": int(code)}
+    told = shortened(message)
+    fields: dict[str, object] = {"type": shortened(kind), "message": told, "exit_code": int(code)}
     return {"kind": "error", **fields, "traceback": "", "where": ""}
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, listeners_of, request_of
 
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.tools.living_job import order_save
 from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
@@ -185,6 +188,30 @@ def test_memory_of_a_job_that_was_killed_whole_is_freed_by_the_next_job(
 
     assert_whole(second, EVEN, undisturbed(EVEN))
     assert not directory.exists()  # a job of another test may have been faster
+
+
+def test_private_directory_that_is_removed_is_made_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """As systemd does with all of a user's files in /dev/shm when the last session ends."""
+    plain = request_of(LONG, tmp_path / "run", workers=2)
+    argv = [*plain.argv, "--gates", str(tmp_path), "--gate-steps", "60"]
+    with start_job(replace(plain, argv=argv)) as running:
+        running.wait_for("checkpoint")
+        (directory,) = Path("/dev/shm").glob(f"holdfast-{running.pid}-*")
+        shutil.rmtree(directory)
+        asked = order_save(RunDirectory(plain.run_dir), timeout_s=60.0, is_waiting=False)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
+            for worker in range(2):
+                running.signal(number, f"holdfast-w{worker}")
+        (tmp_path / "60").touch()
+        job = running.wait()
+
+    assert asked is None
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.relaunches) == 1
+    assert f"private directory {directory} was removed, and was made again" in job.stderr
+    assert not directory.exists()
 
 
 _TELL_THREADS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any, cast
 import pytest
 from heads import WARM, completed, exited, job_of, joined, report
 
+from holdfast.runtime.batch.schedulers import Deadline
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import head as module
 from holdfast.runtime.head import run_link
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.head import Head
 from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job_hosts import JobHosts
+from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.journal import Record, records_message
@@ -672,6 +676,26 @@ def test_client_hears_the_end_with_the_limits_that_were_hit(headed: Headed) -> N
     assert (ended["kind"], ended["exit_code"]) == ("ended", ExitCode.DONE)
     assert ended["limits"] == to_plain(job_of().limits)
     assert client.is_closed
+
+
+def test_job_whose_time_ends_while_it_waits_for_a_host_ends(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    limits = TimeLimits(Deadline(now - 3600.0, now + 1800.0, "squeue"), is_batch=True)
+    headed.begin(WARM, *joined(0, 1), job=job_of(limits))
+    hosts = SimpleNamespace(must_wait=lambda now: True, missing=["b"], poll=lambda now: None)
+    headed.head._hosts = cast(JobHosts, hosts)
+    headed.tell(*LOST)
+    headed.turn(2)
+    assert headed.exit_code is None
+    assert headed.kinds == ["launch"]
+
+    monkeypatch.setattr(TimeLimits, "now", now + 1790.0)
+    headed.turn(2)
+
+    assert headed.exit_code == ExitCode.STOPPED_EARLY
+    assert any("waiting for b" in line for line in headed.said)
 
 
 def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) -> None:

@@ -434,6 +434,32 @@ def _pid_of_a_dead_process() -> int:
     return process.pid
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("head", ["lives", "is gone"])
+@pytest.mark.parametrize("is_run", [True, False], ids=["run", "attach"])
+def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
+    orphan: Orphan, head: str, *, is_run: bool
+) -> None:
+    client = subprocess.Popen(["sleep", "600"])
+    client.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
+    owner = orphan.directory.lease_owner() | {"client": client.pid}
+    if head == "is gone":
+        owner["agent"] = str(orphan.directory.path / "nowhere")
+    orphan.directory.lease_path.write_text(json.dumps(owner))
+    orphan.answers.post({"kind": "attached_already", "pid": client.pid})
+
+    with pytest.raises(RunDirectoryBusy) as refused:
+        find_head(orphan.directory, asked=JobOptions(SCRIPT, RUN) if is_run else None)
+
+    client.kill()
+    client.wait()
+    assert str(refused.value).endswith(
+        f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
+        f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
+    )
+
+
 def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
     orphan: Orphan,
 ) -> None:

@@ -37,6 +37,8 @@ for line in sys.stdin:
         print(json.dumps(dict(kind="facts", value=facts)), flush=True)
     elif json.loads(line)["kind"] == "ping":
         print(json.dumps(dict(kind="pong", number=json.loads(line)["number"])), flush=True)
+    elif json.loads(line)["kind"] == "end":
+        break
 """
 """It answers as the agent of a host does, says what stands in a file, and notes what it hears."""
 

@@ -92,6 +92,15 @@ def test_save_of_unknown_length_moves_no_moment() -> None:
     assert limits == limits_of()
 
 
+def test_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    limits = TimeLimits()
+    monkeypatch.setattr(time, "time", lambda: now + 7200.0)
+
+    assert abs(limits.now - now) < 60.0
+    assert abs(from_plain(TimeLimits, to_plain(limits)).now - now) < 60.0  # in another head
+
+
 def test_outside_batch_systems_signals_keep_their_meaning() -> None:
     limits = TimeLimits()
 

@@ -35,6 +35,7 @@ import numpy
 from threadpoolctl import threadpool_info
 print(*{found["architecture"] for found in threadpool_info() if found["user_api"] == "blas"})
 """
+_TAKEN = "and holdfast would take it for a message"
 SAME = "install the same on all hosts, or share one installation"
 
 
@@ -232,6 +233,74 @@ def test_what_a_shell_prints_at_its_start_is_refused(
         "b prints 'hello' when a shell starts there, and holdfast would take it for a message: let "
         ".bashrc and the like print nothing without a terminal"
     )
+
+
+_PRINT = "let .bashrc and the like print nothing without a terminal"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            'printf "\\033]0;root@b\\007"; exec "$@"',
+            rf"b prints '\x1b]0;root@b\x07' when a shell starts there, {_TAKEN}: {_PRINT}",
+        ),
+        (
+            "exit 0",
+            "b has said nothing: `my-shell` must run a command there and pass on what that prints, "
+            "and no .bashrc may end the shell",
+        ),
+        (
+            'echo "would run $@"; exit 0',
+            "b has said 'would run ",
+        ),
+        (
+            'exec "$@" </dev/null',
+            "`my-shell` passes no stdin to b: leave -n out (kubectl exec needs -i), and let no "
+            ".bashrc read it",
+        ),
+        ('read line; exec "$@"', "`my-shell` passes no stdin to b: "),
+        (
+            'exec script -qec "$*" /dev/null',
+            "`my-shell` gives b a terminal, which changes what passes: leave -t and the like out; "
+            "ssh has -T",
+        ),
+        (
+            '"$@" | sed "s/^/b: /"',
+            f"b prints 'b:' before each line of `my-shell`, {_TAKEN}: let it label none (pdsh -N, "
+            "clush -N, srun without -l)",
+        ),
+        (
+            '"$@"; echo "Connection to b closed."',
+            f"b prints 'Connection to b closed.' after the answer, {_TAKEN}: let `my-shell` say "
+            "nothing of its own",
+        ),
+        (
+            "echo 'Access denied: you have no job here' >&2; echo 'Connection closed.' >&2; exit 1",
+            "b has not answered: Access denied: you have no job here; Connection closed; "
+            "`my-shell` must run a command there",
+        ),
+        (
+            'shift; shift; exec "$0.python" -c "raise OSError(\'no more\')"',
+            f"holdfast fails on b (OSError: no more): {SAME}",
+        ),
+    ],
+    ids=[
+        "no newline", "ends", "echoes", "no stdin", "reads stdin", "terminal", "label", "trailer",
+        "two lines", "exception",
+    ],
+)  # fmt: skip
+def test_answer_that_is_none_is_told_with_its_cause(
+    shell: Callable[[str, str], RemoteShell], tmp_path: Path, text: str, fault: str
+) -> None:
+    python = shutil.which("python3")
+    assert python is not None
+    (tmp_path / "my-shell.python").symlink_to(python)
+
+    _, other = ask_all(["a", "b"], shell("my-shell", f"shift; {text}"), UNOWNED, print)
+
+    assert other.fault.startswith(fault)
 
 
 @pytest.mark.parametrize(

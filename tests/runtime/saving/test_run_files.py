@@ -17,6 +17,7 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalFile, line_of, read_journal, stamped
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.saving import run_files
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.system.channel import Message, pair
 
@@ -241,10 +242,33 @@ def test_directory_that_is_whole_is_left_as_it_is(files: Files, directory: RunDi
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_directory_that_is_mounted_anew_is_waited_for(
+    files: Files, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save and the journal both look just then, and nobody is told anything."""
+    files.send(line("launch"))
+    aside = directory.path.with_name("aside")
+    directory.path.rename(aside)
+    looks = []
+
+    def come_back(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            aside.rename(directory.path)
+
+    monkeypatch.setattr(run_files.time, "sleep", come_back)
+
+    assert files.check() == [{"kind": "checked"}]
+    assert files.send(line("step"))["kind"] == "written"
+    assert len(looks) == 3
+    assert events(directory) == ["launch", "step"]
+
+
 @pytest.mark.parametrize("gone", ["directory", "record"])
 def test_directory_that_is_gone_is_lost_and_not_made_again(
-    files: Files, directory: RunDirectory, gone: str
+    files: Files, directory: RunDirectory, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_files, "_AWAY_S", 0.1)
     files.send(line("launch"))
     if gone == "directory":
         shutil.rmtree(directory.path)

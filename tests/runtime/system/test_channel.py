@@ -19,6 +19,7 @@ from holdfast.runtime.system.channel import (
     Message,
     connect,
 )
+from holdfast.runtime.system.witnessed_time import Bound
 
 
 @pytest.fixture
@@ -161,26 +162,41 @@ def test_post_waits_for_a_slow_peer_and_loses_nothing(
     assert received == list(range(20))
 
 
-def test_posted_messages_overtake_those_that_are_posted_behind(
+def test_two_ends_that_serve_each_other_lose_nothing_and_end_together(
     ends: tuple[LineChannel, LineChannel],
 ) -> None:
     left, right = ends
     text = "x" * 100_000
     for n in range(20):
-        left.post_behind({"n": n, "text": text})
-    left.post({"n": "first"})
-    left.post({"n": "second"})
+        left.post({"n": n, "text": text})
+        right.post({"n": -n, "text": text})
 
-    received: list[object] = []
-    while left.wants_write:
-        received += [message["n"] for message in right.drain()]
-        left.flush()
-    received += [message["n"] for message in right.drain()]
+    def answer() -> None:
+        for messages in right.serve(Bound(60.0)):
+            heard.extend(message["n"] for message in messages)
 
-    place = received.index("first")
-    assert received[place + 1] == "second"
-    assert place < 10  # it waits for what is in the kernel's hands, and for one line
-    assert [n for n in received if isinstance(n, int)] == list(range(20))
+    heard: list[int] = []
+    answering = threading.Thread(target=answer)
+    answering.start()
+    received: list[int] = []
+    for messages in left.serve(Bound(60.0)):
+        received += [message["n"] for message in messages]
+        if len(received) == 20 and not left.wants_write:
+            break
+    left.close()
+    answering.join(60.0)
+
+    assert received == [-n for n in range(20)]
+    assert heard == [*range(20)]
+    assert right.is_closed
+
+
+def test_end_that_has_nothing_to_say_is_waited_for_as_long_as_its_bound(
+    ends: tuple[LineChannel, LineChannel],
+) -> None:
+    left, _ = ends
+
+    assert [*left.serve(Bound(0.0))] == [[]]
 
 
 def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(

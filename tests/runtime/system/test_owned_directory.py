@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from holdfast.runtime.system.owned_directory import (
     hold,
     is_held,
+    make_again,
     make_owned_directory,
     remove_dead_directories,
 )
@@ -113,6 +115,33 @@ def test_directory_without_locks_is_made_and_never_called_dead(
 
     assert directory.is_dir()
     assert remove_dead_directories(str(tmp_path)) == ()
+
+
+@pytest.mark.parametrize("gone", ["all", "marker", "nothing"])
+def test_directory_of_a_living_job_is_made_again(tmp_path: Path, gone: str) -> None:
+    directory = make_owned_directory(str(tmp_path))
+    if gone == "all":
+        shutil.rmtree(directory)
+    elif gone == "marker":
+        (directory / "owned").unlink()
+
+    make_again(directory)
+
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in directory.iterdir()] == ["owned"]
+    assert is_held(directory)
+    assert remove_dead_directories(str(tmp_path)) == ()
+
+
+def test_directory_that_somebody_else_has_made_is_not_taken(tmp_path: Path) -> None:
+    directory = make_owned_directory(str(tmp_path))
+    shutil.rmtree(directory)
+    (tmp_path / "theirs").mkdir()
+    directory.symlink_to(tmp_path / "theirs")
+
+    with pytest.raises(PermissionError, match="another user has made it"):
+        make_again(directory)
+    assert [*(tmp_path / "theirs").iterdir()] == []
 
 
 @pytest.mark.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import socket
 import subprocess
@@ -405,6 +406,21 @@ def test_error_names_the_innermost_call_of_the_user(tmp_path: Path) -> None:
 
     assert (report["type"], report["where"]) == ("JSONDecodeError", "read (train.py:3)")
     assert "runpy" not in report["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["raise ValueError('begin' + 'x' * 20_000_000 + 'end')",
+     "import sys\nsys.exit('begin' + 'x' * 20_000_000 + 'end')"],
+    ids=["exception", "exit"],
+)  # fmt: skip
+def test_error_that_is_too_long_for_a_message_is_cut(tmp_path: Path, text: str) -> None:
+    report = end_of(tmp_path, text, Phase.TRAINING)
+
+    assert len(report["message"]) <= MOST_CHARACTERS
+    assert report["message"].startswith("begin")
+    assert report["message"].endswith("end")
+    assert len(json.dumps(report)) < 100_000
 
 
 def test_traceback_is_bounded_and_keeps_both_ends(tmp_path: Path) -> None:
