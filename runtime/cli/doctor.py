@@ -30,6 +30,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     ask_hosts,
     common_numerics,
     differences,
+    may_differ,
     settle_hosts,
     unlike_devices,
 )
@@ -237,6 +238,9 @@ def examine_hosts(options: JobOptions, library: MpiLibrary) -> Iterator[Diagnosi
         *unlike_devices(hosts, asking.asked),
     ):
         yield Diagnosis("hosts", sentence, is_good=False)
+    if len(asking.found) == len(hosts):
+        for sentence in may_differ(hosts, asking.found):
+            yield Diagnosis("hosts", f"{sentence} (--strict refuses them)")
     variables = common_numerics(os.environ, asking.found)
     if variables:
         words = " ".join(f"{name}={value}" for name, value in variables.items())

@@ -42,13 +42,14 @@ from holdfast.runtime.fit.directories import (
 )
 from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch, watch_stores
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.program import is_users
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker import worker
 from holdfast.runtime.worker.context import current, when_all_have_left
 from holdfast.runtime.worker.script_clock import CallingScript, share_names
 from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
 from holdfast.runtime.worker.training_refusal import Refusal, training_refused
+from holdfast.runtime.worker.users_modules import OwnFiles, run_as_begun
 
 Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 
@@ -277,10 +278,11 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.options.script.resolve()
-    run = RunDirectory(config.run_dir.resolve())
-    record = ScriptRecord(
-        run.script_record_path, is_of_hosts=bool(config.hosts), owner=config.ownership
-    )
+    run, record = RunDirectory(config.run_dir.resolve()), config.script_record
+    run_as_begun(OwnFiles(config, record, lambda text: current().notify(text)))
+    for module in config.options.named_modules:  # of the user's own, it may be an older text
+        if is_users(getattr(sys.modules.get(module), "__file__", None) or "<built in>"):
+            del sys.modules[module]
     script = CallingScript(path)
     share_names(record, script)
     directories = SharedDirectories(

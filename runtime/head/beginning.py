@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
-from holdfast.runtime.options.run_terms import elsewhere, script_sha256
+from holdfast.runtime.options.run_terms import elsewhere
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
+from holdfast.runtime.run.program import changes
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.devices import Devices, find_devices
@@ -37,6 +38,8 @@ class Beginning:
             reason = "there is no such module; correct --preload or install it"
             self._say(f"{module} is not preloaded: {reason}")
             setup.journal.record("preload_failed", module=module, message=reason)
+        for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
+            self.warn(f"{text} (--strict refuses such hosts)")
         if setup.lost_step is not None:
             self.warn(_lost(setup.lost_step, setup))
         setup.journal.record("job_started", **setup.started)
@@ -71,27 +74,10 @@ def _first_line(setup: JobSetup) -> str:
 def _advice(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that the user may not have meant so."""
     options, parts = setup.options, setup.record.microbatches
-    begun_with = setup.record.script_sha256
     yield from _of_the_directory(setup)
     yield from _of_hosts(setup)
-    other = elsewhere(setup.record, options)
-    if _is_resuming(setup) and other:
-        yield (
-            f"the run was begun with {other}, and goes on with {options.script}, which has the "
-            "same text; --fresh begins a new run"
-        )
-    if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
-        yield (
-            f"{options.script.name} has changed since this run began. The run goes on with the new "
-            "script, but with the weights and the learning rate of its checkpoint; --fresh begins "
-            "a new run"
-        )
-    if _is_resuming(setup) and setup.record.argv not in (None, list(options.argv)):
-        yield (
-            f"the run was begun with {_in_words(setup.record.argv)}, and {options.script.name} "
-            f"has {_in_words(options.argv)} now: what is trained already stays as it is; to "
-            "train anew, give --fresh or another --run-dir"
-        )
+    if _is_resuming(setup):
+        yield from _unlike_the_begin(setup)
     if "horovod" in ScriptSource.of(options.script).imported:
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
@@ -102,6 +88,40 @@ def _advice(setup: JobSetup) -> Iterator[str]:
         yield (
             f"{count(parts, 'microbatch', 'microbatches')} for {options.workers} workers: only "
             f"{who}, and the others wait; give --microbatches {options.workers} for all to compute"
+        )
+
+
+def _unlike_the_begin(setup: JobSetup) -> Iterator[str]:
+    """Yield a line on each thing that is another one than when the run began."""
+    options, record, program = setup.options, setup.record, setup.program
+    other = elsewhere(record, options)
+    if other:
+        yield (
+            f"the run was begun with {other}, and goes on with {options.script}, which has the "
+            "same text; --fresh begins a new run"
+        )
+    changed = changes(record.modules or {}, program.modules)
+    if record.script_sha256 not in (None, program.script_sha256):
+        changed.insert(0, options.script.name)
+    if changed:
+        yield (
+            f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since this "
+            "run began. The run goes on with the new script, but with the weights and the learning "
+            "rate of its checkpoint; --fresh begins a new run"
+        )
+    if record.argv not in (None, list(options.argv)):
+        yield (
+            f"the run was begun with {_in_words(record.argv)}, and {options.script.name} has "
+            f"{_in_words(options.argv)} now: what is trained already stays as it is, and so does "
+            "what a checkpoint holds, as the learning rate of Keras; to train anew with these, "
+            "give --fresh or another --run-dir"
+        )
+    initial = options.initial
+    if None not in (initial, record.modules) and str(initial) != record.initial:
+        yield (
+            f"--initial {initial} is not taken: the run was begun with the weights of "
+            f"{record.initial or 'the script'}, and goes on from its checkpoint; --fresh or "
+            f"another --run-dir begins with those of {initial}"
         )
 
 

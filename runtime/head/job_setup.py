@@ -39,6 +39,7 @@ from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import logical_directory
@@ -80,6 +81,8 @@ class JobSetup:
     history: HistoryReader
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
+    program: Program
+    """What each launch runs, as it was when the job began."""
     saved_step: int | None = None
     """The newest step, None without any."""
     lost_step: int | None = None
@@ -150,6 +153,7 @@ class JobSetup:
             record=self.record,
             history=self.history.read(),
             lease_token=self.lease.token,
+            program=self.program.digests,
         )
         return Job(
             config=config,
@@ -328,8 +332,10 @@ def _setup_in(
     """Return the setup of a job that has taken its run directory: record, journal and terms."""
     directory = RunDirectory(options.run_dir)
     set_aside = directory.set_aside() if options.fresh else None
-    threads = None if checked is None else checked.threads
+    threads, program = None if checked is None else checked.threads, Program.of(options.script)
     record, is_resumed = open_or_create_record(directory, options, threads)
+    with contextlib.suppress(OSError):  # a launch that needs them then says so
+        program.keep(directory.program_path)
     history = HistoryReader(directory.journal_path)
     # Asked here: a list that fails just now ends the job here, and is no list without a step.
     saved_step = directory.newest_step if directory.has_checkpoints else None
@@ -350,6 +356,7 @@ def _setup_in(
         warning=library.warning if options.shrink else None,
         history=history,
         cwd=logical_directory() if checked else Path.cwd(),
+        program=program,
         saved_step=saved_step,
         lost_step=lost_step,
         hosts_before=history.history.hosts,

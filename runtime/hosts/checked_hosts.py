@@ -35,7 +35,7 @@ from holdfast.runtime.hosts.probe import (
 )
 from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.numerics import instruction_set
+from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -52,7 +52,7 @@ _KERNELS = (
 at the model of the processor, too, so models with one instruction set may differ in their bits."""
 
 _LOCALHOST = "localhost"
-_MOST_SENTENCES = 4
+_MOST_SENTENCES, _MOST_FLAGS = 4, 6
 _SHOWN_LETTERS = 60
 _TOLD_AFTER_S = 10.0
 """Longer than a host waits for the file that proves the run directory."""
@@ -97,6 +97,8 @@ class CheckedHosts:
     """What each host has said, as ``hosts``."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the environment of all processes must say, so that their processors compute alike."""
+    unlike: tuple[str, ...] = ()
+    """A sentence for each thing by which their bits may differ."""
 
     @property
     def devices(self) -> tuple[Devices, ...]:
@@ -140,12 +142,16 @@ def check_hosts(
     refuse([one.fault for one in asking.asked if one.fault])
     refuse([*differences(asking.asked, asking.question), *unlike_devices(hosts, asking.asked)])
     found = asking.found
+    unlike = tuple(may_differ(hosts, found))
+    if options.strict:
+        refuse_differences("the hosts of the job differ", unlike)
     return CheckedHosts(
         hosts,
         choose(options.network, names, found, asking.tried),
         threads=threads_of_all(options.workers, hosts, found),
         facts=tuple(found),
         variables=common_numerics(os.environ, found),
+        unlike=unlike,
     )
 
 
@@ -354,6 +360,50 @@ def _other_scripts(
             f"the script {script} on {_names(differing)} is another one than on {head[0]} (SHA-256 "
             f"{digests}): copy it there, or share its folder"
         )
+    for module in sorted({module for _, host in (head, *others) for module in host.modules}):
+        mine = head[1].modules.get(module, "")
+        unlike = {n: host.modules.get(module, "") for n, host in others if n not in missing}
+        for other in sorted(set(unlike.values()) - {mine}):
+            names = _names([name for name, digest in unlike.items() if digest == other])
+            yield (
+                f"{module}, which the script imports, is {_in_words(other)} on {names}, and "
+                f"{_in_words(mine)} on {head[0]}: copy it there, or share its folder"
+            )
+
+
+def _in_words(digest: str) -> str:
+    return f"SHA-256 {digest[:8]}" if digest else "not there"
+
+
+def may_differ(hosts: Sequence[HostSlots], found: Sequence[HostFacts]) -> Iterator[str]:
+    """Yield a sentence for each thing by which the bits of hosts with workers may differ."""
+    pairs = [(host.name, one) for host, one in zip(hosts, found, strict=True) if host.slots]
+    yield from _unlike_processors(pairs)
+    yield from unlike_distributions(pairs)
+
+
+def unlike_distributions(pairs: Sequence[tuple[str, HostFacts]]) -> Iterator[str]:
+    """Yield a sentence for each package that hosts have in other versions than the first one."""
+    (first, head), *others = pairs
+    for name in sorted({name for _, one in pairs for name in one.distributions}):
+        found = {host: one.distributions.get(name, "") for host, one in others}
+        yield from _unlike(name, head.distributions.get(name, ""), found, first)
+
+
+def _unlike_processors(pairs: Sequence[tuple[str, HostFacts]]) -> Iterator[str]:
+    """Yield a sentence if libraries may choose other kernels; what is not known is another one."""
+    common = frozenset.intersection(*(one.flags for _, one in pairs))
+    kinds: dict[str, list[str]] = {}
+    for name, one in pairs:
+        more = sorted(one.flags - common)
+        rest = f" and {len(more) - _MOST_FLAGS} more" if len(more) > _MOST_FLAGS else ""
+        kind = one.processor or "a processor of no known model"
+        kind += f" with {', '.join(more[:_MOST_FLAGS])}{rest}" * bool(more)
+        kinds.setdefault(kind + " of unknown abilities" * (not one.flags), []).append(name)
+    is_known = all(one.processor and one.flags for _, one in pairs)
+    if len(pairs) > 1 and (len(kinds) > 1 or not is_known):
+        told = ", and ".join(f"{_names(names)} has {kind}" for kind, names in kinds.items())
+        yield f"{told}: NumPy, XLA and others choose their kernels by that, and bits may differ"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -374,7 +424,7 @@ def common_numerics(environment: Mapping[str, str], found: Sequence[HostFacts]) 
 
     They are none if the processors are alike.  What the user has set stays.
     """
-    if len({host.processor for host in found}) == 1:
+    if len({(host.processor, host.flags) for host in found}) == 1:
         return {}
     common = frozenset.intersection(*(host.flags for host in found))
     name = instruction_set(environment, common)

@@ -22,6 +22,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     differences,
     refuse,
     unlike_devices,
+    unlike_distributions,
 )
 from holdfast.runtime.hosts.network import Place, choose
 from holdfast.runtime.hosts.probe import HostFacts, Question
@@ -68,32 +69,25 @@ class Examination:
         facts = list(self._begun.facts)
         facts[self._place] = found
         try:
-            refuse([*self._differences(facts), *self._unlike_script(found)])
+            refuse(list(self._differences(facts)))
             choose(str(self._begun.network.network), self._names, facts, self._tried)
         except UsageError as error:
             return str(error)
         return ""
 
     def _differences(self, facts: list[HostFacts]) -> Iterator[str]:
-        script = facts[self._place].script_sha256
-        if script is not None:  # that it is another one is told in other words here
-            facts = [replace(host, script_sha256=script) for host in facts]
+        # What it has of the program may be another text by now: it runs what the job began with.
+        facts = [replace(h, script_sha256=h.script_sha256 and "", modules={}) for h in facts]
         asked = [Asked(name, host) for name, host in zip(self._names, facts, strict=True)]
         yield from differences(asked, self.question)
         yield from unlike_devices(self._begun.hosts, asked)
+        known = {*unlike_distributions([*zip(self._names, self._begun.facts, strict=True)])}
+        now = unlike_distributions([*zip(self._names, facts, strict=True)])
+        yield from (text for text in now if text not in known)
         needed = common_numerics(self._environment, facts)
         if needed:
             words = " ".join(f"{name}={value}" for name, value in needed.items())
             yield (
                 f"{asked[self._place].name} has another processor by now, and its bits would "
                 f"differ: start the job again, and all workers have {words}"
-            )
-
-    def _unlike_script(self, found: HostFacts) -> Iterator[str]:
-        begun, script = self._begun.facts[0].script_sha256, found.script_sha256
-        if script not in (None, begun):
-            yield (
-                f"the script {self.question.script} on {self._names[self._place]} is another one "
-                f"than the job began with (SHA-256 {str(script)[:8]}, not {str(begun)[:8]}): bring "
-                "that back, or start the job again"
             )

@@ -18,15 +18,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.mpi.mpi_library import identify
-from holdfast.runtime.options.run_terms import script_sha256
-from holdfast.runtime.run.numerics import Numerics, cpu_flags, isa_flags
+from holdfast.runtime.run.numerics import Numerics, cpu_fields, cpu_flags
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.network import (
@@ -53,6 +53,7 @@ ANSWERS_WITHIN_S = 60.0
 _SHARED_WITHIN_S = 5.0
 """For a file that was just written to be seen on another host."""
 
+_MODEL_OF_ARM = ("CPU implementer", "CPU part", "CPU variant")
 _MEMORY = "/dev/shm"
 _HOLDFAST = Path(__file__).parents[2]
 
@@ -86,9 +87,11 @@ class HostFacts:
         memory, shm_free: bytes of the host, and those that are free in ``/dev/shm``.
         devices: the accelerators that its workers may use.
         processor: its model, "" if the kernel does not tell.
-        flags: those of the processor that instruction sets are made of.
+        flags: what the processor can compute with; none if the kernel does not tell.
         versions: of each library by its name, "" if it is not installed.
+        distributions: the version of each one that is installed, by its name.
         script_sha256: of the script's text, None if it cannot be read.
+        modules: the digests of the user's modules that the script imports, by their paths.
         has_cwd: whether the working directory of the job is there.
         has_token: whether the proof is there: the run directory is that of the head.
         clock: seconds since 1970.
@@ -110,11 +113,14 @@ class HostFacts:
     clock: float
     interfaces: tuple[Interface, ...]
     reached: tuple[Reached, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 def facts(question: Question) -> HostFacts:
     """Return what this host says."""
     own = interfaces()
+    program = Program("", {}) if question.script is None else Program.of(question.script)
     with ThreadPoolExecutor(max_workers=len(question.meetings) + 1) as pool:
         with blocked():  # signals are for the main thread
             trials = [
@@ -129,14 +135,16 @@ def facts(question: Question) -> HostFacts:
             shm_free=_or(0, lambda: shutil.disk_usage(_MEMORY).free),
             devices=find_devices(os.environ),
             processor=_processor(),
-            flags=isa_flags(cpu_flags()),
+            flags=cpu_flags(),
             versions=versions(question.mpiexec),
-            script_sha256=None if question.script is None else script_sha256(question.script),
+            script_sha256=program.script_sha256,
             has_cwd=question.cwd.is_dir(),
             has_token=token.result(),
             clock=time.time(),
             interfaces=own,
             reached=reached,
+            distributions=_distributions(),
+            modules=program.modules,
         )
 
 
@@ -177,10 +185,19 @@ def _has_token(question: Question) -> bool:
         time.sleep(0.05)
 
 
+def _distributions() -> dict[str, str]:
+    """Return the version of each distribution that an import would find, by its name."""
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        found.setdefault(str(one.metadata["Name"]).lower(), one.version)
+    return found
+
+
 def _processor() -> str:
-    lines = _or("", Path("/proc/cpuinfo").read_text).splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, "")
+    """Return the model of the processor: by its name, or by ARM's numbers."""
+    found = cpu_fields()
+    numbers = [found[name] for name in _MODEL_OF_ARM if name in found]
+    return found.get("model name") or " ".join(numbers)
 
 
 def _identity() -> str:

@@ -265,7 +265,7 @@ class JobOptions:
         metavar="STEPS",
         default_text=_THE_SCRIPTS,
     )
-    strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
+    strict: bool = _switch("--strict", "Refuse other numerics, in a resume and of hosts.")
     grace_s: float | None = option(
         "--grace",
         "Time to save and stop after the first signal; then the job ends at once.",

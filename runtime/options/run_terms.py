@@ -23,6 +23,7 @@ from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 
@@ -128,7 +129,7 @@ def _other_script(record: RunRecord, options: JobOptions) -> str:
         if os.path.samefile(record.script, script):
             return ""
     may_be_same = not os.path.exists(record.script) or _is_named(options)
-    is_same = may_be_same and record.script_sha256 == script_sha256(options.script)
+    is_same = may_be_same and record.script_sha256 == Program.of(options.script).script_sha256
     if is_same or not os.path.exists(script):
         return ""  # what is not there is refused by itself
     there = shlex.quote(os.path.dirname(record.script))
@@ -188,8 +189,9 @@ def complete_run(options: JobOptions) -> str | None:
         if directory.newest_step == done.step and record is not None and _fits(options, record):
             return (
                 f"nothing to do: the run in {options.run_dir} has completed step {done.step}, "
-                f"state sha256 {done.sha256}, and {options.script.name}, its arguments and its "
-                "options are the same (--again runs it; --fresh trains anew, as on other data)"
+                f"state sha256 {done.sha256}, and {options.script.name}, its modules, "
+                "arguments and options are the same (--again runs it; --fresh trains anew, as on "
+                "other data)"
             )
     return None
 
@@ -204,6 +206,7 @@ def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
     if threads is None or options.threads is not None:
         threads = options.new_threads
     (script, from_here), task = _places_of(options), find_array_task(os.environ)
+    program = Program.of(options.script)
     return RunRecord(
         run_id=RunRecord.new_id(),
         format=FORMAT,
@@ -212,21 +215,15 @@ def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
         seed=options.new_seed,
         threads=threads,
         numerics=to_plain(Numerics.here(threads=threads)),
-        script_sha256=script_sha256(options.script),
+        script_sha256=program.script_sha256,
         argv=list(options.argv),
+        modules=program.modules,
+        initial=to_plain(options.initial),
         draw_seed=RunRecord.new_draw_seed(),
         script=script,
         script_from_here=from_here,
         array_task=None if task is None else task.index,
     )
-
-
-def script_sha256(script: Path) -> str | None:
-    """Return the digest of a script's text, None if it cannot be read."""
-    try:
-        return hashlib.sha256(script.read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
@@ -268,7 +265,8 @@ _OF_COMPLETE_RUNS = (
 
 
 def script_terms(options: JobOptions) -> str:
-    """Return a digest of the script's text, and of all options that count for a complete run."""
-    plain = to_plain(options)
-    text = json.dumps([script_sha256(options.script), *map(plain.get, _OF_COMPLETE_RUNS)])
+    """Return a digest of the program, and of all options that count for a complete run."""
+    plain, program = to_plain(options), Program.of(options.script)
+    texts = program.script_sha256, sorted(program.modules.items())
+    text = json.dumps([texts, *map(plain.get, _OF_COMPLETE_RUNS)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.run_directory import Ownership, RunRecord
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
+from holdfast.runtime.run.script_record import ScriptRecord
 
 _LARGEST_GENERATION = (1 << 63) - 1
 _NO_HISTORY = FailureHistory()
@@ -36,6 +37,8 @@ class WorkerConfig:
     """The token of the lease under which the launch may change the run directory."""
     hosts: tuple[str, ...] = ()
     """The name of each worker's host, as ``workers``; none if all live on one."""
+    program: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each file of the program that the job began with, by its path."""
 
     def __post_init__(self) -> None:
         """Refuse a launch that makes no sense: it comes from another process."""
@@ -87,6 +90,12 @@ class WorkerConfig:
     def ownership(self) -> Ownership:
         """The claim of the job to the run directory."""
         return Ownership(self.run_dir, self.run_id, self.lease_token)
+
+    @property
+    def script_record(self) -> ScriptRecord:
+        """What the script has done in all launches of the run, as one process sees it."""
+        path = RunDirectory(self.run_dir).script_record_path
+        return ScriptRecord(path, is_of_hosts=bool(self.hosts), owner=self.ownership)
 
     @property
     def capacity(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -43,6 +44,13 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Values of ONEDNN_MAX_CPU_ISA, best first, with the flags of /proc/cpuinfo that they need
 (oneDNN developer guide, "CPU dispatcher control")."""
+
+
+CPUINFO = Path("/proc/cpuinfo")
+_FLAGS = ("Features", "features", "isa", "cpu")
+"""The names of a processor's flags on ARM, s390, RISC-V and POWER."""
+_COMPUTES = re.compile(r"avx|amx|sse|ssse|fma|f16c|xop|bmi|abm|popcnt|pni")
+"""How those flags of x86 begin by which libraries choose their kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> s
     """Return the best instruction set that oneDNN may use, by its name in ONEDNN_MAX_CPU_ISA.
 
     ``flags`` are those of the processor.  A limit that is not in the table is returned
-    unchanged.  For a processor that is not in the table, its machine name is returned.
+    unchanged.  For a processor that is not in the table, its machine and all flags are returned.
     """
     limit = environment.get("ONEDNN_MAX_CPU_ISA", "").strip().upper()
     names = [name for name, _ in _INSTRUCTION_SETS]
@@ -137,22 +145,25 @@ def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> s
         return limit
     allowed = _INSTRUCTION_SETS[names.index(limit) if limit in names else 0 :]
     usable = (name for name, needed in allowed if set(needed) <= set(flags))
-    return next(usable, platform.machine())
+    return next(usable, " ".join((platform.machine(), *sorted(flags))))
 
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the flags of the first processor; empty if the kernel does not tell them."""
+def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """Return what the first processor can compute with; empty if the kernel does not tell."""
+    found = cpu_fields(cpuinfo)
+    if "flags" in found:  # x86 also lists what its kernel does about it
+        return frozenset(filter(_COMPUTES.match, found["flags"].split()))
+    return frozenset(next((found[name] for name in _FLAGS if name in found), "").split())
+
+
+def cpu_fields(cpuinfo: Path = CPUINFO) -> dict[str, str]:
+    """Return what the kernel tells of the first processor, by its names for that."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        return frozenset()
-    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(found, "").split())
-
-
-def isa_flags(flags: Collection[str]) -> frozenset[str]:
-    """Return those of a processor's flags that an instruction set is made of."""
-    return frozenset(flags) & {flag for _, needed in _INSTRUCTION_SETS for flag in needed}
+        return {}
+    pairs = (line.partition(":") for line in reversed(lines))  # the first of a name counts
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _version(names: Sequence[str]) -> str:

@@ -95,6 +95,10 @@ class RunRecord:
     """Of the script that has begun the run, None in a record of an older holdfast."""
     argv: list[str] | None = None
     """The arguments of that script, None in a record of an older holdfast."""
+    modules: dict[str, str] | None = None
+    """The digests of the modules that it imports, by their paths from its folder."""
+    initial: str | None = None
+    """Where the weights came from that it has begun with, None for none."""
     script: str | None = None
     """The path of that script, without links."""
     script_from_here: str | None = None
@@ -186,6 +190,11 @@ class RunDirectory:
     def script_record_path(self) -> Path:
         """What the script has read and done outside of its trainings."""
         return self.path / "script.jsonl"
+
+    @property
+    def program_path(self) -> Path:
+        """The texts of the script and its modules, as the newest job has begun with them."""
+        return self.path / "program"
 
     @property
     def page_path(self) -> Path:

@@ -22,6 +22,9 @@ from typing import Any
 
 from holdfast.runtime.run.run_directory import Ownership
 
+TRAININGS = "trainings"
+"""The key of the number of trainings that the script has begun, if they are several."""
+
 
 class ScriptRecord:
     """The record of one run, as one process of it sees it.

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NoReturn
 
 from holdfast.checkpoint.digest import digest_of
@@ -31,7 +33,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.model.step_facts import DIGEST, value_of
+from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
@@ -72,7 +74,7 @@ _SAME_LIST = (
 _CURSOR = "cursor/"
 _STEP_PARTS = ("weights/", "optimizer/", "companion/")
 _MOST_PARTS = 256
-_RATE = "learning_rate"
+_RATE, _RATE_OF = "learning_rate", "learning rate of "
 
 
 def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
@@ -349,25 +351,44 @@ class StepRecord:
     job: str
     operations: str
     parts: Mapping[str, str]
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """What the script has asked for, in words; of rates in variables, when the run was begun."""
+    begin: str = ""
+    """The digest of the weights that the script has made."""
 
     @staticmethod
-    def of(state: JobState, context: WorkerContext, numerics: object) -> StepRecord | None:
-        """Return the record of a step, None for a replica that does not tell."""
+    def of(state: JobState, context: WorkerContext, numerics: object) -> StepRecord:
+        """Return the record of a step of which nothing was loaded yet."""
         facts = state.facts
-        if facts is None:
-            return None
-        parts = facts.graphs.parts
+        graphs = GraphFacts() if facts is None else facts.graphs
+        asked = {} if facts is None else dict(islice(facts.settings().items(), _MOST_PARTS))
+        parts = graphs.parts
         if len(parts) > _MOST_PARTS:
             parts = {"the step": digest_of(repr(sorted(parts.items())).encode())}
         config = context.config
         made_by = f"{type(state.replica).__name__} {numerics}"
         return StepRecord(
             digest_of(made_by.encode()),
-            script_digest(config.options.script, config.options.argv),
+            script_digest(config.options.argv),
             digest_of(config.lease_token.encode()) if config.lease_token else "",
-            facts.graphs.operations,
+            graphs.operations,
             parts,
+            asked,
+            state.begin,
         )
+
+    def going_on_from(self, saved: Mapping[str, object]) -> StepRecord:
+        """Return the record for the next checkpoints: rates that are kept stay as they were."""
+        before = _record_in(saved)
+        if before is None:
+            return self
+        rates = {name: then for name, then, now in self.unlike(before) if _is_kept(name, then, now)}
+        return replace(self, asked={**self.asked, **rates})
+
+    def unlike(self, before: StepRecord) -> list[tuple[str, str, str]]:
+        """Return what is asked for in other words than before: its name, and both."""
+        pairs = ((name, before.asked.get(name, now), now) for name, now in self.asked.items())
+        return [(name, then, now) for name, then, now in pairs if then != now]
 
     def difference(self, before: StepRecord) -> str | None:
         """Return the part of the step whose constants differ now, None for none.
@@ -382,26 +403,64 @@ class StepRecord:
         return next(found, None)
 
 
+def _record_in(saved: Mapping[str, object]) -> StepRecord | None:
+    """Return the record of a checkpoint, None if an older holdfast has saved none."""
+    try:
+        return from_plain(StepRecord, saved.get(STEP), allows_more=True)
+    except WrongValue:
+        return None
+
+
+def _is_kept(name: str, *values: str) -> bool:
+    """Return whether a setting is a variable, which a checkpoint holds; a schedule is none."""
+    with contextlib.suppress(ValueError):
+        return name.startswith(_RATE_OF) and all(map(math.isfinite, map(float, values)))
+    return False
+
+
+def _asked_anew(unlike: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield what becomes of each setting that the script asks for in another way now."""
+    for name, then, now in unlike:
+        if _is_kept(name, then, now):
+            yield (
+                f"the script asks for the {name} of {now} now, and the run keeps {then}, which it "
+                f"was begun with: to take {now}, give fit() the callback "
+                f"keras.callbacks.LearningRateScheduler(lambda epoch, rate: {now})"
+            )
+        else:
+            yield f"the {name} was {then}, and the run goes on with {now}"
+
+
 def check_same_record(
     context: WorkerContext,
-    mine: StepRecord | None,
+    mine: StepRecord,
     saved: Mapping[str, object],
     *,
     is_first: bool,
+    is_one_of_several: bool = False,
 ) -> None:
-    """Compare the step with that of a checkpoint which the same script has made.
+    """Compare the step with that of a checkpoint of the run.
 
     A script that has changed since is told of by the client.  Another job may have another
-    environment, or other files that its script reads: the user is told.
+    environment, or other files that its script reads: the user is told.  Of several trainings of
+    a script each must be the one that it was.
 
     Raises:
-        UsageError: the same script builds another step in the same job.
+        UsageError: the same script builds another step in the same job, or another training.
     """
-    try:
-        before = from_plain(StepRecord, saved.get(STEP), allows_more=True)
-    except WrongValue:  # an older holdfast has saved none
+    before = _record_in(saved)
+    if before is None:
         return
-    if mine is None or before.script != mine.script:
+    unlike = mine.unlike(before)
+    is_same = before.script == mine.script
+    if is_same and is_one_of_several and (unlike or before.begin not in ("", mine.begin)):
+        what = "it begins with other weights"
+        for name, then, now in unlike[:1]:
+            what = f"the {name} is {now}, and was {then}"
+        raise UsageError(f"a training of the script is another one than in the run: {what}")
+    if is_first and unlike and (not mine.job or mine.job != before.job):
+        context.notify(f"{'; '.join(_asked_anew(unlike[:_MOST_TOLD]))}; --fresh begins a new run")
+    if not is_same:
         return
     part = mine.difference(before)
     if part is None:

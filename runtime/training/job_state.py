@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.manifest import GIVES_WAY
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.model.replica import Described, Replica
-from holdfast.runtime.model.step_facts import StepFacts
+from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.training.callback_host import CallbackHost, Notes
 from holdfast.runtime.worker.script_draws import random_states
 
@@ -35,11 +36,20 @@ class JobState:
         self.callback_host = callback_host
         self._ended: Mapping[str, Any] | None = None
         self._ended_at = -1
+        self.saved: Mapping[str, object] = {}
+        """The fields of the manifest that the state was read from."""
 
     @functools.cached_property
     def facts(self) -> StepFacts | None:
         """What the step was made of at first, None for a replica that does not tell."""
         return self.replica.facts() if isinstance(self.replica, Described) else None
+
+    @functools.cached_property
+    def begin(self) -> str:
+        """The digest of the weights that the script has made; asked before others are loaded."""
+        state = self.replica.state().items()
+        weights = [(n, value_of(v)) for n, v in state if not n.startswith("optimizer/")]
+        return digest_of(repr(weights).encode())
 
     def tensors(self, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
         """Return all tensors, in order of names; the arrays may alias the live state."""
@@ -81,6 +91,7 @@ class JobState:
         found = cursor.get(_RANDOM)
         self._ended = found if isinstance(found, Mapping) else None
         self._ended_at = step
+        self.saved = cursor
 
     def random_at_end(self, step: int) -> Mapping[str, Any] | None:
         """Return the generators' states at the end of a stage that nobody has trained here.

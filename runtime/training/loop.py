@@ -202,6 +202,7 @@ class TrainingLoop:
                 self._callback_host.restore(self._progress.cursor, shared.notes)
                 self._forget_leaves()
                 if shared.is_restored:
+                    self._step = self._step.going_on_from(self._state.saved)
                     self._resume_unfinished(shared.due)
         self._is_loaded = True
         self._records.joined(self._progress.cursor)
@@ -440,8 +441,7 @@ class TrainingLoop:
         measured = self._progress.measured
         is_complete = self.is_complete if is_complete is None else is_complete
         fields = self._state.fields(is_complete=is_complete)
-        if self._step is not None:
-            fields[STEP] = to_plain(self._step)
+        fields[STEP] = to_plain(self._step)
         return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:

@@ -36,6 +36,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run import events
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.consistency import (
     StepRecord,
@@ -56,6 +57,10 @@ from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
 _MOST_NAMED = 3
+_READS_BACK = (
+    ". If the script reads back what it has written, such as a list of finished trials, it leaves "
+    "trainings out: move that file or folder away, and run again; what is complete stays so"
+)
 
 
 class JobRestore:
@@ -69,6 +74,7 @@ class JobRestore:
         self._state = state
         self._store = context.open_store()
         self._tries = JointRetries(context, waits)
+        self._is_one_of_several = bool(context.config.script_record.largest(TRAININGS))
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
 
@@ -159,8 +165,11 @@ class JobRestore:
         if not is_mine or is_passed_over(cursor, is_followed=self._is_followed(step)):
             self._other_stages[step] = cursor
             return None
-        self._refuse_edit(step, cursor)
-        self._check(reader, fresh, is_first=communicator.rank == 0)
+        try:
+            self._refuse_edit(step, cursor)
+            self._check(reader, fresh, is_first=communicator.rank == 0)
+        except UsageError as error:
+            raise UsageError(f"{error}{_READS_BACK * self._is_one_of_several}") from error
         if not self._succeeds(communicator, step, read_part):
             return None
         for shard in range(reader.manifest.writers):
@@ -212,7 +221,8 @@ class JobRestore:
         check_same_run(self._context, self._job, specs, reader.manifest)
         config = self._context.config
         step = StepRecord.of(self._state, self._context, to_plain(self._job.numerics))
-        check_same_record(self._context, step, reader.manifest.cursor, is_first=is_first)
+        cursor, several = reader.manifest.cursor, self._is_one_of_several
+        check_same_record(self._context, step, cursor, is_first=is_first, is_one_of_several=several)
         before = _numerics_of(reader.manifest)
         if is_first or config.options.strict:
             check_resumed(self._context, before, self._job.numerics)

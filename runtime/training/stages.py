@@ -30,6 +30,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.entries import fields_of
 from holdfast.runtime.run.events import Completed, Stopped
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
@@ -142,6 +143,8 @@ class Stages:
         self._refuse_another()
         self._is_under_way = True
         self._context.tell_agent({"kind": "training", "number": self.stage.number})
+        if self.stage.number > 1 and self.is_first:
+            self._context.config.script_record.reach(TRAININGS, self.stage.number)
         try:
             with during_training():
                 end = self._train(request, build, callback_host)

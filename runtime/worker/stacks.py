@@ -34,6 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.run.program import is_holdfasts, is_users
 from holdfast.runtime.system.processes import signal_state
 from holdfast.runtime.system.worker_status import STACKS_AT, WorkerStatus
 
@@ -49,7 +50,6 @@ _READING = f"{_HOLDFAST}/runtime/data/"
 _AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
 """Packages whose code waits for the script's own: a pipeline, or a call of a callback."""
 _FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 STACK_SIGNAL = signal.SIGRTMIN + 13
 """A real-time signal in the middle of the range, which no library that we know of takes."""
@@ -87,13 +87,12 @@ class Frame:
     @property
     def is_holdfasts(self) -> bool:
         """Whether the code is that of this package."""
-        return self.file.startswith(f"{_HOLDFAST}/")
+        return is_holdfasts(self.file)
 
     @property
     def is_users(self) -> bool:
         """Whether the code is neither a library's nor holdfast's."""
-        is_library = self.file.startswith("<") or any(mark in self.file for mark in _LIBRARIES)
-        return not (is_library or self.is_holdfasts)
+        return is_users(self.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The user's own modules: which of them the script gets, and the digest of script and modules.
+"""The user's own modules: which of them the script gets, and with which text.
+
+What a job began with is what each of its launches runs, whatever stands on the disk by then.
 
 Warm processes may have imported another module of the same name already.  A ``statistics.py``
 beside the script is imported in place of Python's own, as by ``python train.py``.  Modules that are
@@ -8,13 +10,22 @@ loaded keep what they have imported.
 from __future__ import annotations
 
 import contextlib
-import functools
+import importlib.util
+import linecache
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
-from holdfast.checkpoint.digest import Digest
-from holdfast.runtime.worker.stacks import Frame
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.program import digest_of, is_users, keep, kept
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.script_record import ScriptRecord
 
 _OF_PYTHONS_START = frozenset({
     "__main__", "_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath",
@@ -27,8 +38,8 @@ _OURS = frozenset(
 )
 """Without these there is no training."""
 
-_LARGEST_TEXT = 16 << 20
-"""A larger file counts by its name alone: a module may be a library in itself."""
+_GENERATED = "__autograph_generated_file"
+"""What TensorFlow has translated from a function: each process has its own."""
 
 
 def prefer_users_modules(folder: Path) -> None:
@@ -61,29 +72,99 @@ def _is_module(file: Path) -> bool:
     return file.suffix == ".py" or (file / "__init__.py").is_file()
 
 
-def script_digest(script: Path, argv: Sequence[str]) -> str:
-    """Return the digest of a script's text, its arguments and its own modules.
+class OwnFiles:
+    """The user's files that this process runs: of each one the text that the job began with.
+
+    A file that the job's client has not found is kept by the first worker that imports it.  So is
+    one that is loaded again: then the script itself may have written it anew.
+
+    ``record`` is that of the run, and ``tell`` shows a line to the user.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, record: ScriptRecord, tell: Callable[[str], None]
+    ) -> None:
+        self._begun = config.program
+        self._folder = RunDirectory(config.run_dir).program_path
+        self._record = record
+        self._job = config.lease_token
+        self._tell = tell
+        self._loads: Counter[str] = Counter()
+        self.ran: dict[str, str] = {}
+        """The digest of each file that has run."""
+
+    def text(self, file: str) -> bytes:
+        """Return what runs of a file, and remember its lines for tracebacks and AutoGraph.
+
+        Raises:
+            OSError: there is no such file.
+            UsageError: it has changed, and the text that the job began with is gone.
+        """
+        path = os.path.realpath(file)
+        self._loads[path] += 1
+        begun = self._begun.get(path) if self._loads[path] == 1 else None
+        try:
+            text = Path(path).read_bytes()
+        except OSError:
+            if begun is None:
+                raise
+            text = b""
+        mine = digest_of(text)
+        if begun is None:
+            with contextlib.suppress(OSError):
+                keep(self._folder, mine, text)
+            begun = self._record.first(f"text {self._loads[path]} of {path} in {self._job}", mine)
+        if mine != begun:
+            text = self._kept(path, begun)
+        self.ran[path] = begun
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # whoever compiles it is told
+            lines = importlib.util.decode_source(text).splitlines(keepends=True)
+            linecache.cache[file] = (len(text), None, lines, file)
+        return text
+
+    def _kept(self, path: str, digest: str) -> bytes:
+        changed = f"{path} has changed since this job began"
+        try:
+            text = kept(self._folder, digest)
+        except OSError as error:
+            raise UsageError(
+                f"{changed}, and what it was cannot be read ({error}): bring that back, or run "
+                "again: the run goes on with the new one"
+            ) from error
+        self._tell(
+            f"{changed}: the job goes on with what it was; the next job takes what it is then"
+        )
+        return text
+
+
+_own: OwnFiles | None = None
+
+
+def run_as_begun(own: OwnFiles) -> None:
+    """Let this process run the user's files as its job has begun with them."""
+    global _own  # noqa: PLW0603  (one process is one worker)
+    _own = own
+    plain = SourceFileLoader.get_code
+
+    def get_code(self: Any, fullname: str) -> CodeType | None:
+        if not is_users(self.path) or fullname.startswith(_GENERATED):
+            return plain(self, fullname)
+        code: CodeType = self.source_to_code(own.text(self.path), self.path)
+        return code
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def text_of(file: str) -> bytes:
+    """Return what runs of a file; raises what `OwnFiles.text` does."""
+    return Path(file).read_bytes() if _own is None else _own.text(file)
+
+
+def script_digest(argv: Sequence[str]) -> str:
+    """Return the digest of the user's files that have run here, and of the script's arguments.
 
     Modules that are imported later have no part in it.
     """
-    digest = Digest()
-    digest.update(repr(tuple(argv)).encode())
-    for file in sorted({str(script.resolve()), *_own_files()}):
-        try:
-            path = Path(file)
-            text = path.read_bytes() if path.stat().st_size <= _LARGEST_TEXT else b""
-        except OSError:
-            continue
-        digest.update(path.name.encode() + b"\0" + text)
-    return digest.hexdigest()
-
-
-def _own_files() -> set[str]:
-    """Return the files of all imported modules that are neither a library's nor holdfast's."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return {file for file in files if isinstance(file, str) and _is_users(file)}
-
-
-@functools.cache
-def _is_users(file: str) -> bool:
-    return Frame(file, "", "").is_users
+    ran = {} if _own is None else _own.ran
+    named = sorted((os.path.basename(path), digest) for path, digest in ran.items())
+    return digest_of(repr((tuple(argv), named)).encode())

@@ -25,7 +25,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import io
 import os
 import sys
 import threading
@@ -62,7 +61,7 @@ from holdfast.runtime.worker.context import (
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
 from holdfast.runtime.worker.stacks import Frame, listen, shortened
-from holdfast.runtime.worker.users_modules import prefer_users_modules
+from holdfast.runtime.worker.users_modules import prefer_users_modules, text_of
 
 TOLD_AFTER_S = 60
 
@@ -176,8 +175,7 @@ def _run(script: str) -> None:
     """Run the script in a ``__main__`` that stays: threads and processes may still ask for it."""
     main = ModuleType("__main__")
     main.__file__ = script
-    with io.open_code(script) as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
+    code = compile(text_of(script), script, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -182,6 +183,39 @@ def test_script_of_one_host_alone_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.extended  # the tests beside it ask hosts
+@pytest.mark.mpi
+def test_module_with_another_text_on_a_host_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "other.py").write_text("SCALE = 1.1\n")
+    mounted = [str(tmp_path / "other.py"), str(tmp_path / "helper.py")]
+    cluster.run("b", ["mount", "--bind", *mounted])
+
+    said = refused(cluster, "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
+
+    assert "helper.py, which the script imports, is SHA-256 " in said
+
+
+@pytest.mark.mpi
+def test_processors_of_one_name_with_other_flags_are_refused_by_a_strict_job(
+    cluster: Cluster, tmp_path: Path, script: Path
+) -> None:
+    """As in a cloud; and as on ARM, where the kernel tells no name."""
+    real = Path("/proc/cpuinfo").read_text()
+    without = re.sub(r" (avx512\w*|amx\w*|fma)", "", real)
+    names = re.sub(r"(?m)^model name.*\n", "", real)
+    on_arm = re.sub(r"(?m)^flags.*$", "Features\t: fp asimd sve", names)
+    for text in (without, on_arm):
+        (tmp_path / "cpuinfo").write_text(text)
+        cluster.run("b", ["mount", "--bind", str(tmp_path / "cpuinfo"), "/proc/cpuinfo"])
+
+        said = refused(cluster, "--strict", "--run-dir", str(tmp_path / "run"), str(script))
+
+        assert "the hosts of the job differ: a has " in said
+        assert "choose their kernels by that, and bits may differ" in said
+        cluster.run("b", ["umount", "/proc/cpuinfo"])
+
+
 @pytest.mark.mpi
 def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) -> None:
     line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]

@@ -38,11 +38,17 @@ def test_complete_run_starts_nothing_until_it_is_asked_to(tmp_path: Path) -> Non
     assert third.exit_code == 0, third.stderr
     assert third.stdout == f"{first.stdout.splitlines()[-1]}\n"
 
-    script.write_text(f"{SCRIPT.read_text()}\n# another text\n")
+    script.with_name("helper.py").write_text("A = 1")
+    script.write_text(f"{SCRIPT.read_text()}\nimport helper\n")
     fourth = job(script, run_dir)
     assert fourth.exit_code == 0, fourth.stderr
     assert "train.py has changed since this run began" in fourth.stderr
     assert len(fourth.events("job_started")) == 3
+
+    script.with_name("helper.py").write_text("A = 2")
+    fifth = job(script, run_dir)
+    assert fifth.exit_code == 0, fifth.stderr
+    assert len(fifth.events("job_started")) == 4
 
 
 def test_script_of_the_same_name_does_not_take_a_run_over(tmp_path: Path) -> None:

@@ -180,8 +180,11 @@ CHAIN_JSON = """{
  ],
  "complete": null
 }"""
-STEP_RECORD = StepRecord("m", "s", "j", "o", {"p": "q"})
-STEP_JSON = '{"made by": "m", "script": "s", "job": "j", "operations": "o", "parts": {"p": "q"}}'
+STEP_RECORD = StepRecord("m", "s", "j", "o", {"p": "q"}, {"rate": "0.1"}, "b")
+STEP_JSON = (
+    '{"made by": "m", "script": "s", "job": "j", "operations": "o", "parts": {"p": "q"}, '
+    '"asked": {"rate": "0.1"}, "begin": "b"}'
+)
 
 
 def test_files_keep_their_bytes() -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ from holdfast.runtime.fit.script_setup import (
     without_log_lines,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.worker import script_draws
+from holdfast.runtime.worker import script_draws, users_modules
 from holdfast.runtime.worker.training_refusal import TrainingRefused, is_refused
 
 NUMPY_SEEDS = 1 << 32
@@ -53,10 +53,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         tempfile: ("mkdtemp",),
         builtins: ("open",),
         io: ("open",),
+        SourceFileLoader: ("get_code",),
     }
     for module, names in functions.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(users_modules, "_own", None)
     monkeypatch.setattr(script_setup, "share_names", lambda *_: None)
     monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(

@@ -20,6 +20,7 @@ from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.devices import Devices
 
 
@@ -28,9 +29,11 @@ def setup_of(**fields: Any) -> JobSetup:
     options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
     terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None, "argv": None}
     terms |= {"script": None, "script_from_here": None}
+    terms |= {"modules": None, "initial": None}
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
-    given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
+    asked = JobOptions(**(options | fields.pop("options", {})))
+    given = {"options": asked, "record": record, "program": Program.of(asked.script)}
     return JobSetup(**(rest | given | {"journal": Run()} | fields))
 
 
@@ -141,7 +144,7 @@ def test_hosts_their_network_and_their_devices_are_told() -> None:
     lines = told(
         is_resumed=False,
         checked_hosts=CheckedHosts(
-            hosts, network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}
+            hosts, network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}, ("C",)
         ),
     )
 
@@ -149,6 +152,7 @@ def test_hosts_their_network_and_their_devices_are_told() -> None:
         "2 hosts on the network 10.1.0.0/16: a:0, b:2",
         "the processors of the hosts differ: all workers have A=1 B=2",
         "each worker on b has one of 2 devices: CUDA_VISIBLE_DEVICES=0,1",
+        "C (--strict refuses such hosts)",
     ]
 
 
@@ -203,6 +207,12 @@ def test_run_that_goes_on_with_another_script_says_so(tmp_path: Path) -> None:
 
     lines = told(**fields, record={"script_sha256": same})
     assert len(lines) == 1
+    (tmp_path / "helper.py").write_text("A = 1")
+    script.write_text("import helper")
+    changed = {"script_sha256": Program.of(script).script_sha256, "modules": {"helper.py": "old"}}
+    assert told(**fields, record=changed)[1].startswith(
+        "helper.py has changed since this run began"
+    )
     fields["saved_step"] = None
     lines = told(**fields, record={"script_sha256": begun_with})
     assert len(lines) == 1
@@ -232,13 +242,39 @@ def test_run_that_goes_on_with_other_arguments_says_so() -> None:
     (_, line) = lines
     assert line == (
         "the run was begun with no arguments, and slow.py has the arguments "
-        "\"--name 'a b'\" now: what is trained already stays as it is; to train anew, give "
+        "\"--name 'a b'\" now: what is trained already stays as it is, and so does what a "
+        "checkpoint holds, as the learning rate of Keras; to train anew with these, give "
         "--fresh or another --run-dir"
     )
 
     for argv in (None, ["--name", "a b"]):
         lines = told(**fields, options=options, record={"argv": argv})
         assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "lines"),
+    [
+        (None, "w.npz", ["the script"]),
+        ("v.npz", "w.npz", ["v.npz"]),
+        ("w.npz", "w.npz", []),
+        ("w.npz", None, []),
+    ],
+)
+def test_weights_to_begin_with_are_not_taken_by_a_run_that_goes_on(
+    begun: str | None, now: str | None, lines: list[str]
+) -> None:
+    options = {"initial": None if now is None else Path(now)}
+
+    found = told(
+        is_resumed=True, saved_step=5, options=options, record={"initial": begun, "modules": {}}
+    )[1:]
+
+    assert found == [
+        f"--initial w.npz is not taken: the run was begun with the weights of {whose}, and goes on "
+        "from its checkpoint; --fresh or another --run-dir begins with those of w.npz"
+        for whose in lines
+    ]
 
 
 @pytest.mark.parametrize(

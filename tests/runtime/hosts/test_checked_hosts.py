@@ -19,6 +19,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     ask_all,
     common_numerics,
     differences,
+    may_differ,
     refuse,
     threads_of_all,
     unlike_devices,
@@ -61,12 +62,25 @@ SAME = "install the same on all hosts, or share one installation"
             "12345678): copy it there, or share its folder",
         ),
         (
+            {"modules": {"helper.py": "1122334455"}},
+            "helper.py, which the script imports, is SHA-256 11223344 on b, c, and SHA-256 "
+            "aabbccdd on a: copy it there, or share its folder",
+        ),
+        (
+            {"modules": {}},
+            "helper.py, which the script imports, is not there on b, c, and SHA-256 aabbccdd on "
+            "a: copy it there, or share its folder",
+        ),
+        (
             {"has_token": False},
             "the run directory /work/run is not the same on b, c and a: choose one on a file "
             "system that all hosts share, by --run-dir",
         ),
     ],
-    ids=["version", "not installed", "directory", "no script", "other script", "run directory"],
+    ids=[
+        *("version", "not installed", "directory", "no script", "other script"),
+        *("other module", "no module", "run directory"),
+    ],
 )
 def test_what_must_be_the_same_is_refused_with_both_values_and_the_remedy(
     others: dict[str, Any], sentence: str
@@ -348,9 +362,13 @@ def test_threads_are_those_that_workers_can_have_on_every_host(
             *("A B", ("avx avx2", "avx"), {"OPENBLAS_CORETYPE": "Nehalem"}),
             "ONEDNN_MAX_CPU_ISA=AVX",
         ),
+        ("A A", ("avx avx2", "avx"), {}, "ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE"),
         ("A B", ("asimd", "asimd"), {}, ""),
     ],
-    ids=["alike", "older", "neither has all", "one set", "pinned", "pinned kernels", "not x86"],
+    ids=[
+        *("alike", "older", "neither has all", "one set", "pinned", "pinned kernels"),
+        *("one name in a cloud", "not x86"),
+    ],
 )
 def test_libraries_do_what_all_processors_can(
     processors: str, flags: tuple[str, ...], environment: dict[str, str], found: str
@@ -363,6 +381,55 @@ def test_libraries_do_what_all_processors_can(
     variables = common_numerics(environment, hosts)
 
     assert " ".join(f"{name}={value}" for name, value in variables.items()) == found
+
+
+CHOOSE = "NumPy, XLA and others choose their kernels by that, and bits may differ"
+
+
+@pytest.mark.parametrize(
+    ("others", "sentences"),
+    [
+        ({}, []),
+        (
+            {"flags": frozenset({"avx"})},
+            [f"a has Xeon with avx2, and b, c has Xeon: {CHOOSE}"],
+        ),
+        ({"processor": "Epyc"}, [f"a has Xeon, and b, c has Epyc: {CHOOSE}"]),
+        (
+            {"processor": "", "flags": frozenset()},
+            [
+                "a has Xeon with avx, avx2, and b, c has a processor of no known model of unknown "
+                f"abilities: {CHOOSE}"
+            ],
+        ),
+        (
+            {"distributions": {"pandas": "2.1", "scipy": "1.0"}},
+            [f"pandas is 2.1 on b, c, and 2.2 on a: {SAME}"],
+        ),
+        (
+            {"distributions": {"scipy": "1.0"}},
+            [f"pandas is not installed on b, c, and 2.2 on a: {SAME}"],
+        ),
+    ],
+    ids=["alike", "flags", "model", "unknown", "version", "not installed"],
+)
+def test_what_bits_may_differ_by_is_told_with_both_values(
+    others: dict[str, Any], sentences: list[str]
+) -> None:
+    hosts = [HostSlots(name, slots) for name, slots in (("a", 1), ("b", 1), ("c", 1), ("d", 0))]
+    alone = facts("d", processor="Atom", distributions={})
+    found = [facts("a"), facts("b", **others), facts("c", **others), alone]
+
+    assert list(may_differ(hosts, found)) == sentences
+
+
+def test_processors_that_nobody_knows_count_as_different() -> None:
+    hosts, unknown = [HostSlots("a", 1), HostSlots("b", 1)], {"processor": "", "flags": frozenset()}
+
+    (line,) = may_differ(hosts, [facts("a", **unknown), facts("b", **unknown)])
+
+    assert line.startswith("a, b has a processor of no known model of unknown abilities")
+    assert list(may_differ(hosts[:1], [facts("a", **unknown)])) == []
 
 
 @pytest.mark.process

@@ -38,6 +38,8 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
     assert refusal() == ""
     assert refusal(identity="b after a reboot", cores=2, clock=7.0, shm_free=1) == ""
     assert refusal(**on_lan(9)) == ""
+    other_texts: dict[str, Any] = {"script_sha256": "abcdefabcd", "modules": {"helper.py": "1122"}}
+    assert refusal(**other_texts) == ""  # it runs what the job began with
 
 
 @pytest.mark.parametrize(
@@ -50,11 +52,8 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
         ({"has_cwd": False}, "the working directory /work is not on b: share it"),
         ({"has_token": False}, "the run directory /work/run is not the same on b and a: choose"),
         ({"script_sha256": None}, "the script /work/train.py is not on b: copy it there"),
-        (
-            {"script_sha256": "abcdefabcd"},
-            "the script /work/train.py on b is another one than the job began with (SHA-256 "
-            "abcdefab, not 12345678): bring that back, or start the job again",
-        ),
+        ({"distributions": {"scipy": "1.0"}}, "pandas is not installed on b, and 2.2 on a: "),
+        ({"flags": frozenset({"avx"})}, "b has another processor by now, and its bits would dif"),
         (
             {"processor": "Older", "flags": frozenset({"avx"})},
             "b has another processor by now, and its bits would differ: start the job again, and "
@@ -68,7 +67,8 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
         ({"reached": ()}, "b does not reach a at 10.1.0.1; let TCP connections pass there"),
     ],
     ids=[
-        *("version", "directory", "run directory", "no script", "other script", "processor"),
+        *("version", "directory", "run directory", "no script", "distribution", "flags"),
+        "processor",
         *("devices", "other host", "network"),
     ],
 )

@@ -401,8 +401,8 @@ def test_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
 
     assert complete_run(dataclasses.replace(options, workers=4, save_every="50")) == (
         f"nothing to do: the run in {options.run_dir} has completed step 9, state sha256 ab12, and "
-        "train.py, its arguments and its options are the same (--again runs it; --fresh trains "
-        "anew, as on other data)"
+        "train.py, its modules, arguments and options are the same (--again runs it; --fresh "
+        "trains anew, as on other data)"
     )
 
 

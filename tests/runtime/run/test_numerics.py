@@ -130,7 +130,33 @@ def test_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx avx2\n\nprocessor\t: 1\nflags\t: fpu\n")
 
-    assert cpu_flags(cpuinfo) == {"fpu", "avx", "avx2"}
+    assert cpu_flags(cpuinfo) == {"avx", "avx2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("flags\t\t: fpu sse4_1 ssse3 avx512f md_clear hypervisor", {"sse4_1", "ssse3", "avx512f"}),
+        ("Features\t: fp asimd sve bf16", {"fp", "asimd", "sve", "bf16"}),
+        ("isa\t\t: rv64imafdcv", {"rv64imafdcv"}),
+        ("cpu\t\t: POWER9, altivec supported", {"POWER9,", "altivec", "supported"}),
+        ("model name\t: Xeon", set()),
+    ],
+    ids=["x86", "ARM", "RISC-V", "POWER", "unknown"],
+)
+def test_flags_are_those_by_which_kernels_are_chosen(
+    tmp_path: Path, line: str, flags: set[str]
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+
+    assert cpu_flags(tmp_path / "cpuinfo") == flags
+
+
+def test_processors_without_a_name_for_their_instructions_are_told_by_their_flags() -> None:
+    one, other = (instruction_set({}, flags) for flags in (["fp", "asimd"], ["fp", "asimd", "sve"]))
+
+    assert one.split()[1:] == ["asimd", "fp"]
+    assert other != one
 
 
 def test_unknown_processors_have_no_flags(tmp_path: Path) -> None:

@@ -484,11 +484,12 @@ def test_weights_that_differ_at_the_beginning_are_named() -> None:
     assert f"the initial weights of weights{MENDED}" in said
 
 
-def heard(before: StepRecord, now: StepRecord) -> list[str]:
+def heard(before: StepRecord, now: StepRecord, *, is_one_of_several: bool = False) -> list[str]:
     """Return what a user hears when a run goes on with another step."""
     lines: list[str] = []
     context: Any = SimpleNamespace(notify=lines.append)
-    check_same_record(context, now, {"step": to_plain(before)}, is_first=True)
+    saved = {"step": to_plain(before)}
+    check_same_record(context, now, saved, is_first=True, is_one_of_several=is_one_of_several)
     return lines
 
 
@@ -512,3 +513,62 @@ def test_another_job_is_told_and_what_cannot_be_compared_is_taken(
     changes: dict[str, str], lines: int
 ) -> None:
     assert len(heard(RECORD, replace(RECORD, parts=OTHER, **changes))) == lines
+
+
+RATE, MOMENTUM = "learning rate of SGD 'sgd'", "momentum of SGD 'sgd'"
+ASKED = replace(RECORD, asked={RATE: "0.1", MOMENTUM: "0.9"}, begin="w")
+
+
+@pytest.mark.parametrize("script", ["script", "changed"])
+def test_what_a_start_asks_for_is_told_with_what_the_run_keeps(script: str) -> None:
+    now = replace(ASKED, job="another", script=script, asked={RATE: "0.01", MOMENTUM: "0.5"})
+
+    assert heard(ASKED, now) == [
+        "the script asks for the learning rate of SGD 'sgd' of 0.01 now, and the run keeps 0.1, "
+        "which it was begun with: to take 0.01, give fit() the callback "
+        "keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.01); the momentum of SGD "
+        "'sgd' was 0.9, and the run goes on with 0.5; --fresh begins a new run"
+    ]
+    following = now.going_on_from({"step": to_plain(ASKED)})
+    assert following.asked == {RATE: "0.1", MOMENTUM: "0.5"}
+    (line,) = heard(following, replace(now, job="a third"))
+    assert "the run keeps 0.1" in line
+    assert "momentum" not in line
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (ASKED, replace(ASKED, job="another", begin="other weights")),
+        (ASKED, replace(ASKED, asked={RATE: "0.01"})),
+        (replace(ASKED, asked={}), replace(ASKED, job="another")),
+    ],
+    ids=["as before", "the same job: the script has loaded its own", "an older holdfast"],
+)
+def test_nothing_is_told_of_what_is_asked_for_as_before(
+    before: StepRecord, now: StepRecord
+) -> None:
+    assert heard(before, now) == []
+
+
+def test_schedule_is_a_constant_of_the_step_and_no_rate_that_is_kept() -> None:
+    now = replace(ASKED, job="another", asked={RATE: "CosineDecay(initial_learning_rate=0.1)"})
+
+    assert "the run goes on with CosineDecay(" in heard(ASKED, now)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"asked": {RATE: "0.01"}}, f"the {RATE} is 0.01, and was 0.1"),
+        ({"begin": "other"}, "it begins with other weights"),
+    ],
+)
+@pytest.mark.parametrize("job", ["job", "another"])
+def test_each_of_several_trainings_is_the_one_that_it_was(
+    changes: dict[str, Any], words: str, job: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        heard(ASKED, replace(ASKED, job=job, **changes), is_one_of_several=True)
+    assert heard(ASKED, replace(ASKED, job=job), is_one_of_several=True) == []
+    heard(ASKED, replace(ASKED, job=job, script="changed", **changes), is_one_of_several=True)

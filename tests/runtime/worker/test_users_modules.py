@@ -1,15 +1,27 @@
-"""The user's own modules: which of them a script gets, and the digest of script and modules."""
+"""The user's own modules: which of them a script gets, and with which text."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
+import linecache
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+from configs import worker_config
 
-from holdfast.runtime.worker.users_modules import hidden, script_digest
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.program import Program
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.worker import users_modules
+from holdfast.runtime.worker.users_modules import OwnFiles, hidden, run_as_begun, script_digest
 
 LOADED = {
     "statistics": "/usr/lib/python3/statistics.py",
@@ -74,26 +86,82 @@ def test_script_gets_the_users_modules_and_what_is_loaded_keeps_its_own(tmp_path
     assert (done.stdout, done.stderr) == ("mine mine a package of mine\n", "")
 
 
-def test_script_its_modules_and_its_arguments_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script, module = tmp_path / "train.py", tmp_path / "own_layers_of_the_script.py"
-    script.write_text("one")
-    module.write_text("A = 1\n")
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFiles]:
+    """The files of this process, as those of a job that has begun with ``train.py``."""
+    monkeypatch.setattr(SourceFileLoader, "get_code", SourceFileLoader.get_code)
+    monkeypatch.setattr(users_modules, "_own", None)
     monkeypatch.syspath_prepend(str(tmp_path))
-    known = script_digest(script, ())
-
-    assert script_digest(script, ()) == known
-    assert script_digest(script, ("--fast",)) != known
-    importlib.import_module(module.stem)
-    imported = script_digest(script, ())
-    module.write_text("A = 2\n")
-    changed = script_digest(script, ())
-    del sys.modules[module.stem]
-    script.write_text("two")
-
-    assert len({known, imported, changed, script_digest(script, ())}) == 4
+    (tmp_path / "train.py").write_text("import own_a\n")
+    (tmp_path / "own_a.py").write_text("VALUE = 1\n")
+    (tmp_path / "own_b.py").write_text("VALUE = 2\n")
+    yield _launch(tmp_path, [])
+    for name in ("own_a", "own_b"):
+        sys.modules.pop(name, None)
 
 
-def test_script_that_is_gone_has_a_digest(tmp_path: Path) -> None:
-    assert script_digest(tmp_path / "gone.py", ())
+def _launch(folder: Path, lines: list[str]) -> OwnFiles:
+    """Return the files of another launch of the job."""
+    run = RunDirectory(folder / "run")
+    program = Program.of(folder / "train.py")
+    config = dataclasses.replace(worker_config(run_dir=run.path), program=program.digests)
+    if not run.path.exists():
+        run.path.mkdir()
+        program.keep(run.program_path)
+        (folder / "begun.json").write_text(json.dumps(program.digests))
+    begun = json.loads((folder / "begun.json").read_text())
+    config = dataclasses.replace(config, program=begun)
+    own = OwnFiles(config, ScriptRecord(run.script_record_path), lines.append)
+    run_as_begun(own)
+    return own
+
+
+def _value(name: str) -> int:
+    sys.modules.pop(name, None)
+    value: int = importlib.import_module(name).VALUE
+    return value
+
+
+@pytest.mark.usefixtures("own")
+def test_launch_runs_the_texts_that_the_job_began_with(tmp_path: Path) -> None:
+    assert (_value("own_a"), _value("own_b")) == (1, 2)
+    before = script_digest(())
+    for name in ("own_a", "own_b"):
+        (tmp_path / f"{name}.py").write_text("VALUE = 7\n")
+    lines: list[str] = []
+
+    _launch(tmp_path, lines)
+
+    assert (_value("own_a"), _value("own_b")) == (1, 2)
+    assert linecache.getline(str(tmp_path / "own_a.py"), 1) == "VALUE = 1\n"
+    assert [line.partition(":")[0] for line in lines] == [
+        f"{tmp_path / name}.py has changed since this job began" for name in ("own_a", "own_b")
+    ]
+    assert script_digest(()) == before
+    assert script_digest(("--fast",)) != before
+
+
+@pytest.mark.usefixtures("own")
+def test_module_that_the_script_writes_and_loads_again_is_taken_as_it_was_then(
+    tmp_path: Path,
+) -> None:
+    def loaded() -> list[int]:
+        (tmp_path / "own_a.py").write_text("VALUE = 1\n")
+        values = [_value("own_a")]
+        (tmp_path / "own_a.py").write_text("VALUE = 33\n")
+        return [*values, _value("own_a")]
+
+    assert loaded() == [1, 33]
+    _launch(tmp_path, [])
+    assert loaded() == [1, 33]
+
+
+def test_text_that_is_gone_is_named(tmp_path: Path, own: OwnFiles) -> None:
+    (tmp_path / "own_a.py").unlink()
+    assert own.text(str(tmp_path / "own_a.py")) == b"VALUE = 1\n"
+    with pytest.raises(FileNotFoundError):
+        own.text(str(tmp_path / "nowhere.py"))
+    shutil.rmtree(tmp_path / "run" / "program")
+
+    with pytest.raises(UsageError, match=r"own_a.py has changed since this job began, and what"):
+        _launch(tmp_path, []).text(str(tmp_path / "own_a.py"))

@@ -18,6 +18,7 @@ from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, Record
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Message
 
@@ -70,6 +71,7 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
         warning=None,
         history=HistoryReader(path),
         cwd=Path("/work"),
+        program=Program.of(script),
     )
 
 

@@ -28,6 +28,8 @@ LIKE = HostFacts(
     has_token=True,
     clock=100.0,
     interfaces=(),
+    distributions={"pandas": "2.2", "scipy": "1.0"},
+    modules={"helper.py": "aabbccddee"},
 )
 LAN, DOCKER = "10.1.0.0/16", "172.17.0.0/16"
 

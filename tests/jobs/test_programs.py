@@ -1,0 +1,221 @@
+"""One program: what a job began with is what each launch runs, or a sentence says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import JobRequest, JobRun, start_job
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = """
+import contextlib, importlib, os, shutil, sys
+import numpy as np
+import helper
+from holdfast import ArrayData, ContributionShape, Trainer
+
+RATE = 0.1
+
+def edit():
+    with contextlib.suppress(FileExistsError):
+        open("edited", "x").close()
+        for name in ("train.py", "helper.py", "parts/late.py", "named.py"):
+            text = open(name).read()
+            with open(name, "w") as file:
+                file.write(text.replace("0.1", "0.7"))
+        if "--forget" in sys.argv:
+            shutil.rmtree("run/program")
+
+class Replica:
+    def __init__(self):
+        self.weights, self.steps = np.zeros(4, np.float32), np.zeros(1, np.float32)
+
+    shape = ContributionShape(gradient=4, metrics=1)
+
+    def contribute(self, batch, out):
+        off = batch.x @ self.weights - batch.y
+        out[:4], out[4] = batch.x.T @ off, off @ off
+
+    def evaluate(self, batch, out):
+        out[:] = 0
+
+    def apply(self, total, samples):
+        self.steps += 1
+        rate = RATE + helper.RATE
+        if self.steps[0] >= 2:
+            rate += importlib.import_module("nam" + "ed").RATE
+        if self.steps[0] == 3 and "--edit" in sys.argv:
+            edit()
+        if self.steps[0] >= 6:
+            rate += helper.late()
+        self.weights = self.weights - np.float32(rate) * total[:4] / np.float32(samples)
+
+    def results(self, sums, samples):
+        return {"loss": float(sums[0]) / samples}
+
+    def state(self):
+        return {"weights": self.weights, "steps": self.steps}
+
+    def load(self, state):
+        self.weights, self.steps = (np.array(state[name]) for name in ("weights", "steps"))
+
+x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+Trainer(Replica(), ArrayData(x, x[:, 0]), global_batch=20, epochs=5, save_every=2).run()
+"""
+"""Ten steps.  Its modules: one beside it, one of a package for a late step, one without a name."""
+
+HELPER = """
+RATE = 0.1
+
+def late():
+    from parts import late
+    return late.RATE
+"""
+
+
+def write(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "parts").mkdir()
+    texts = {"train.py": SCRIPT, "helper.py": HELPER, "parts/__init__.py": ""}
+    for name, text in (
+        texts | dict.fromkeys(("parts/late.py", "named.py"), "RATE = 0.1\n")
+    ).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def job(folder: Path, *argv: str, faults: tuple[str, ...] = (), again: str = "no") -> JobRun:
+    request = JobRequest(
+        script="train.py",
+        run_dir="run",
+        workers=2,
+        microbatches=2,
+        faults=faults,
+        argv=argv,
+        options=("--threads", "1"),
+        environment={"HOLDFAST_AGAIN": again},
+        directory=folder,
+    )
+    with start_job(request) as running:
+        return running.wait()
+
+
+ALL_DIE = ("kill worker=0 step=5", "kill worker=1 step=5")
+
+
+def test_relaunch_runs_the_program_that_the_job_began_with(tmp_path: Path) -> None:
+    undisturbed = job(write(tmp_path / "undisturbed"))
+    assert undisturbed.exit_code == 0, undisturbed.stderr
+    folder = write(tmp_path / "edited")
+
+    struck = job(folder, "--edit", faults=ALL_DIE)
+
+    assert struck.exit_code == 0, struck.stderr
+    assert len(struck.report.relaunches) == 1
+    assert "0.7" in (folder / "helper.py").read_text()
+    assert struck.sha256 == undisturbed.sha256
+    for name in ("train.py", "helper.py", "parts/late.py", "named.py"):
+        line = f"{folder / name} has changed since this job began: the job goes on with what it was"
+        assert struck.stderr.count(line) == 1, struck.stderr
+
+    following = job(folder, "--edit", again="yes")
+    assert following.exit_code == 0, following.stderr
+    assert (
+        "train.py and helper.py and parts/late.py have changed since this run" in following.stderr
+    )
+    assert "since this job began" not in following.stderr
+
+
+def test_relaunch_whose_program_is_gone_names_the_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "edited")
+
+    struck = job(folder, "--edit", "--forget", faults=ALL_DIE)
+
+    assert struck.exit_code == 2, struck.stderr
+    assert (
+        f"{folder / 'train.py'} has changed since this job began, and what it was" in struck.stderr
+    )
+    following = job(folder, "--edit", "--forget")
+    assert following.exit_code == 0, following.stderr
+
+
+RATES = """
+import sys
+import keras, numpy as np
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+rate, momentum, epochs = map(float, sys.argv[1:4])
+model.compile(keras.optimizers.SGD(rate, momentum=momentum), "mse")
+falls = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=1e9)
+taken = keras.callbacks.LearningRateScheduler(lambda epoch, _: rate)
+calls = [taken if "--take" in sys.argv else falls]
+model.fit(x, x[:, :1], batch_size=16, epochs=int(epochs), callbacks=calls, verbose=0)
+print("rate", f"{float(model.optimizer.learning_rate):.3g}", flush=True)
+"""
+
+
+@pytest.mark.tensorflow
+def test_what_a_run_keeps_and_what_a_start_asks_for_are_told(tmp_path: Path) -> None:
+    """A callback sets the rate that the second start asks for, so the run has that by then."""
+    (tmp_path / "train.py").write_text(RATES)
+
+    begun = job(tmp_path, "0.1", "0.5", "2")
+    other = job(tmp_path, "0.2", "0.6", "3", "--take")
+    first = job(tmp_path, "0.1", "0.6", "4")
+
+    jobs = (begun, other, first)
+    assert [done.exit_code for done in jobs] == [0] * 3, "".join(done.stderr for done in jobs)
+    assert "begun with the arguments '0.1 0.5 2', and train.py has" in other.stderr
+    rate = "the script asks for the learning rate of SGD 'sgd' of 0.2 now, and the run keeps 0.1"
+    assert rate in other.stderr
+    assert "lambda epoch, rate: 0.2)" in other.stderr
+    assert "rate 0.2\n" in other.stdout
+    momentum = "the momentum of SGD 'sgd' was 0.5, and the run goes on with 0.6"
+    assert momentum in other.stderr
+    assert [text in done.stderr for done in (begun, first) for text in ("asks for", " was 0.")] == (
+        [False] * 4
+    )
+
+
+TRIALS = """
+import os
+import keras, numpy as np
+
+x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+os.makedirs("results", exist_ok=True)
+for trial in range(3):
+    if os.path.exists(f"results/{trial}.npz"):
+        continue
+    keras.utils.set_random_seed(trial)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
+    np.savez(f"results/{trial}.npz", *model.get_weights())
+    print(trial, float(model.get_weights()[0].sum()), flush=True)
+"""
+"""An ensemble that leaves out what it has written; four steps each."""
+
+
+@pytest.mark.tensorflow
+def test_trials_that_a_script_leaves_out_are_no_other_trials(tmp_path: Path) -> None:
+    for name in ("undisturbed", "struck"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(TRIALS)
+    undisturbed = job(tmp_path / "undisturbed")
+    assert undisturbed.exit_code == 0, undisturbed.stderr
+    folder = tmp_path / "struck"
+
+    struck = job(folder, faults=("kill worker=0 step=6", "kill worker=1 step=6"))
+
+    assert struck.exit_code == 2, struck.stderr
+    assert "another one than in the run: it begins with other weights" in struck.stderr
+    assert "move that file or folder away, and run again" in struck.stderr
+    (folder / "results").rename(folder / "moved")
+    following = job(folder)
+    assert following.exit_code == 0, following.stderr
+    assert following.sha256 == undisturbed.sha256
+    assert following.stdout == undisturbed.stdout
