@@ -10,13 +10,17 @@ That would have effect in Keras and none here.  Numbers in variables, such as th
 always have.  An attribute with the name of an argument of ``__init__`` is a setting, and is
 refused.  Any other number may be one that the step reads, or the script's own: there the user is
 told.
+
+``compile``, and ``make_train_function(force=True)``, let Keras make the graph of the next step
+anew.  Here that is another training, with another layout of its state.  So no step follows a hook
+that calls one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -80,10 +84,20 @@ class _Attribute(NamedTuple):
         )
 
 
+_FUNCTIONS = {
+    "_compile_config": "compile()",
+    "train_function": "make_train_function(force=True)",
+    "test_function": "make_test_function(force=True)",
+}
+"""What Keras makes graphs of, with the call that lets it make them anew."""
+
+
 class TracedSettings:
     """The settings of a model's optimizers and layers, as they were when it was traced."""
 
     def __init__(self, model: Any) -> None:
+        self._model = model
+        self._functions = [(name, getattr(model, name, None)) for name in _FUNCTIONS]
         self._settings = [
             _Attribute(owner, name, getattr(owner, name, None))
             for owner, name in settings_of(model)
@@ -99,6 +113,17 @@ class TracedSettings:
                     f"a callback has set {setting} before the first step; "
                     "holdfast has made the graph of a step by then, so it would have no effect; "
                     "set it before fit() is called"
+                )
+
+    def check_functions(self) -> None:
+        """Raise ProgramError if Keras would make the graph of the next step anew."""
+        for name, function in self._functions:
+            if function is not None and getattr(self._model, name) is not function:
+                raise ProgramError(
+                    f"a callback has called {_FUNCTIONS[name]} of {self._model.name!r}, so that "
+                    "Keras would go on with another step, and holdfast has made the graph of this "
+                    "one for the whole fit(): let fit(epochs=N) end before it, change the model, "
+                    "compile it, and call fit(initial_epoch=N, epochs=...) again"
                 )
 
     def changed_numbers(self) -> list[str]:
@@ -156,12 +181,17 @@ class CallbackRounds:
         self._kept = [callback for callback in given if not is_left_out(callback)]
         states = [*self._kept, *(found for found in self._run if found not in run)]
         self._states = CallbackStates(states, model.get_weights)
+        self._datasets = CallbackStates(())
         self._held = HeldVariables(self._kept, model, getattr(replica, "graphs", ()))
         self._settings = TracedSettings(model)
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
         self.is_due = False
         """Whether hooks have run on whose effects the workers have to agree."""
+
+    def keep(self, datasets: Iterable[Any]) -> None:
+        """Keep what these objects of the script remember, which give batches."""
+        self._datasets = CallbackStates(datasets)
 
     @property
     def history(self) -> Any:
@@ -204,6 +234,7 @@ class CallbackRounds:
         self._model.history = self.history
         self._states.restore(notes["callbacks"], tensors)
         self._held.restore(notes.get("held", {}))
+        self._datasets.restore(notes.get("datasets", {}), {})
 
     def introduce(self) -> None:
         """Let the callbacks know the model, without any hook: the training is over already."""
@@ -231,6 +262,10 @@ class CallbackRounds:
         """
         hooks = "on_train_batch_begin", "on_train_batch_end"
         return not self._are_alike and any(acts(c, *hooks) for c in self._kept if not is_alike(c))
+
+    def check_functions(self) -> None:
+        """Raise ProgramError if a hook has let Keras make the graph of a step anew."""
+        self._settings.check_functions()
 
     def check_settings(self) -> list[str]:
         """Return the numbers that hooks have changed, and that the graph of a step may hold.
@@ -270,7 +305,7 @@ class CallbackRounds:
     def notes(self) -> dict[str, Json]:
         """Return what the callbacks know, and the lengths of their files."""
         files = {path: length.as_json() for path, length in self._files.lengths.items()}
-        return {"files": files, **self._remembered()}
+        return {"files": files, "datasets": self._datasets.notes(), **self._remembered()}
 
     def _remembered(self) -> dict[str, Json]:
         return {"callbacks": self._states.notes(), "held": self._held.notes()}
@@ -312,6 +347,11 @@ class CallbackRounds:
     def close(self) -> None:
         """Give private files back; the training is over."""
         self._events.close()
+
+    def guard(self, run: Callable[[], None]) -> None:
+        """Run other code of the script as a hook is run: its files are real on the first worker."""
+        with self._guarded():
+            run()
 
     def _make_list(self) -> Any:
         """Return the callbacks with their model; some open files when they get it."""

@@ -120,13 +120,19 @@ class CallbackRun:
         rounds: CallbackRounds,
         epochs: range,
         tell: Callable[[str], None],
+        tell_data: Callable[[int], None] | None = None,
     ) -> None:
-        """Go along with a training."""
+        """Go along with a training.
+
+        ``tell_data`` tells the data of epochs, as often in all as it is given: at Keras's begin,
+        and at both ends of each epoch.  It is None for data that have no hook of the script.
+        """
         self._model = model
         self._replica = replica
         self._rounds = rounds
         self._epochs = epochs
         self._tell = tell
+        self._tell_data = tell_data
         self._at = _Position(epochs.start)
         self._execution = steps_per_execution(model)
         self._is_running = False
@@ -203,10 +209,8 @@ class CallbackRun:
         self._go_on(self._begin())
 
     def before(self, work: Work, cursor: Cursor) -> None:
-        """Look, before the first transaction of a training, at what callbacks have set.
-
-        All other hooks that come before a transaction ran after the last one.
-        """
+        """Look at what callbacks have set, before the first transaction, or have made anew."""
+        self._rounds.check_functions()
         changed = self._rounds.check_settings() if self._is_fresh else []
         self._is_fresh = False
         for what in changed:
@@ -222,7 +226,9 @@ class CallbackRun:
             return False
         is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch or commit.data_ended
         is_at_end |= commit.next_work is not Work.TRAIN
-        return self._rounds.acts_at_ends() if is_at_end else self._rounds.acts_on_batches()
+        if is_at_end:
+            return self._tell_data is not None or self._rounds.acts_at_ends()
+        return self._rounds.acts_on_batches()
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""
@@ -333,6 +339,7 @@ class CallbackRun:
         self._model.reset_metrics()
         self._rounds.call("on_epoch_begin", at.epoch)
         yield
+        self._hear_of_epoch(begun=1)
         self._rounds.call_each("on_train_batch_begin", at.batch, {})
         yield
 
@@ -353,6 +360,8 @@ class CallbackRun:
             at.batch += 1
             is_amid = commit.next_work is Work.TRAIN and not commit.has_ended_epoch
             at.is_cut = is_amid and (data_ended or bool(self._model.stop_training))
+            if commit.has_ended_epoch or commit.next_work is Work.EVALUATE:
+                self._hear_of_epoch(begun=2)
             if commit.next_work is Work.EVALUATE or (at.is_cut and commit.validates_cut):
                 self._rounds.call("on_test_begin")
                 at.is_in_test = True
@@ -372,6 +381,12 @@ class CallbackRun:
         else:
             self._rounds.call_each("on_train_batch_begin", at.batch, {})
             yield
+
+    def _hear_of_epoch(self, begun: int) -> None:
+        """Let the data hear that the epoch has begun, 1, or ended, 2: on all workers alike."""
+        tell, epoch = self._tell_data, self._at.epoch - self._epochs.start
+        if tell is not None:
+            self._rounds.guard(lambda: tell(1 + 2 * epoch + begun))
 
     def _is_within_execution(self, commit: Commit) -> bool:
         """Return whether more steps follow before the hooks about batches; data may end before."""

@@ -322,16 +322,17 @@ def _decode(kept: _Kept, notes: Json, places: Mapping[int, Array]) -> None:
 def _as_begun(kept: _Kept) -> dict[str, Json]:
     """Return the attributes that the training has changed as they were at its start.
 
-    Those that did not exist then are removed at once.  A worker that trains already takes
+    Plain ones that did not exist then are removed at once.  A worker that trains already takes
     over the state of another one in this way.
     """
     encoder = Encoder({type(kept.callback).__module__})
     changed: dict[str, Json] = {}
     for name, value in _attributes(kept.callback):
         begun = kept.begun.get(name)
-        if begun is None:
+        text = _text(encoder, value)
+        if begun is None and not text.startswith(_OBJECT):
             delattr(kept.callback, name)
-        elif begun != _text(encoder, value) and not begun.startswith(_OBJECT):
+        elif begun is not None and begun != text and not begun.startswith(_OBJECT):
             changed[name] = json.loads(begun)
     return changed
 

@@ -73,6 +73,20 @@ class Feed:
         """The pipeline in the user's words."""
         return self._source.name
 
+    @property
+    def dataset(self) -> Any | None:
+        """The object of the script whose state may say what the batches are."""
+        return self._source.dataset
+
+    @property
+    def told(self) -> int:
+        """How often the pipeline was told of epochs, by this worker."""
+        return self._source.told
+
+    def tell(self, calls: int) -> None:
+        """Tell the pipeline of epochs, until it was told so often in all."""
+        self._source.tell(calls)
+
     def first(self) -> Batch:
         """Return the first batch, which this worker reads itself; its shapes build a model.
 
@@ -163,6 +177,10 @@ class Feed:
         return x, y, weights
 
     def _fetch(self, position: Position, communicator: Communicator, turns: Turns) -> Batch:
+        calls = self._source.calls_before(position.passing, position.within)
+        if calls > self._source.told:  # on all workers: another one may read the next batch
+            with turns.needing_no_peer():
+                self._source.tell(calls)
         batch = self._shared.fetch(position, communicator, turns)
         if batch is None:
             raise ProgramError(

@@ -7,24 +7,30 @@ A ``keras.utils.PyDataset`` (or ``Sequence``) is read by number.  Before each ca
 methods the global generators of Python and NumPy are seeded from the run's seed, the pass and the
 batch.  Afterwards they are as before.  So a batch that draws from them is the same in every
 process, and nothing before it must be read.
+
+Its samples may depend on more: on the model, on a level that a callback sets.  So every worker
+tells its dataset of epochs when Keras does, whether it reads or not.  What has changed in a dataset
+is a part of the state (`callbacks`).  A reader that takes over reads the batch before its own once
+more, to be compared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from types import GeneratorType
+from types import FunctionType, GeneratorType
 from typing import Any, Protocol
 
 import numpy as np
 
 from holdfast.recovery.order import SampleOrder, chain
-from holdfast.runtime.data.batch import as_array, make_batch
+from holdfast.runtime.data.batch import Batch, as_array, make_batch
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
 
@@ -71,6 +77,20 @@ class Source(Protocol):
         over elements as ``fit`` takes them.
         """
 
+    @property
+    def dataset(self) -> Any | None:
+        """The object of the script whose state may say what its batches are, None if none does."""
+
+    @property
+    def told(self) -> int:
+        """How often the pipeline was told of epochs."""
+
+    def tell(self, calls: int) -> None:
+        """Tell the pipeline of epochs, until it was told so often in all."""
+
+    def calls_before(self, number: int, start: int) -> int:
+        """Return how often Keras tells the pipeline of epochs before it reads a batch."""
+
     def leave(self, number: int, start: int) -> None:
         """Bring what the script holds to the state that reading up to here leaves it in.
 
@@ -81,7 +101,22 @@ class Source(Protocol):
         """Return a leaf of an element as an array, a view where possible."""
 
 
-class ForwardSource:
+class Deaf:
+    """A pipeline that hears of no epochs, or only where it is read."""
+
+    dataset: Any | None = None
+    told = 0
+
+    def tell(self, calls: int) -> None:
+        """Do nothing."""
+
+    def calls_before(self, number: int, start: int) -> int:
+        """Return 0: it is never told."""
+        del number, start
+        return 0
+
+
+class ForwardSource(Deaf):
     """Passes that can only be read one after the other: what came before is read again.
 
     Args:
@@ -157,6 +192,13 @@ class FirstBatches:
         self.batches: int | None = batches
         self._each = batches
         self._source = source
+        self.dataset = source.dataset
+        self.tell, self.calls_before = source.tell, source.calls_before
+
+    @property
+    def told(self) -> int:
+        """How often the pipeline was told of epochs."""
+        return self._source.told
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number``, if possible at batch ``start``."""
@@ -240,7 +282,7 @@ def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator
     yield from generator
 
 
-class ListSource:
+class ListSource(Deaf):
     """The batches of a generator that ends, kept in memory: there is one pass."""
 
     array = staticmethod(as_array)
@@ -291,7 +333,7 @@ class PyDatasetSource:
 
     def __init__(self, dataset: Any, seed: int, passes: Passes, steps: int | None = None) -> None:
         self.name = f"the PyDataset {type(dataset).__name__}"
-        self._dataset = dataset
+        self.dataset = dataset
         self._seed = seed
         self._passes = passes
         self.batches: int | None = dataset.num_batches
@@ -302,23 +344,27 @@ class PyDatasetSource:
         self._order: SampleOrder | None = None
         if passes is Passes.SHUFFLED and self.batches is not None:
             self._order = SampleOrder(seed, self.batches, self.batches, 1)
-        self._called = 0
+        self.told = 0
+        self._reads_model = _reads_model(dataset)
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        """Begin pass ``number`` at batch ``start``."""
-        if self._calls_before(number, start) < self._called:
+        """Begin pass ``number`` at the batch before ``start``, if that is of the same epoch."""
+        calls = self.calls_before(number, start)
+        if calls < self.told:
             raise ValueError(f"{self.name} cannot go back to batch {start} of pass {number}")
-        return start, self._items(number, start)
+        is_within = start > 0 and self.calls_before(number, start - 1) == calls
+        first = start - 1 if is_within and not self._reads_model else start
+        return first, self._items(number, first)
 
     def leave(self, number: int, start: int) -> None:
         """Tell the dataset of all epochs that have begun and ended up to here."""
-        calls = self._calls_before(number, start)
+        calls = self.calls_before(number, start)
         is_between = start % self._steps == 0 if self._steps else start == 0
         if is_between:  # the calls before an epoch belong to it
             calls -= 2 if self._passes is Passes.VALIDATION else 1
-        self._call_up_to(calls)
+        self.tell(calls)
 
-    def _calls_before(self, number: int, start: int) -> int:
+    def calls_before(self, number: int, start: int) -> int:
         """Return how often Keras tells the dataset of epochs before it reads a batch.
 
         Training begins with an ``on_epoch_end``, because Keras resets what it reads.
@@ -330,33 +376,38 @@ class PyDatasetSource:
             epochs = number * -(-(self.batches or 0) // self._steps) + start // self._steps
         return 2 * epochs + 2
 
-    def _call_up_to(self, calls: int) -> None:
+    def tell(self, calls: int) -> None:
         """Tell the dataset of epochs, until it was told so often in all."""
-        for number in range(self._called, calls):
-            self._called = number + 1
+        for number in range(self.told, calls):
+            self.told = number + 1
             method = _BEGINS if number % 2 else _ENDS
             if self._passes is Passes.VALIDATION:
                 method = _OF_A_VALIDATION[number % len(_OF_A_VALIDATION)]
             with seeded(self._seed, _FOR_EPOCHS, number):
-                getattr(self._dataset, method, _nothing)()
+                getattr(self.dataset, method, _nothing)()
 
     def _items(self, number: int, start: int) -> Iterator[Any]:
+        batches = self.dataset.num_batches
+        if batches != self.batches:
+            raise ProgramError(
+                f"{self.name} had {self.batches} batches when fit() began, and has {batches} now: "
+                "let all its epochs have one length"
+            )
         order = None if self._order is None else self._order.batch(number)
         for within in itertools.count(start):
             if within == self.batches:
                 return
-            self._call_up_to(self._calls_before(number, within))
+            self.tell(self.calls_before(number, within))
             yield self._item(number, within, within if order is None else int(order[within]))
 
     def _item(self, number: int, within: int, index: int) -> Any:
         with seeded(self._seed, _FOR_ITEMS, number, within):
-            return self._dataset[index]
+            return self.dataset[index]
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether its first batch is the same when it is read twice."""
-        digests = {make_batch(0, self._item(0, 0, 0), self.array).digest for _ in range(2)}
-        return len(digests) == 1
+    def first(self) -> Batch:
+        """Return the first batch before any epoch has begun, where Keras looks at its shapes."""
+        index = 0 if self._order is None else int(self._order.batch(0)[0])
+        return make_batch(0, self._item(0, 0, index), self.array)
 
 
 def py_dataset_source(dataset: Any, seed: int, passes: Passes, steps: int | None = None) -> Source:
@@ -366,7 +417,7 @@ def py_dataset_source(dataset: Any, seed: int, passes: Passes, steps: int | None
         ProgramError: it has no batches.
     """
     source = PyDatasetSource(dataset, seed, passes, steps)
-    return source if source.is_repeatable else forward(source)
+    return source if source.first().digest == source.first().digest else forward(source)
 
 
 def is_pipeline(x: object) -> bool:
@@ -387,6 +438,18 @@ def changes_by_epochs(dataset: Any) -> bool:
         for name in (_ENDS, _BEGINS)
         if hasattr(dataset, name)
     )
+
+
+def _reads_model(dataset: Any) -> bool:
+    """Return whether batches may be read with a model, which another step has changed."""
+    keras = sys.modules.get("keras")
+    found = list(vars(dataset).values())
+    for kind in type(dataset).__mro__[:-1]:
+        for name, method in vars(kind).items():
+            if isinstance(method, FunctionType) and name not in (_ENDS, _BEGINS):
+                found += [method.__globals__.get(used) for used in method.__code__.co_names]
+                found += inspect.getclosurevars(method).nonlocals.values()
+    return keras is not None and any(isinstance(each, keras.Model) for each in found)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 
 from holdfast.recovery.order import chain
 from holdfast.runtime.data.batch import Batch, decode, encode, make_batch
-from holdfast.runtime.data.source import Source
+from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.memory import aligned_vector
@@ -48,6 +48,8 @@ class Mark:
     chain: int
     is_whole: bool
     """Whether it begins with the first batch of the pass."""
+    last: int | None = None
+    """The digest of the batch at ``position``, None if it is not known."""
 
 
 def next_mark(mark: Mark | None, position: Position, batch: Batch) -> Mark:
@@ -56,7 +58,7 @@ def next_mark(mark: Mark | None, position: Position, batch: Batch) -> Mark:
     is_whole = position.within == 0
     if mark is not None and mark.position == Position(position.passing, position.within - 1):
         before, is_whole = mark.chain, mark.is_whole
-    return Mark(position, chain(before, batch.digest), is_whole)
+    return Mark(position, chain(before, batch.digest), is_whole, batch.digest)
 
 
 class BatchStream:
@@ -79,7 +81,11 @@ class BatchStream:
         Raises:
             ProgramError: a batch is not what it was, or is no batch at all.
         """
-        here = self._next
+        expected, here = self._expected, self._next
+        is_read_on = here is None and isinstance(self.source, ForwardSource)
+        if expected is not None and is_read_on and expected.position.passing < position.passing:
+            self.read(expected.position)  # it is read again in any case, and compared so
+            here = self._next
         if here is None or here.passing != position.passing or here.within > position.within:
             first, self._iterator = self.source.open(position.passing, position.within)
             here = self._next = Position(position.passing, first)
@@ -107,7 +113,8 @@ class BatchStream:
         expected = self._expected
         if expected is None or expected.position != mark.position:
             return
-        if expected.is_whole and mark.is_whole and expected.chain != mark.chain:
+        differs = expected.last is not None and expected.last != mark.last
+        if differs or (expected.is_whole and mark.is_whole and expected.chain != mark.chain):
             raise changed(self.source, mark.position, "when it was read again")
 
 
@@ -172,7 +179,9 @@ class SharedStream:
 
     def first(self) -> Batch | None:
         """Return the first batch of all, which this worker reads itself."""
-        if self._first is None:
+        if self._first is None and isinstance(self._stream.source, PyDatasetSource):
+            self._first = self._stream.source.first()  # it is read again once its epoch begins
+        elif self._first is None:
             position = Position(0, 0)
             self._first = self._stream.read(position)
             if self._first is not None:

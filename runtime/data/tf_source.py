@@ -25,6 +25,7 @@ from tensorflow.python.data.ops import dataset_ops, options
 from tensorflow.python.eager import wrap_function
 
 from holdfast.runtime.data.source import (
+    Deaf,
     ForwardSource,
     ListSource,
     Passes,
@@ -144,7 +145,7 @@ def _counted(
     return dataset_source(known, seed, batches)
 
 
-class DatasetSource:
+class DatasetSource(Deaf):
     """Passes over a dataset, each made anew from its graph.
 
     Args:

@@ -1,7 +1,8 @@
 """What a call of ``fit`` trains on and validates with: arrays and data, or pipelines as feeds.
 
 The mark of what was read of a pipeline is among the notes of each checkpoint.  A launch that reads
-the pipeline again compares it on the way.
+the pipeline again compares it on the way.  It tells a PyDataset of as many epochs as it has heard
+of, with the model as it is by then.  What the dataset was like comes after that (`callbacks`).
 """
 
 from __future__ import annotations
@@ -147,15 +148,16 @@ def _trained(samples: int, share: float) -> int:
     return stop
 
 
-_FIELD = "pipeline"
+_FIELD, _TOLD = "pipeline", "told"
 
 
 class FedCallbackHost:
-    """A callback host, and the mark of the pipeline that its stage reads."""
+    """A callback host, and the pipelines of its stage: what was read, and what they were told."""
 
-    def __init__(self, callback_host: CallbackHost, feed: Feed) -> None:
+    def __init__(self, callback_host: CallbackHost, training: Any, validation: Any) -> None:
         self._callback_host = callback_host
-        self._feed = feed
+        self._feed = training if isinstance(training, Feed) else None
+        self._feeds = [feed for feed in (training, validation) if isinstance(feed, Feed)]
 
     @property
     def is_over(self) -> bool:
@@ -200,9 +202,14 @@ class FedCallbackHost:
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Go on from ``cursor``, and compare what is read again with what was read then."""
-        if notes is not None and notes.get(_FIELD) is not None:
-            passing, within, link, is_whole = notes[_FIELD]
-            self._feed.resume(Mark(Position(passing, within), link, bool(is_whole)))
+        if notes is not None and notes.get(_FIELD) is not None and self._feed is not None:
+            passing, within, link, is_whole, *last = notes[_FIELD]
+            self._feed.resume(Mark(Position(passing, within), link, bool(is_whole), *last))
+        told = [1] if self._feed is not None else []  # Keras resets what it reads
+        if notes is not None:
+            told = notes.get(_TOLD, told)
+        for feed, calls in zip(self._feeds, told, strict=False):
+            feed.tell(calls)
         self._callback_host.restore(cursor, notes)
 
     def before(self, work: Work, cursor: Cursor) -> None:
@@ -218,7 +225,7 @@ class FedCallbackHost:
         self._callback_host.after(self._seen(commit))
 
     def _seen(self, commit: Commit) -> Commit:
-        is_last = commit.work is Work.TRAIN and self._feed.is_at_end
+        is_last = commit.work is Work.TRAIN and self._feed is not None and self._feed.is_at_end
         return replace(commit, data_ended=True) if is_last else commit
 
     def end(self) -> None:
@@ -226,11 +233,13 @@ class FedCallbackHost:
         self._callback_host.end()
 
     def notes(self) -> Notes:
-        """Return the callback host's notes, and the mark of the last batch."""
-        mark, notes = self._feed.mark, dict(self._callback_host.notes())
+        """Return the callback host's notes, the mark of the last batch, and what was told."""
+        notes = dict(self._callback_host.notes())
+        notes[_TOLD] = [feed.told for feed in self._feeds]
+        mark = None if self._feed is None else self._feed.mark
         if mark is not None:
             at = mark.position
-            notes[_FIELD] = [at.passing, at.within, mark.chain, int(mark.is_whole)]
+            notes[_FIELD] = [at.passing, at.within, mark.chain, int(mark.is_whole), mark.last]
         return notes
 
     def tensors(self) -> Tensors:
@@ -242,9 +251,24 @@ class FedCallbackHost:
         self._callback_host.load(tensors)
 
 
-def of_pipeline(callback_host: CallbackHost, training: Any) -> CallbackHost:
-    """Return the callback host of a stage that trains on ``training``, data or a feed."""
-    return FedCallbackHost(callback_host, training) if isinstance(training, Feed) else callback_host
+def of_pipeline(callback_host: CallbackHost, training: Any, validation: Any = None) -> CallbackHost:
+    """Return the callback host of a stage with these data, each samples or a feed."""
+    if not isinstance(training, Feed) and not isinstance(validation, Feed):
+        return callback_host
+    return FedCallbackHost(callback_host, training, validation)
+
+
+def hears_of_epochs(data: Data | Feed) -> Callable[[int], None] | None:
+    """Return how to tell data of epochs, None if no hook of the script waits for that."""
+    if isinstance(data, Feed) and data.dataset is not None and changes_by_epochs(data.dataset):
+        return data.tell
+    return None
+
+
+def datasets_of(data: FitData) -> list[Any]:
+    """Return the datasets whose state is a part of that of the training."""
+    feeds = (feed for feed in (data.training, data.validation) if isinstance(feed, Feed))
+    return [feed.dataset for feed in feeds if feed.dataset is not None]
 
 
 _FOR_VALIDATION = 21

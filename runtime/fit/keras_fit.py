@@ -45,7 +45,14 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall, as_begun
-from holdfast.runtime.fit.fit_data import leave_pipelines, of_pipeline, supply_of
+from holdfast.runtime.fit.fit_data import (
+    FitData,
+    datasets_of,
+    hears_of_epochs,
+    leave_pipelines,
+    of_pipeline,
+    supply_of,
+)
 from holdfast.runtime.fit.own_loops import watch_loops
 from holdfast.runtime.fit.script_files import private_folder, words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
@@ -53,6 +60,7 @@ from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.model_rules import check_backend
+from holdfast.runtime.model.own_hooks import as_traced, note_steps
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -224,7 +232,9 @@ def fit(model: Any, call: FitCall) -> Any:
             stages.context.notify(word)
     try:
         with during_training():
-            return _Training(model, as_begun(call, stages_of_script())).run()
+            validates = call.validation_data is not None or bool(call.validation_split)
+            with as_traced(model, stages.context.notify, validates=validates):
+                return _Training(model, as_begun(call, stages_of_script())).run()
     finally:
         directories = shared_directories()
         if directories is not None:
@@ -244,6 +254,7 @@ def take_over() -> None:
     ours = functools.wraps(keras.Model.fit)(_fit)
     ours.__module__, ours.__qualname__ = keras.Model.__module__, f"{keras.Model.__qualname__}.fit"
     keras.Model.fit = ours
+    note_steps()
 
 
 def _limited(call: FitCall) -> FitCall:
@@ -379,10 +390,10 @@ class _Training:
 
     def _accompany(self, replica: Replica) -> CallbackHost:
         self._callbacks = callback_run(
-            self._model, self._call, replica, self._stages, self._steps_per_epoch
+            self._model, self._call, replica, self._stages, self._steps_per_epoch, self._data
         )
         self._callbacks.tells_script = self._tells_script
-        return of_pipeline(self._callbacks, self._data.training)
+        return of_pipeline(self._callbacks, self._data.training, self._data.validation)
 
 
 def _samples(data: Data | Feed | None) -> int:
@@ -411,7 +422,12 @@ def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
 
 
 def callback_run(
-    model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int | None
+    model: Any,
+    call: FitCall,
+    replica: Replica,
+    stages: Stages,
+    steps: int | None,
+    data: FitData,
 ) -> CallbackRun:
     """Return the callback host of the next stage; ``steps`` are those of an epoch, if known."""
     context, folder = stages.context, private_folder()
@@ -433,10 +449,12 @@ def callback_run(
         saves(),
         {"epochs": call.epochs, "steps": steps},
     )
+    rounds.keep(datasets_of(data))
     for word in rounds.words:
         context.notify(word)
     epochs = range(call.initial_epoch, call.epochs)
-    return CallbackRun(model, replica, rounds, epochs, context.notify)
+    tell_data = hears_of_epochs(data.training)
+    return CallbackRun(model, replica, rounds, epochs, context.notify, tell_data)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ One that is not finite has had none; `apply` gives it effect, if the job takes i
 
 Many scripts call ``fit`` in a loop, an epoch at a time.  The graphs of a replica may take half a
 minute to trace.  So they are kept as long as Keras keeps its own: until the model is compiled
-again, or has other variables.
+again, or has other variables (`own_hooks`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.custom_replica import CustomReplica
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.model_call import first_samples, flat_graph, shape_key
+from holdfast.runtime.model.own_hooks import has_own_step
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 _MARKS = 2
@@ -182,24 +183,14 @@ def _replica(
     evaluates: bool,
 ) -> Replica:
     parts = first.x, first.y, first.weights
-    if overrides_steps(model):
+    if has_own_step(model):
         return CustomReplica(model, *parts, mixing=mixing, validated=validated())
     kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
     return kind(model, *parts, mixing=mixing, evaluates=evaluates)
 
 
-def overrides_steps(model: Any) -> bool:
-    """Return whether a Keras model brings its own ``train_step`` or ``test_step``."""
-    if not isinstance(model, keras.Model):
-        return False
-    own = (model.train_step, model.test_step)
-    base = (keras.Model.train_step, keras.Model.test_step)
-    found = (getattr(step, "__func__", None) for step in own)
-    return any(step is not other for step, other in zip(found, base, strict=True))
-
-
-_RATE, _OF_COMPILE = 2, 3
-"""In the parts of a replica: the learning rate, and how many stand before the variables."""
+_RATE = 3
+"""In the parts of a replica: the learning rate, behind what says when Keras makes new graphs."""
 
 _PLACE = "_holdfast_kept_replica"
 """The attribute of the model: so a model and its replica are forgotten together."""
@@ -245,11 +236,10 @@ def kept_replica(
     if kept is not None and kept.is_for(_parts(model), shapes):
         replica: Replica = kept.replica
         return replica
-    changed = None if kept is None else _changed_since_compile(kept.parts, _parts(model))
-    if changed is not None:
+    if kept is not None and _has_another_rate(kept.parts, _parts(model)):
         tell(
-            f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
-            "plain Keras it does so only after the next compile()"
+            f"the schedule of the learning rate of {model.name!r} has changed since compile(): "
+            "that takes effect here; in plain Keras it does so only after the next compile()"
         )
     made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if isinstance(made, KerasReplica):  # another one has a state of its own
@@ -257,26 +247,22 @@ def kept_replica(
     return made
 
 
-def _changed_since_compile(before: tuple[Any, ...], now: tuple[Any, ...]) -> str | None:
-    """Return what else the graphs of one compiled model are made of now, None for nothing."""
-    if len(before) < _OF_COMPILE or before[0] is not now[0]:
-        return None
-    if before[_RATE] is not now[_RATE]:
-        return "the schedule of the learning rate"
-    seen, known = ([id(part) for part in parts[_OF_COMPILE:]] for parts in (before, now))
-    return "what is trainable" if seen != known and set(seen) == set(known) else None
+def _has_another_rate(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Return whether graphs that Keras would keep have another learning rate now."""
+    same = [one is other for one, other in zip(before[: _RATE + 1], now, strict=False)]
+    return len(same) > _RATE and all(same[:_RATE]) and not same[_RATE]
 
 
 def _parts(model: Any) -> tuple[Any, ...]:
-    """Return the objects that the graphs refer to; ``compile`` makes the first one anew."""
+    """Return the objects that the graphs refer to; for new graphs Keras renews the first two."""
     if not isinstance(model, keras.Model) or not model.compiled:
         return (object(),)
     optimizer = model.optimizer
     return (
         model._compile_config,
+        model.train_function,
         optimizer,
         getattr(optimizer, "_learning_rate", None),
         *optimizer.variables,
         *model.variables,
-        *model.trainable_variables,
     )

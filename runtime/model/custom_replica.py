@@ -93,6 +93,7 @@ def replica_variables(model: Any, optimizers: Iterable[Any], kept: KeptState) ->
     """Return all variables that a state holds, by name.
 
     Variables that the step trains, but that the model does not own, belong to their optimizer.
+    Those that a model of the script's does not call trainable stay weights.
     """
     kinds = [*([] if model.optimizer is None else [model.optimizer]), *optimizers]
     unique = list({id(optimizer): optimizer for optimizer in kinds}.values())
@@ -101,8 +102,9 @@ def replica_variables(model: Any, optimizers: Iterable[Any], kept: KeptState) ->
         *(v for v in model.non_trainable_variables if not model_rules.is_generator_state(v)),
     ]
     known = {id(v) for v in weights}
+    rest = (v for v in model.variables if not model_rules.is_generator_state(v))
     trained = (v for o in unique if o.built for v in getattr(o, "_trainable_variables", ()))
-    for variable in trained:
+    for variable in (*rest, *trained):
         if id(variable) not in known:
             known.add(id(variable))
             weights.append(variable)
@@ -243,7 +245,7 @@ class CustomReplica:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
         optimizer = self._model.optimizer
         if optimizer is not None and optimizer.built:
-            optimizer.finalize_variable_values(self._model.trainable_variables)
+            optimizer.finalize_variable_values(self._model.trainable_weights)
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the logs of the script's step, as ``fit`` shows them."""

@@ -193,7 +193,7 @@ class KerasReplica:
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
-        self._model.optimizer.finalize_variable_values(self._model.trainable_variables)
+        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
 
     @property
     def notices(self) -> tuple[str, ...]:

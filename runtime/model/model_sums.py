@@ -47,11 +47,6 @@ class Roles:
     """Metric variables that an update changes."""
 
     @property
-    def graded_variables(self) -> tuple[Any, ...]:
-        """Trainable variables that the loss depends on, each once, in their order."""
-        return tuple({id(v): v for _, v in self.graded}.values())
-
-    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the tensors before the metrics."""
         return [tuple(v.shape) for v in (*(v for _, v in self.graded), *self.moving)]
@@ -294,9 +289,10 @@ class ModelUpdate:
             mean = self._mean(total, divisors[self.parts.index(part)])
             known = means.get(id(variable))
             means[id(variable)] = mean if known is None else known + mean
-        variables = list(roles.graded_variables)
-        if variables:  # Keras calls no optimizer for a model without any
-            self._model.optimizer.apply([means[id(v)] for v in variables], variables)
+        if self._sums.trainable:  # Keras calls no optimizer for a model without any
+            # As Keras does: an optimizer of the script's may have a way of its own.
+            pairs = ((means.get(id(v)), v) for v in self._sums.trainable)
+            self._model.optimizer.apply_gradients(pairs)
         for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
             kind = self._sums.kind_of(variable)
             variable.assign(arrived(variable, total, divisors[0], kind))
