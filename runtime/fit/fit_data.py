@@ -154,7 +154,7 @@ _FIELD, _TOLD = "pipeline", "told"
 class FedCallbackHost:
     """A callback host, and the pipelines of its stage: what was read, and what they were told."""
 
-    def __init__(self, callback_host: CallbackHost, training: Any, validation: Any) -> None:
+    def __init__(self, callback_host: CallbackHost, training: Any, validation: Any = None) -> None:
         self._callback_host = callback_host
         self._feed = training if isinstance(training, Feed) else None
         self._feeds = [feed for feed in (training, validation) if isinstance(feed, Feed)]
@@ -235,7 +235,9 @@ class FedCallbackHost:
     def notes(self) -> Notes:
         """Return the callback host's notes, the mark of the last batch, and what was told."""
         notes = dict(self._callback_host.notes())
-        notes[_TOLD] = [feed.told for feed in self._feeds]
+        told = [feed.told for feed in self._feeds]
+        if any(told):
+            notes[_TOLD] = told
         mark = None if self._feed is None else self._feed.mark
         if mark is not None:
             at = mark.position

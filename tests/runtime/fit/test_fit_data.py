@@ -293,7 +293,7 @@ def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -
     notes = FedCallbackHost(callback_host, source).notes()
 
     assert source.mark is not None
-    assert notes == {"epoch": 3, "pipeline": [0, 1, source.mark.chain, 1]}
+    assert notes == {"epoch": 3, "pipeline": [0, 1, source.mark.chain, 1, source.mark.last]}
     assert callback_host.own == {"epoch": 3}
 
 
@@ -320,8 +320,8 @@ def test_launch_that_reads_something_else_is_refused_at_the_batch_of_the_mark() 
         read(source, 2)
 
 
-def test_pass_that_was_not_read_from_its_beginning_proves_nothing() -> None:
-    source, notes = feed(1, 9, 3), notes_after(0, 1)
+def test_pass_that_was_not_read_from_its_beginning_proves_its_last_batch_only() -> None:
+    source, notes = feed(7, 2, 3), notes_after(0, 1)
     notes["pipeline"][3] = 0
 
     FedCallbackHost(Noting(), source).restore(START, notes)

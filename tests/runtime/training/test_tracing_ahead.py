@@ -11,6 +11,7 @@ from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
 from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.source import Deaf
 from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
@@ -39,7 +40,7 @@ class Preparing(TinyReplica):
         self.sizes.append(batch.samples)
 
 
-class Batches:
+class Batches(Deaf):
     """A pipeline of one pass, whose second batch has another size."""
 
     name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False
