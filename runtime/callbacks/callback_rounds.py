@@ -144,6 +144,18 @@ def _is_same(value: Any, known: Any) -> bool:
     return value is known or (is_comparable and value == known)
 
 
+class UnknownLogs(dict[str, float]):
+    """The logs of one batch of a validation: what they would be called is known, and no value."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ProgramError(
+            "a callback reads the logs of a single batch of the validation in on_test_batch_end(), "
+            "and workers add a validation up as one: read them in on_test_end(logs)"
+        )
+
+    __getitem__ = get = items = values = pop = _refuse
+
+
 _NO_DIGEST = b""
 
 
@@ -249,7 +261,8 @@ class CallbackRounds:
         """Run a hook about a batch; callbacks that have none cost nothing."""
         hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
         if hooks:
-            self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
+            own = UnknownLogs if isinstance(logs, UnknownLogs) else dict
+            self._run_hooks(hook, lambda: [run(index, logs=own(logs)) for run in hooks])
 
     def acts_at_ends(self) -> bool:
         """Return whether there are callbacks beside Keras's ``History``."""

@@ -27,11 +27,11 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
+from holdfast.runtime.callbacks.callback_rounds import CallbackRounds, UnknownLogs
 from holdfast.runtime.callbacks.callback_rules import steps_per_execution
 from holdfast.runtime.callbacks.held_variables import encoded, put_back
 from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotPlain
-from holdfast.runtime.errors import JobError
+from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
 from holdfast.runtime.run.progress import EndedEpoch
@@ -121,8 +121,9 @@ class CallbackRun:
         epochs: range,
         tell: Callable[[str], None],
         tell_data: Callable[[int], None] | None = None,
+        validation_batches: int = 0,
     ) -> None:
-        """Go along with a training.
+        """Go along with a training, whose validations have so many batches.
 
         ``tell_data`` tells the data of epochs, as often in all as it is given: at Keras's begin,
         and at both ends of each epoch.  It is None for data that have no hook of the script.
@@ -133,6 +134,7 @@ class CallbackRun:
         self._epochs = epochs
         self._tell = tell
         self._tell_data = tell_data
+        self._validation_batches = validation_batches
         self._at = _Position(epochs.start)
         self._execution = steps_per_execution(model)
         self._is_running = False
@@ -363,11 +365,14 @@ class CallbackRun:
             if commit.has_ended_epoch or commit.next_work is Work.EVALUATE:
                 self._hear_of_epoch(begun=2)
             if commit.next_work is Work.EVALUATE or (at.is_cut and commit.validates_cut):
+                self._model.stop_evaluating = False
                 self._rounds.call("on_test_begin")
+                self._model.reset_metrics()
                 at.is_in_test = True
                 yield
                 return
         else:
+            self._show_test_batches(commit.validation or {})
             self._rounds.call("on_test_end", dict(commit.validation or {}))
             at.is_in_test = False
             yield
@@ -381,6 +386,19 @@ class CallbackRun:
         else:
             self._rounds.call_each("on_train_batch_begin", at.batch, {})
             yield
+
+    def _show_test_batches(self, logs: Mapping[str, float]) -> None:
+        """Run the hooks about the batches of a validation, which is over already."""
+        execution = self._execution
+        for batch in range(0, self._validation_batches, execution):
+            self._rounds.call_each("on_test_batch_begin", batch, {})
+            last = batch + execution - 1
+            self._rounds.call_each("on_test_batch_end", last, UnknownLogs(logs))
+        if getattr(self._model, "stop_evaluating", False):
+            raise ProgramError(
+                "a callback has set model.stop_evaluating, and workers add a validation up as one: "
+                "give fit() validation_steps, or fewer validation_data"
+            )
 
     def _hear_of_epoch(self, begun: int) -> None:
         """Let the data hear that the epoch has begun, 1, or ended, 2: on all workers alike."""

@@ -98,6 +98,8 @@ def _source_of(
 ) -> Source:
     passes, steps = wanted
     if isinstance(x, keras.utils.PyDataset):
+        if x.workers > 1 or (x.workers and x.use_multiprocessing):
+            tell(f"{type(x).__name__} asks for {x.workers} workers: here one thread reads it")
         return py_dataset_source(x, seed, passes, steps)
     if isinstance(x, types.GeneratorType):
         if steps is not None:

@@ -306,7 +306,8 @@ class _Training:
         self._data = supply_of(call, seed, context.notify)
         self._callbacks: CallbackRun | None = None
         self._rate: ScaledRate | None = None
-        self._steps_per_epoch: int | None = None
+        self._steps: tuple[int | None, int] = None, 0
+        """The steps of an epoch, if they are known, and of a validation."""
 
     def run(self) -> Any:
         """Train, and return the ``History``."""
@@ -356,7 +357,8 @@ class _Training:
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         if not job.work_plan.is_open:
             steps = job.work_plan.steps_per_epoch
-            self._steps_per_epoch = min(steps, self._call.steps_per_epoch or steps)
+            self._steps = min(steps, self._call.steps_per_epoch or steps), 0
+        self._steps = self._steps[0], job.validation_batches
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = self._few_samples(job, context)
@@ -390,7 +392,7 @@ class _Training:
 
     def _accompany(self, replica: Replica) -> CallbackHost:
         self._callbacks = callback_run(
-            self._model, self._call, replica, self._stages, self._steps_per_epoch, self._data
+            self._model, self._call, replica, self._stages, self._steps, self._data
         )
         self._callbacks.tells_script = self._tells_script
         return of_pipeline(self._callbacks, self._data.training, self._data.validation)
@@ -426,10 +428,13 @@ def callback_run(
     call: FitCall,
     replica: Replica,
     stages: Stages,
-    steps: int | None,
+    steps: tuple[int | None, int],
     data: FitData,
 ) -> CallbackRun:
-    """Return the callback host of the next stage; ``steps`` are those of an epoch, if known."""
+    """Return the callback host of the next stage.
+
+    ``steps`` are those of an epoch, if they are known, and those of a validation.
+    """
     context, folder = stages.context, private_folder()
     directories = shared_directories()
     if directories is not None:
@@ -447,14 +452,14 @@ def callback_run(
         files,
         EventFiles(files, token),
         saves(),
-        {"epochs": call.epochs, "steps": steps},
+        {"epochs": call.epochs, "steps": steps[0]},
     )
     rounds.keep(datasets_of(data))
     for word in rounds.words:
         context.notify(word)
     epochs = range(call.initial_epoch, call.epochs)
     tell_data = hears_of_epochs(data.training)
-    return CallbackRun(model, replica, rounds, epochs, context.notify, tell_data)
+    return CallbackRun(model, replica, rounds, epochs, context.notify, tell_data, steps[1])
 
 
 @functools.cache

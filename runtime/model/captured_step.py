@@ -144,7 +144,7 @@ class CapturedStep:
 
     def value(self, variable: Any) -> Any:
         """Return the value that the step leaves the variable with; None is its old one."""
-        return self.scope.get_current_value(variable)
+        return self.scope.state_mapping.get(id(variable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,11 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras finds its sco
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, tuple[Any, int]] = {}
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Return the value for Keras's regularizers, which ask for that of every variable."""
+        found = super().get_current_value(variable)
+        return variable._value if found is None else found
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, _ = update

@@ -5,7 +5,7 @@ them itself, in the graphs of a step.  Some say how Keras's own ``train_step`` d
 ``trainable_weights`` does.  With one of these the step is run as it stands, in a `CustomReplica`.
 ``make_train_function`` and ``make_test_function`` are called, and what they make must run the
 model's own step.  Nothing else can be divided among workers.  Nor can an ``evaluate`` of the
-script, which Keras calls for each validation: it is refused.
+script, which Keras calls for each validation, or a strategy of its own: these are refused.
 
 Keras keeps the graph of a step until ``compile``, or ``make_train_function(force=True)``.  So what
 is trainable is looked at when the first step is traced, and again then only.  A model that is
@@ -80,6 +80,11 @@ def make_functions(model: Any, *, validates: bool) -> None:
             "fit(), which workers share as test_step() does it: override test_step() or "
             "compute_metrics(), or call evaluate() in a callback, without validation_data"
         )
+    if overrides(model, "distribute_strategy"):
+        raise ProgramError(
+            f"{kind}.distribute_strategy is the script's own, and holdfast runs the model's step "
+            "without a strategy: leave it to Keras"
+        )
     for what in ("train", "test") if validates else ("train",):
         getattr(model, f"make_{what}_function")()
         step = getattr(getattr(model, f"{what}_function"), _STEP, None)
@@ -98,11 +103,6 @@ class _Traced:
     config: Any
     train_function: Any
     trainable: Mapping[Any, bool]
-
-    def is_of(self, model: Any) -> bool:
-        """Return whether Keras would go on with these graphs."""
-        is_same = self.train_function is model.train_function
-        return is_same and self.config is model._compile_config
 
 
 @contextlib.contextmanager
@@ -141,10 +141,12 @@ def as_traced(model: Any, tell: Callable[[str], None], *, validates: bool) -> It
 
 def _wanted(model: Any, now: Mapping[Any, bool], *, was_traced: bool) -> Mapping[Any, bool]:
     """Return which layers are trainable in the graphs that Keras has, or would make now."""
-    traced = getattr(model, _TRACED, None)
-    if traced is not None and traced.is_of(model):
-        known: Mapping[Any, bool] = traced.trainable
-    elif was_traced or (model.weights and not model.trainable_weights):
+    traced: _Traced | None = getattr(model, _TRACED, None)
+    if traced is not None and traced.config is not model._compile_config:
+        traced = None
+    if traced is not None and traced.train_function is model.train_function:
+        known = traced.trainable
+    elif (was_traced and traced is None) or (model.weights and not model.trainable_weights):
         known = model._compiled_trainable_state
     else:
         return now

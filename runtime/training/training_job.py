@@ -202,6 +202,14 @@ class TrainingJob:
             return None
         return _first_of(self.validation, self.validation_order)
 
+    @property
+    def validation_batches(self) -> int:
+        """Batches of a validation, 0 without one."""
+        if isinstance(self.validation, Feed):
+            return self.validation.steps
+        order = self.validation_order
+        return order.steps_per_epoch if isinstance(order, SequentialOrder) else 0
+
     def covers_epoch(self, cursor: Cursor) -> bool:
         """Return whether each sample of an epoch that has just ended was recorded once.
 

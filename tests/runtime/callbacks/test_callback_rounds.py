@@ -330,6 +330,32 @@ def test_change_of_any_kind_is_found(change: Any) -> None:
         settings.check()
 
 
+RENEWED: dict[str, Any] = {
+    "compile()": lambda model: model.compile("adam", "mse"),
+    "make_train_function(force=True)": lambda model: model.make_train_function(force=True),
+    "make_test_function(force=True)": lambda model: model.make_test_function(force=True),
+}
+
+
+@pytest.mark.parametrize("call", RENEWED)
+def test_no_step_follows_a_hook_that_lets_keras_make_its_graph_anew(
+    tmp_path: Path, call: str
+) -> None:
+    """After the last step it may, for a training of its own."""
+    here = worker(tmp_path, of_script(on_epoch_end=lambda own, *_: RENEWED[call](own.model)))
+    here.model.make_train_function()
+    here.model.make_test_function()
+    here.rounds._settings = TracedSettings(here.model)
+    begin(here)
+
+    with pytest.raises(ProgramError) as refused:
+        drive(here, commits=4)
+
+    assert f"called {call} of 'sequential" in str(refused.value)
+    assert here.cursor.step == 3
+    assert "fit(initial_epoch=N, epochs=...)" in str(refused.value)
+
+
 def test_what_the_script_keeps_on_its_optimizer_is_its_own() -> None:
     """No graph reads it; NaN is not equal to itself."""
     model = compiled()

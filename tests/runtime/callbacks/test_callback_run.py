@@ -12,13 +12,17 @@ from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
 
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.training.callback_host import Commit
 
 pytestmark = pytest.mark.tensorflow
 
 X = np.ones((STEPS, 1), np.float32)
 HOOKS = ("on_train_begin", "on_train_end", "on_test_begin", "on_test_end")
-NUMBERED = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
+NUMBERED = (
+    *("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end"),
+    *("on_test_batch_begin", "on_test_batch_end"),
+)
 VALIDATED = {"has_validation": True}
 STOPS = [
     (False, None),
@@ -172,6 +176,24 @@ def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
         if lost.is_complete:
             return
     raise AssertionError("the stage did not end")
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (lambda _, logs: logs["loss"], "the logs of a single batch of the validation"),
+        (lambda model, _: setattr(model, "stop_evaluating", True), "model.stop_evaluating"),
+    ],
+)
+def test_what_nobody_knows_of_a_batch_of_validation_is_refused(
+    tmp_path: Path, look: Any, said: str
+) -> None:
+    keras = pytest.importorskip("keras")
+    hooks = {"on_test_batch_end": lambda self, _, logs=None: look(self.model, logs)}
+    own = type("Own", (keras.callbacks.Callback,), hooks)
+
+    with pytest.raises(ProgramError, match=said):
+        driven([own()], tmp_path, has_validation=True)
 
 
 def test_stage_that_is_complete_runs_no_hook_and_gives_all_that_was_known(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class Driven:
         partners = (self.files, events, self.saves, params)
         self.rounds = CallbackRounds(callbacks, self.model, self.replica, *partners)  # type: ignore[arg-type]
         epochs = range(self.plan.first_epoch, self.plan.last_epoch)
-        self.run = CallbackRun(self.model, self.replica, self.rounds, epochs, self.said.append)  # type: ignore[arg-type]
+        shown = (epochs, self.said.append, None, STEPS)
+        self.run = CallbackRun(self.model, self.replica, self.rounds, *shown)  # type: ignore[arg-type]
         self.cursor = Cursor.start(1)
         self.losses = losses
         self._has_ended = False

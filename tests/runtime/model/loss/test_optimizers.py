@@ -90,8 +90,23 @@ def scaled_by_hand(tf: SimpleNamespace) -> Any:
     return tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=8, dynamic_growth_steps=1)
 
 
+def centralized(tf: SimpleNamespace) -> Any:
+    """Return an optimizer with a way of its own to apply gradients: Keras calls that one."""
+
+    class Centralized(tf.keras.optimizers.SGD):  # type: ignore[misc,name-defined]
+        def apply_gradients(self, grads_and_vars: Any) -> Any:
+            reduced = [
+                (g - tf.keras.ops.mean(g, axis=0, keepdims=True) if len(g.shape) > 1 else g, v)
+                for g, v in grads_and_vars
+            ]
+            return super().apply_gradients(reduced)
+
+    return Centralized(0.5)
+
+
 @pytest.mark.parametrize(
-    "optimizer", shortened([without_bias, scaled_by_hand], here=[without_bias])
+    "optimizer",
+    shortened([without_bias, scaled_by_hand, centralized], here=[without_bias, centralized]),
 )
 def test_an_optimizer_that_is_set_up_by_hand(
     tf: SimpleNamespace, optimizer: Callable[[SimpleNamespace], Any]
