@@ -3,6 +3,9 @@
 ``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` and
 ``.del-%012d-g%d-a%d`` are being removed.  ``.bad-%012d-g%d-a%d`` was found damaged: that
 generation and attempt saved the step again, or mended it.
+
+A generation (``g``) belongs to one world, which counts its attempts (``a``).  So a writer never
+meets a name of another world's writer, whatever both do at once.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ and then all agree that every id has arrived.  After the agreement every survivo
 same ``World``, or none does and all try again.  This is the rule of the ULFM tutorial:
 agree on the result of a collective before using it.
 
+After a break there may be a world of survivors on each side of a cut.  So the first worker asks the
+head for a number, and without one the world is none (`recovery.one_world`).
+
 The same holds for every exchange outside a step.  A death breaks it for some members and
 not for others.  If those went different ways, one would call ``agree`` while another calls
 ``shrink``, and both would wait for ever.  So an exchange is made ``together``: it ends
@@ -15,10 +18,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+import numpy as np
+
+from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.step import REFUSAL
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
@@ -49,13 +55,16 @@ class Membership:
         communicator: Communicator,
         clock: Callable[[], float],
         host_of: Mapping[WorkerId, str] = MappingProxyType({}),
+        ask_head: Callable[[World], int] = lambda world: world.generation,
     ) -> None:
         """Begin with the world of a launch; ``host_of`` names hosts, and is empty if there is one.
 
-        A worker never moves, so survivors keep the names that the launch began with.
+        A worker never moves, so survivors keep the names that the launch began with.  ``ask_head``
+        returns the number of a world of survivors, or ``REFUSED``.
         """
         self._me = me
         self._clock = clock
+        self._ask_head = ask_head
         self.host_of = host_of
         self.world = world
         self.communicator = communicator
@@ -86,14 +95,14 @@ class Membership:
         assert tuple(present) == self.world.workers, (present, self.world)
 
     def repair(self, version: int, on_revoked: Callable[[], None]) -> tuple[float, float, float]:
-        """Revoke, shrink and agree; return the end of each phase, in monotonic seconds.
+        """Revoke, shrink, agree and ask; return the end of each phase, in monotonic seconds.
 
         Args:
             version: number of transactions that this worker has committed.
             on_revoked: called between revoke and shrink (fault injection).
 
         Raises:
-            WorldBroken: a member died meanwhile; repair again.
+            WorldBroken: a member died meanwhile, or another world goes on; repair again.
         """
         self.communicator.revoke()
         revoked = self._clock()
@@ -102,7 +111,7 @@ class Membership:
         shrunk = self._clock()
         survivors = self._roll_call(version)
         # The old communicator is not freed: each death of a launch leaves one, and no more.
-        self.world = self.world.shrunk_to(survivors)
+        self.world = self._named(self.world.shrunk_to(survivors))
         return revoked, shrunk, self._clock()
 
     def together(self, exchange: Callable[[], _Result]) -> _Result:
@@ -129,6 +138,16 @@ class Membership:
             WorldBroken: a member died; raised on all alike.
         """
         return bool(self.communicator.agree(_ALL_WELL if can else REFUSAL))
+
+    def _named(self, world: World) -> World:
+        """Return a world of survivors with the number that the head gives it."""
+        number = np.full(1, REFUSED, np.int64)
+        if self.is_first:
+            number[0] = self._ask_head(world)
+        self.together(lambda: self.communicator.broadcast(number, 0))
+        if number[0] == REFUSED:
+            raise WorldBroken("the head has named another world")
+        return replace(world, generation=int(number[0]))
 
     def _roll_call(self, version: int) -> list[WorkerId]:
         """Return the ids of all members, in rank order, and note their versions."""

@@ -28,7 +28,6 @@ from holdfast.recovery.event import (
     Event,
     KillLaunch,
     Launch,
-    LaunchEnded,
     Renew,
     StopAsked,
     TimeIsShort,
@@ -114,10 +113,11 @@ class Decider:
         """Begin the job with its first launch."""
         self._carry_out(self._machine.start())
 
-    def go_on(self, order: Message, told: list[Message], reason: str) -> None:
+    def go_on(self, order: Message, told: list[Message], reason: str) -> Message | None:
         """Go on after a head that has died with its workers.
 
-        ``order`` is that of its last launch, ``told`` what it had come to.
+        ``order`` is that of its last launch, ``told`` what it had come to.  Returns the end of that
+        launch, which is an event still to come; None if it was told before.
         """
         launch = launch_of(order)
         self._history = RunHistory(
@@ -130,11 +130,11 @@ class Decider:
             self._console.recall(message)
             self._decide(message)
         if self.log.order is not order or self.end is not None:
-            return  # the launch had ended before its head
+            return None  # the launch had ended before its head
         view = self._machine.view
         for worker in sorted(set(view.workers) - set(view.exits)):
             self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
-        self._handle(LaunchEnded())
+        return {"kind": "launch_ended", "generation": view.generation, "words": ""}
 
     def on_message(self, message: Message) -> None:
         """Tell the user of an agent's message, and pass its event to the machine."""

@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import OF_HOSTS, Job
+from holdfast.runtime.head.job import OF_HOSTS, Job, may_go_on_elsewhere
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
@@ -288,7 +288,11 @@ class Head:
                 decider.begin()
             else:
                 told = [event for event in after["told"] if event["kind"] not in OF_HOSTS]
-                decider.go_on(after["order"], told, after["reason"])
+                if may_go_on_elsewhere(after["order"], told, self._agent.host.own_name):
+                    self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
+                ended = decider.go_on(after["order"], told, after["reason"])
+                if ended is not None:
+                    self._agent.tell(ended)
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
         """Tell a client all that it needs to start another head, should this one die."""
@@ -359,7 +363,7 @@ class Head:
             job.run.log(event["worker"], event["host"], event["lines"], event["lost"])
             return
         if event["kind"] == "host_lost" and self._hosts is not None:
-            found = self._hosts.lose(event["host"])
+            found = self._hosts.lose(event["host"], event["leased_s"])
             if found is None:
                 return
             event = {**event, **found}
@@ -382,12 +386,11 @@ class Head:
         """Return whether the next launch must wait for a host; the user is told once."""
         if self._hosts is None or job.decider.is_stopping:
             return False
-        must_wait = self._hosts.must_wait(witnessed_s())
-        if must_wait and self._held is None:
-            names = ", ".join(self._hosts.missing)
+        reason = self._hosts.why_wait(witnessed_s())
+        if reason and self._held is None:
             with job.errors_told():
-                job.console.warned(f"no host takes a worker just now: waiting for {names}")
-        return must_wait
+                job.console.warned(reason)
+        return bool(reason)
 
     def _dismiss(self, channel: Channel) -> None:
         self._reactor.forget(channel)

@@ -12,7 +12,7 @@ forgotten, and the log of a launch that runs for months stays as small as that o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,17 @@ def launch_of(order: Message) -> Launch:
     return Launch(
         config.generation, config.workers, order["relaunch"], "taken over", order["spent"]
     )
+
+
+def may_go_on_elsewhere(order: Message, told: Iterable[Message], own: str) -> bool:
+    """Return whether workers may live whose head has died: all that it had were on other hosts.
+
+    Those on its ``own`` host died with it, and no world goes on without its members.
+    """
+    ended = {event["worker"] for event in told if event["kind"] == "worker_exited"}
+    host_of = from_plain(WorkerConfig, order["config"]).host_of
+    left = {host for worker, host in host_of.items() if worker not in ended}
+    return bool(left) and own not in left
 
 
 class LaunchLog:

@@ -43,6 +43,8 @@ class JobHosts:
         self._agent = agent
         self._roster = HostRoster(job.hosts, job.losses, witnessed_s(), job.missing)
         self._waits_since: float | None = None
+        self._leased = ("", witnessed_s())
+        """A host that may have the last world of its launch, and until when."""
         self._examinations: dict[str, Examination] = {}
         self._refusals: dict[str, str] = {}
         """What was told last of a host that may not work."""
@@ -74,13 +76,16 @@ class JobHosts:
                 lost = {"kind": "host_lost", "host": name, "workers": []}
                 self._agent.tell({**lost, "reason": f"its remote shell cannot be started: {error}"})
 
-    def lose(self, name: str) -> Message | None:
+    def lose(self, name: str, leased_s: float = 0.0) -> Message | None:
         """Take note that a host is gone; return how often it is, and the slots that are left.
 
-        The reason is another one if this host's own link is down.  None if the host was not there:
-        a try to bring it back has failed.
+        For ``leased_s`` its workers may go on alone, so no other launch may begin.  The reason is
+        another one if this host's own link is down.  None if the host was not there: a try to bring
+        it back has failed.
         """
         self._look_at_clock()
+        if leased_s:
+            self.hold(name, leased_s)
         refusal = self._end_examination(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
         has_stood_still = self._looked_at - self._stood_still_at < self._lease_s
@@ -109,14 +114,32 @@ class JobHosts:
             self._stood_still_at = now
         self._looked_at = now
 
-    def must_wait(self, now: float) -> bool:
-        """Whether no host takes a worker just now, and one may come back soon."""
+    def hold(self, name: str, leased_s: float) -> None:
+        """Let no launch begin while a host that is not reached may have the last world."""
+        self._leased = max(
+            self._leased, (name, witnessed_s() + leased_s), key=lambda found: found[1]
+        )
+
+    def why_wait(self, now: float) -> str:
+        """Return why the next launch must wait, empty if it may begin.
+
+        No host takes a worker just now, and one may come back soon; or workers may live on one that
+        does not know of its loss.
+        """
+        name, until = self._leased
+        if now < until:
+            return (
+                f"{name} may not know yet that it is lost, and its workers may live on: waiting "
+                f"for the end of their lease, {until - now:.0f} s at most"
+            )
         if not self._job.hosts or self._slots or not self._roster.may_grow:
             self._waits_since = None
-            return False
+            return ""
         if self._waits_since is None:
             self._waits_since = now
-        return now - self._waits_since < _WAITS_S
+        names = ", ".join(self._roster.missing)
+        is_long = now - self._waits_since >= _WAITS_S
+        return "" if is_long else f"no host takes a worker just now: waiting for {names}"
 
     @property
     def missing(self) -> list[str]:

@@ -77,6 +77,15 @@ class LetLeave:
 
 
 @dataclass(frozen=True, slots=True)
+class NameWorld:
+    """The world of survivors that a worker has asked for goes on, under this number."""
+
+    generation: int
+    worker: WorkerId
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inquire:
     """Find out what workers do; each one that is alive then is ``Found``."""
 
@@ -128,6 +137,7 @@ Down = (
     | Watch
     | KillWorker
     | LetLeave
+    | NameWorld
     | Inquire
     | Settle
     | Abandon
@@ -314,6 +324,10 @@ class HostLink(Protocol):
     @property
     def unheard_s(self) -> float:
         """For how long it has not answered: what it has told last is as old as that."""
+
+    @property
+    def leased_s(self) -> float:
+        """For how long its workers may live on, at most, if it is lost now."""
 
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host part something; it owns ``fds`` from then on."""

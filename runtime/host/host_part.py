@@ -37,6 +37,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    NameWorld,
     Noticed,
     Read,
     Reported,
@@ -133,8 +134,8 @@ class HostPart:
                 self._let_begin(message, fds)
             case Watch():
                 self._is_watching = True
-            case KillWorker():
-                self._kill_if_there(message)
+            case KillWorker() | NameWorld():
+                self._obey_about_one(message)
             case LetLeave(generation):
                 self._let_leave(generation)
             case Inquire():
@@ -247,9 +248,13 @@ class HostPart:
             if process.generation == generation:
                 process.answer({"kind": "leave"})
 
-    def _kill_if_there(self, order: KillWorker) -> None:
+    def _obey_about_one(self, order: KillWorker | NameWorld) -> None:
         process = self._processes.get((order.generation, order.worker))
-        if process is not None:
+        if process is None:
+            return
+        if isinstance(order, NameWorld):
+            process.answer({"kind": "named", "generation": order.world})
+        else:
             self._kill(process, order.why, order.limit)
 
     def _kill(self, process: WorkerProcess, why: str, limit: str | None = None) -> None:

@@ -6,9 +6,9 @@ the survivors.  A guard that loses its agent kills itself.  So every death becom
 ULFM handles.
 
 The guards are all where mpiexec is, and so is this part.  It knows the hosts by their links alone
-(`host_messages`).  It decides over the workers of all of them: who comes on no more, when the
-scripts have come to their end, who saves in a halt, and that nobody lives any more, so that memory
-is settled.
+(`host_messages`).  It decides over the workers of all of them: who comes on no more, which of them
+are the world that goes on (`recovery.one_world`), when the scripts have come to their end, who
+saves in a halt, and that nobody lives any more, so that memory is settled.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.recovery.one_world import REFUSED, OneWorld
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
@@ -35,6 +36,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    NameWorld,
     Noticed,
     OtherHost,
     Reported,
@@ -56,6 +58,8 @@ from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
+
+_CUT_OFF = "it is cut off from the workers that go on"
 
 
 @dataclass(slots=True)
@@ -90,9 +94,11 @@ class LaunchPart:
         """Those whose pools have not imported everything."""
         self._seen: dict[HostLink, Seen] = {}
         self._fencing = Fencing(tell, heartbeat_timeout_s)
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._halting = Halting(self._tell_report, {})
         self._launch: HostedLaunch | None = None
         self._placed: Mapping[WorkerId, HostLink] = {}
+        self._worlds = OneWorld(0, ())
         self._world = 0
         """The generation of the newest world that was told of."""
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
@@ -173,6 +179,7 @@ class LaunchPart:
         self._post_all(BeginLaunch(launch.config_of(launch.workers[0])))
         names = launch.config.host_of
         self._placed, self._world = placed or {}, launch.generation
+        self._worlds = OneWorld(launch.generation, launch.workers)
         of_hosts: dict[HostLink, list[WorkerId]] = {}
         for worker in launch.workers:
             of_hosts.setdefault(self._host_of(worker), []).append(worker)
@@ -190,8 +197,9 @@ class LaunchPart:
 
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
+        told = {"kind": "host_lost", "host": host.name, "reason": why}
         if host not in self._hosts:
-            self._tell({"kind": "host_lost", "host": host.name, "reason": why, "workers": []})
+            self._tell({**told, "workers": [], "leased_s": 0.0})
             return
         self._hosts.remove(host)
         self._others = [other for other in self._others if other is not host]
@@ -200,13 +208,16 @@ class LaunchPart:
         lost = [hosted for hosted in self.workers if hosted.host is host]
         cause = f"host {host.name} was lost: {why}"
         workers = [hosted.worker for hosted in lost]
-        self._tell({"kind": "host_lost", "host": host.name, "reason": why, "workers": workers})
+        has_first = any(h.pid is not None and h.worker == self._worlds.first for h in lost)
+        leased_s = host.leased_s if has_first else 0.0
+        self._tell({**told, "workers": workers, "leased_s": leased_s})
         for hosted in lost:
             hosted.was_killed(cause)
         for hosted in lost:
             self._on_exit(hosted, hosted.lost_event(cause))
         for _ in [end for end in self._last_ends if host in end.waits_for]:
             self._on_settled(host, None)
+        self._name_worlds()
 
     def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
         """Tie a guard that has connected to its worker, or turn it away.
@@ -271,6 +282,11 @@ class LaunchPart:
             is_one_silent=self._is_one_silent,
         )
         self._halting.poll([h for h in watched if not h.is_condemned], now)
+        self._name_worlds()
+        for worker in self._worlds.left_behind(
+            self._living, witnessed_s(), self._heartbeat_timeout_s
+        ):
+            self._kill(worker, _CUT_OFF)
 
     def hear(self, host: HostLink, message: Up) -> None:
         """Take note of what a host part tells."""
@@ -291,6 +307,7 @@ class LaunchPart:
                 hosted = self._workers.get((message.generation, message.worker))
                 if hosted is not None:
                     self._hear_of(hosted, message)
+                    self._name_worlds()
 
     def _hear_of(
         self,
@@ -385,11 +402,42 @@ class LaunchPart:
         if kind == "stopped":
             self._halting.order(witnessed_s())  # the script may close what it has open
         launch, world = self._launch, report.get("workers", ())
-        if kind == "world" and launch is not None and hosted.generation == launch.generation:
+        is_newest = launch is not None and hosted.generation == launch.generation
+        if kind == "survivors":
+            if is_newest:
+                self._worlds.ask(hosted.worker, world, witnessed_s())
+            return
+        if kind == "world" and is_newest:
             for first in world[:1]:
                 self._post_all(Speak(first))
                 self._let_one_host_save(report["generation"], first)
         self._tell_report(hosted.worker, report)
+
+    @property
+    def _living(self) -> set[WorkerId]:
+        """The workers of the newest launch that are not known to be dead."""
+        newest = 0 if self._launch is None else self._launch.generation
+        of_newest = (h for h in self.workers if h.generation == newest)
+        return {hosted.worker for hosted in of_newest if not hosted.is_condemned}
+
+    def _name_worlds(self) -> None:
+        """Answer survivors that ask whether they are the world that goes on."""
+        while self._worlds.is_asked:
+            word = self._worlds.next_word(self._living, witnessed_s())
+            if word is None or self._launch is None:
+                return
+            for worker in word.outside:
+                self._kill(worker, _CUT_OFF)
+            if word.generation != REFUSED:
+                named = NameWorld(self._launch.generation, word.asker, word.generation)
+                self._host_of(word.asker).post(named)
+
+    def _kill(self, worker: WorkerId, why: str) -> None:
+        hosted = (
+            None if self._launch is None else self._workers.get((self._launch.generation, worker))
+        )
+        if hosted is not None:
+            hosted.kill(why)
 
     def _let_one_host_save(self, world: int, first: WorkerId) -> None:
         """Let no other host look after old steps than that of rank 0 of the newest world."""

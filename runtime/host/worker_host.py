@@ -32,7 +32,7 @@ class LocalHost:
     """The link between both parts in one process; they are set before it is used."""
 
     name = ""
-    unheard_s = 0.0
+    unheard_s = leased_s = 0.0
     part: HostPart
     launch: LaunchPart
 

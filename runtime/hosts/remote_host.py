@@ -4,8 +4,9 @@ The shell's stdin and stdout are the connection.  The statuses of the host's wor
 each word has one writer, so words are copied both ways without a protocol.
 
 A host is lost when the connection ends, or when it has not answered for the heartbeat timeout
-(`recovery.host_lease`).  By then its workers are dead: the end of the connection ends its agent,
-and so does a lease that is not renewed.
+(`recovery.host_lease`).  After the timeout its workers are dead.  The end of the connection ends
+its agent, too, but a shell may tell that late: until then they may live.  So they need the head's
+word to go on without the others (`recovery.one_world`).
 """
 
 from __future__ import annotations
@@ -136,6 +137,11 @@ class RemoteHost:
     def unheard_s(self) -> float:
         """For how long it has not answered."""
         return self._pings.silent_s
+
+    @property
+    def leased_s(self) -> float:
+        """For how long its workers may live on, if it learns of nothing: until their lease ends."""
+        return max(0.0, self._pings.timeout_s - self._pings.silent_s)
 
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host something; descriptors stay here, where they have a meaning."""

@@ -101,8 +101,9 @@ class SavePlan:
 class SaveTicket:
     """One save: whose, of which step, in how many parts, and in which memory.
 
-    ``launch`` is the launch's first generation, ``generation`` that of the world that
-    saves; ``began`` is in seconds of the monotonic clock, which all processes of a host share.
+    ``launch`` is the launch's first generation.  ``generation`` is the number that the head has
+    given to the world that saves, and to no other one.  ``began`` is in seconds of the monotonic
+    clock, which all processes of a host share.
     """
 
     launch: int

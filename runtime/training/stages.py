@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import World
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -297,8 +298,13 @@ def membership_of(context: WorkerContext) -> Membership:
     """Return a worker's view of the world that its launch begins with."""
     config = context.config
     world = World(config.generation, config.workers, config.capacity)
+
+    def ask_head(survivors: World) -> int:
+        answer = context.ask_agent({"kind": "survivors", "workers": list(survivors.workers)})
+        return int(answer.get("generation", REFUSED))
+
     return Membership(
-        config.worker, world, context.communicator, time.monotonic, host_of=config.host_of
+        config.worker, world, context.communicator, time.monotonic, config.host_of, ask_head
     )
 
 
