@@ -288,7 +288,7 @@ class Head:
                 decider.begin()
             else:
                 told = [event for event in after["told"] if event["kind"] not in OF_HOSTS]
-                if may_go_on_elsewhere(after["order"], told, self._agent.host.own_name):
+                if may_go_on_elsewhere(after["order"], after["told"], self._agent.host.own_name):
                     self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
                 ended = decider.go_on(after["order"], told, after["reason"])
                 if ended is not None:
@@ -363,7 +363,7 @@ class Head:
             job.run.log(event["worker"], event["host"], event["lines"], event["lost"])
             return
         if event["kind"] == "host_lost" and self._hosts is not None:
-            found = self._hosts.lose(event["host"], event["leased_s"])
+            found = self._hosts.lose(event["host"], event.get("leased_s", 0.0))
             if found is None:
                 return
             event = {**event, **found}

@@ -147,12 +147,15 @@ def launch_of(order: Message) -> Launch:
 def may_go_on_elsewhere(order: Message, told: Iterable[Message], own: str) -> bool:
     """Return whether workers may live whose head has died: all that it had were on other hosts.
 
-    Those on its ``own`` host died with it, and no world goes on without its members.
+    Those on its ``own`` host died with it, and no world goes on without its members.  A host that was
+    lost with the whole world may have it still.
     """
+    told = list(told)
     ended = {event["worker"] for event in told if event["kind"] == "worker_exited"}
     host_of = from_plain(WorkerConfig, order["config"]).host_of
     left = {host for worker, host in host_of.items() if worker not in ended}
-    return bool(left) and own not in left
+    has_lost_all = any(event.get("leased_s") for event in told)
+    return has_lost_all or (bool(left) and own not in left)
 
 
 class LaunchLog:

@@ -93,6 +93,52 @@ def test_a_loss_on_one_host_changes_no_byte(
     assert _lost(job) == ([2, 3] if loss.takes_host else [] if loss is _NOBODY else [2])
 
 
+def test_a_host_whose_shell_tells_late_makes_no_world_of_its_own(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """Its workers see the others go, and live until their lease ends."""
+    with _at_gate(cluster, tmp_path, "a:2,b:2") as gated:
+        cut_off = gated.job.workers("b")
+        gated.job.strike(Loss.SHELL_LATE, "b")
+        gated.job.wait_for("failure", worker=2)
+        assert gated.job.workers("b") == cut_off
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert _lost(job) == [2, 3]
+    assert job.events("recovery")
+    _, world = job.events("world")
+    applied = [at for updates in _applied(tmp_path / "trace", "b") for at in updates]
+    assert len(applied) <= 2 * _GATE  # those of the first world
+    assert max(applied) < world["now"]
+    assert not job.events("checkpoint_failed")
+
+
+@pytest.mark.extended  # tests/runtime/head/test_job_hosts.py waits without a host
+def test_no_launch_begins_before_the_lease_of_a_host_with_the_whole_world_has_ended(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    with _at_gate(cluster, tmp_path, "b:2") as gated:
+        gated.job.wait_for("checkpoint")  # it is written beside the training
+        gated.job.strike(Loss.SHELL_LATE, "b")
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    one, other, *again = _applied(tmp_path / "trace", "b")
+    assert max(*one, *other) < min(min(updates) for updates in again)
+    assert "b may not know yet that it is lost" in job.stderr
+
+
+def _applied(trace: Path, host: str) -> list[list[float]]:
+    """Return when each worker of a host has applied its updates, the oldest worker first."""
+    found: dict[str, list[float]] = {}
+    for line in trace.read_text().splitlines():
+        at, there, process = line.split()
+        if there == host:
+            found.setdefault(process, []).append(float(at))
+    return list(found.values())
+
+
 @pytest.mark.parametrize("loss", shortened([Loss.KILL, Loss.POWER, Loss.CUT], [Loss.KILL]))
 def test_the_loss_of_two_hosts_at_once_changes_no_byte(
     cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss

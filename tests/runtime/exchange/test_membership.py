@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
+from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
@@ -19,11 +21,14 @@ WORLD = World(5, tuple(WorkerId(20 + rank) for rank in range(RANKS)), 3)
 HOSTS = ("a", "b", "a", "c")
 
 
-def member(communicator: FakeCommunicator) -> Membership:
+def member(
+    communicator: FakeCommunicator,
+    ask_head: Callable[[World], int] = lambda world: world.generation,
+) -> Membership:
     ticks = itertools.count()
     me = WORLD.workers[communicator.rank]
     host_of = dict(zip(WORLD.workers, HOSTS, strict=True))
-    return Membership(me, WORLD, communicator, lambda: float(next(ticks)), host_of)
+    return Membership(me, WORLD, communicator, lambda: float(next(ticks)), host_of, ask_head)
 
 
 def test_survivors_form_the_next_generation_in_their_order() -> None:
@@ -55,6 +60,33 @@ def test_survivors_stay_on_their_hosts() -> None:
         return membership.hosts
 
     assert run_world(RANKS, program) == [("a", "a", "c"), None, ("a", "a", "c"), ("a", "a", "c")]
+
+
+@pytest.mark.parametrize("number", [9, REFUSED])
+def test_world_of_survivors_has_the_number_that_the_head_gives_its_first_worker(
+    number: int,
+) -> None:
+    questions: list[World] = []
+
+    def ask_head(world: World) -> int:
+        questions.append(world)
+        return number
+
+    def program(communicator: FakeCommunicator) -> World:
+        membership = member(communicator, ask_head)
+        membership.join(version=0)
+        if communicator.rank == 0:
+            communicator.die()
+        with contextlib.suppress(WorldBroken):
+            membership.repair(0, on_revoked=lambda: None)
+        communicator.leave()
+        return membership.world
+
+    survivors = run_world(RANKS, program)
+
+    named = WORLD if number == REFUSED else World(number, WORLD.workers[1:], WORLD.capacity)
+    assert survivors == [None, *3 * (named,)]
+    assert questions == [WORLD.shrunk_to(WORLD.workers[1:])]
 
 
 def until_repaired(membership: Membership) -> World:

@@ -430,10 +430,17 @@ def test_faults_of_a_job_that_failed_cost_no_word() -> None:
     assert b"never struck" not in made.said
 
 
+def follow(made: Decided, order: Message, told: list[Message], reason: str) -> None:
+    """Go on after another head; the end of its launch comes as an event."""
+    ended = made.decider.go_on(order, told, reason)
+    if ended is not None:
+        made.hear(ended)
+
+
 def test_head_that_follows_a_dead_one_relaunches_all_workers() -> None:
     made = decided()
 
-    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "")
+    follow(made, order_of(LAUNCH), joined(7, 8), "")
 
     (again,) = made.orders
     assert (again["config"]["workers"], again["config"]["generation"]) == ([9, 10], 6)
@@ -450,7 +457,7 @@ def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> 
     order = order_of(LAUNCH)
     order["config"]["history"] = {"seconds": 60.0, "failures": 2, "rejected": [7]}
 
-    made.decider.go_on(order, joined(7, 8), "")
+    follow(made, order, joined(7, 8), "")
 
     history = made.orders[0]["config"]["history"]
     assert (history["failures"], history["rejected"]) == (2, [7])
@@ -460,7 +467,7 @@ def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> 
 def test_head_that_follows_a_silent_one_says_why_that_was_killed() -> None:
     made = decided()
 
-    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "the head has not answered for 11.0 s")
+    follow(made, order_of(LAUNCH), joined(7, 8), "the head has not answered for 11.0 s")
 
     assert made.lines[0] == (
         "holdfast: killed the agent of this host and its workers: the head has not answered for "
@@ -475,7 +482,7 @@ def test_head_that_follows_a_silent_one_says_why_that_was_killed() -> None:
 def test_head_that_follows_one_whose_workers_had_completed_ends_the_job() -> None:
     made = decided()
 
-    made.decider.go_on(order_of(LAUNCH), [*joined(7, 8), *completed(7, 8)], "")
+    follow(made, order_of(LAUNCH), [*joined(7, 8), *completed(7, 8)], "")
 
     assert made.orders == []
     assert code_of(made) == ExitCode.DONE
@@ -484,7 +491,7 @@ def test_head_that_follows_one_whose_workers_had_completed_ends_the_job() -> Non
 def test_budget_goes_on_from_the_head_before() -> None:
     made = decided(max_restarts=2)
 
-    made.decider.go_on(order_of(LAUNCH), joined(7, 8), "")
+    follow(made, order_of(LAUNCH), joined(7, 8), "")
 
     assert made.orders == []
     assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
@@ -494,7 +501,7 @@ def test_launch_that_had_ended_is_followed_by_one_launch() -> None:
     """The head may die between the end of a launch and the order for the next one."""
     made = decided()
 
-    made.decider.go_on(order_of(LAUNCH), [*joined(7, 8), exited(7), exited(8), ENDED], "")
+    follow(made, order_of(LAUNCH), [*joined(7, 8), exited(7), exited(8), ENDED], "")
 
     assert made.kinds == ["launch"]
     assert made.orders[0]["config"]["workers"] == [9, 10]

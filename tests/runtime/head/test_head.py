@@ -432,9 +432,10 @@ def test_next_head_goes_on_from_the_greeting_of_the_last(
     successor = Headed(tmp_path)
     client = successor.begin(job=from_plain(Job, greeting["job"]), after=after)
 
+    successor.turn()
     (order,) = successor.agent.orders
     assert (order["config"]["workers"], order["relaunch"]) == ([2, 3], 1)
-    assert greeting_of(client)["order"] == order
+    assert told(client)[-1] == {"kind": "launch", "order": order}
     assert successor.said == [
         "holdfast: the agent of this host died, and its workers with it",
         "holdfast: relaunching 2 workers (worker 0: signal SIGKILL, worker 1: its agent died)",

@@ -27,7 +27,14 @@ from holdfast.recovery.event import (
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import Deadline
-from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, launch_of
+from holdfast.runtime.head.job import (
+    Job,
+    LaunchLog,
+    config_of,
+    event_of,
+    launch_of,
+    may_go_on_elsewhere,
+)
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.system.codec import from_plain, to_plain
 
@@ -272,3 +279,27 @@ def test_launch_is_known_as_people_know_it() -> None:
     assert log.summary == {
         "script": "/a/train.py", "generation": 4, "workers": [4, 5], "relaunch": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ended", "may"),
+    [
+        (("", ""), [], False),
+        (("a", "b"), [], False),
+        (("b", "c"), [], True),
+        (("a", "b"), [0], True),
+        (("b", "c"), [0, 1], False),
+    ],
+    ids=["one host", "one died with its head", "none died", "one died before", "all are dead"],
+)
+def test_workers_of_a_dead_head_may_go_on_if_none_was_on_its_host(
+    hosts: tuple[str, ...], ended: list[int], *, may: bool
+) -> None:
+    job = job_of()
+    launch = Launch(1, (WorkerId(0), WorkerId(1)), 0, "", 0)
+    order = job.order_of(launch, config_of(job.config, launch, hosts=hosts))
+    told = [{"kind": "worker_exited", "worker": worker} for worker in ended]
+    own = "a" if any(hosts) else ""
+
+    assert may_go_on_elsewhere(order, told, own) is may
+    assert may_go_on_elsewhere(order, [*told, {"kind": "host_lost", "leased_s": 3.0}], own)

@@ -191,3 +191,20 @@ def test_loss_while_the_own_link_is_down_blames_that_and_no_other_host(
 
     reason = "the link of a itself to 10.1.0.0/16 is down (ib0 10.1.0.1/16)"
     assert found.losses == [{"reason": reason, "losses": 0, "slots": 1}]
+
+
+def test_next_launch_waits_for_the_lease_of_a_lost_host_that_may_have_the_whole_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch)
+    assert found.hosts.why_wait(0.0) == ""
+
+    found.hosts.lose("b", leased_s=7.0)
+    found.now = 2.0
+    found.hosts.hold("another host", 1.0)
+    found.close()
+
+    reason = found.hosts.why_wait(found.now)
+    assert reason.startswith("b may not know yet that it is lost, and its workers may live on")
+    assert reason.endswith(", 5 s at most")
+    assert found.hosts.why_wait(7.0) == ""

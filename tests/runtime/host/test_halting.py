@@ -201,7 +201,7 @@ class FakeHost:
     """A host that has the workers' statuses, and does nothing."""
 
     name = ""
-    unheard_s = 0.0
+    unheard_s = leased_s = 0.0
 
     def __init__(self) -> None:
         self.told: list[Down] = []

@@ -39,7 +39,7 @@ class FakeHost:
     """The worker's host, which keeps what it is told."""
 
     name = ""
-    unheard_s = 0.0
+    unheard_s = leased_s = 0.0
 
     def __init__(self) -> None:
         self.told: list[Down] = []

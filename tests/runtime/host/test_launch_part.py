@@ -25,6 +25,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    NameWorld,
     Noticed,
     Queue,
     Reported,
@@ -59,7 +60,7 @@ class FarHost:
     name = ""
     pid = 0
     is_lost = has_ended = False
-    unheard_s = 0.0
+    unheard_s = leased_s = 0.0
 
     def __init__(self, queue: Queue) -> None:
         self.launch: LaunchPart
@@ -225,6 +226,50 @@ def test_workers_leave_when_the_scripts_of_both_hosts_have_come_to_their_end(
     world.reports(3, kind="at_end")
 
     assert world.near.of(LetLeave) == world.far.of(LetLeave) == [LetLeave(1)]
+
+
+def test_survivors_of_a_death_get_the_word_and_a_cut_off_side_ends(world: World) -> None:
+    world.far.exits(3)
+    world.reports(0, kind="survivors", workers=[0, 1])  # most of those that live
+    world.reports(2, kind="survivors", workers=[2])
+
+    assert world.near.of(NameWorld) == [NameWorld(1, WorkerId(0), 2)]
+    assert world.far.of(NameWorld) == []
+    assert [(kill.worker, kill.why) for kill in world.far.of(KillWorker)] == [
+        (2, "it is cut off from the workers that go on")
+    ]
+    assert world.of_kind("worker_report") == []
+
+
+def test_the_smaller_side_gets_the_word_when_the_others_are_lost(world: World) -> None:
+    world.reports(2, kind="survivors", workers=[2, 3])
+    assert world.far.of(NameWorld) == []
+
+    world.near.exits(0)
+
+    assert world.far.of(NameWorld) == [NameWorld(1, WorkerId(2), 2)]
+
+
+def test_a_host_that_is_lost_with_the_first_worker_of_the_world_may_go_on_for_a_while(
+    world: World,
+) -> None:
+    world.far.leased_s = world.near.leased_s = 7.0
+    for worker in (0, 1):
+        world.near.exits(worker)
+    world.reports(2, kind="survivors", workers=[2, 3])
+
+    world.launch.lose_host(world.far, "its shell has ended")
+
+    (lost,) = world.of_kind("host_lost")
+    assert (lost["workers"], lost["leased_s"]) == ([2, 3], 7.0)
+
+
+def test_a_host_that_is_lost_without_the_first_worker_concerns_no_launch(world: World) -> None:
+    world.far.leased_s = 7.0
+
+    world.launch.lose_host(world.far, "its shell has ended")
+
+    assert [lost["leased_s"] for lost in world.of_kind("host_lost")] == [0.0]
 
 
 def test_workers_that_wait_for_a_worker_of_another_host_are_well(world: World) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+import psutil
 from cluster import NETWORK, WITHIN_S, Cluster
+from remote_shell import SESSION
 from striker import SIGNALS, Kind, Target, find_victims
 
 from holdfast.runtime.run.entries import entries_of
@@ -37,6 +39,8 @@ class Loss(Enum):
     AGENT_KILLED = "agent-killed"
     AGENT_STOPPED = "agent-stopped"
     SHELL_KILLED = "shell-killed"
+    SHELL_LATE = "shell-late"
+    """Its end here is noticed there when the host's lease has ended, as by srun."""
     WATCHDOG_KILLED = "watchdog-killed"
     WORKER_KILLED = "worker-killed"
     WORKER_STOPPED = "worker-stopped"
@@ -172,6 +176,9 @@ class HostJob:
                 cluster.freeze(host)
             case Loss.SHELL_KILLED:
                 os.kill(self._shell(host), signal.SIGKILL)
+            case Loss.SHELL_LATE:
+                os.kill(self._session(host), signal.SIGSTOP)
+                os.kill(self._shell(host), signal.SIGKILL)
             case _:
                 kind, target = _OF_PROCESS[loss]
                 os.kill(self._victims(host, target)[0], SIGNALS[kind])
@@ -237,6 +244,12 @@ class HostJob:
         ]
         (pid,) = found
         return pid
+
+    def _session(self, host: str) -> int:
+        """Return the process on a host that serves the shell of its agent."""
+        (agent,) = self._victims(host, Target.HOST_AGENT)
+        above = psutil.Process(agent).parents()
+        return next(found.pid for found in above if found.name().startswith((SESSION, "sshd")))
 
     def _path(self, name: str) -> Path:
         return self._cluster.directory / f"job.{name}"
