@@ -147,8 +147,8 @@ def launch_of(order: Message) -> Launch:
 def may_go_on_elsewhere(order: Message, told: Iterable[Message], own: str) -> bool:
     """Return whether workers may live whose head has died: all that it had were on other hosts.
 
-    Those on its ``own`` host died with it, and no world goes on without its members.  A host that was
-    lost with the whole world may have it still.
+    Those on its ``own`` host died with it, and no world goes on without its members.  A host that
+    was lost with the whole world may have it still.
     """
     told = list(told)
     ended = {event["worker"] for event in told if event["kind"] == "worker_exited"}

@@ -43,7 +43,7 @@ class JobHosts:
         self._agent = agent
         self._roster = HostRoster(job.hosts, job.losses, witnessed_s(), job.missing)
         self._waits_since: float | None = None
-        self._leased = ("", witnessed_s())
+        self._leased = ("", 0.0)
         """A host that may have the last world of its launch, and until when."""
         self._examinations: dict[str, Examination] = {}
         self._refusals: dict[str, str] = {}
