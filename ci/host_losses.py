@@ -46,6 +46,8 @@ def main() -> int:
             shutil.rmtree(folder)
     print("\n".join(_table(outcomes)))
     bad = [outcome for outcome in outcomes if outcome.complaints]
+    late = sum(outcome.without_word for outcome in outcomes)
+    print(f"{late} steps were applied by a world without the head's word")
     print(f"{len(outcomes)} runs, {sum(len(o.strikes) for o in outcomes)} losses, {len(bad)} bad")
     form = ["--links", "1"] if options.links else ["--runs", "1"]
     for outcome in bad:

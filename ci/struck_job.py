@@ -23,10 +23,10 @@ from struck_journal import (
     Outage,
     Strike,
     fenced_commits,
-    fenced_updates,
     losses_without_cause,
     outage_of,
     updates_in,
+    updates_without_word,
 )
 from workload import UNEVEN, Undisturbed, Workload, request_of
 
@@ -178,6 +178,8 @@ class Outcome:
     complaints: tuple[str, ...]
     job: HostJobRun | None
     seconds: float
+    without_word: int
+    """How many updates a world has applied that the head had not named."""
 
     @property
     def outages(self) -> list[tuple[Strike, Outage | None]]:
@@ -211,7 +213,7 @@ def run_case(case: Case, folder: Path, undisturbed: Undisturbed, *, by_ssh: bool
     folder.mkdir()
     began = time.monotonic()
     complaints: list[str] = []
-    job, strikes = None, list[Strike]()
+    job, strikes, late = None, list[Strike](), Counter[str]()
     expected = undisturbed(case.workload)
     try:
         with Cluster(folder, case.names) as cluster, _Commits(folder / "run") as commits:
@@ -222,11 +224,14 @@ def run_case(case: Case, folder: Path, undisturbed: Undisturbed, *, by_ssh: bool
             complaints += [line for host in case.names for line in _sockets(cluster, host)]
         complaints += _complaints(job, folder / "run", expected)
         complaints += losses_without_cause(job.journal, strikes)
-        complaints += fenced_commits(job.journal, commits.found)
-        complaints += fenced_updates(job.journal, updates_in((folder / "trace").read_text()))
+        leased = {strike.host for strike in strikes if strike.kind == Loss.SHELL_LATE.value}
+        complaints += fenced_commits(job.journal, commits.found, leased)
+        late = updates_without_word(job.journal, updates_in((folder / "trace").read_text()))
+        complaints += [f"process {one} applied {n} updates without word" for one, n in late.items()]
     except (TimeoutError, subprocess.SubprocessError) as error:
         complaints.append(str(error))
-    return Outcome(case, tuple(strikes), tuple(complaints), job, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Outcome(case, tuple(strikes), tuple(complaints), job, seconds, late.total())
 
 
 @dataclass

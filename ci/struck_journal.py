@@ -6,7 +6,7 @@ All hosts of a test cluster have one monotonic clock, so the moments of all proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -120,8 +120,12 @@ def losses_without_cause(journal: Sequence[Record], strikes: Sequence[Strike]) -
             yield f"worker {record['worker']} died on {record['host']}, which was healthy: {cause}"
 
 
-def fenced_commits(journal: Sequence[Record], commits: Iterable[Commit]) -> Iterator[str]:
+def fenced_commits(
+    journal: Sequence[Record], commits: Iterable[Commit], leased: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a sentence for each checkpoint that a lost host has committed after the others went on.
+
+    One that is ``leased`` then may end a save that all had begun.
 
     The host of the first worker of a world saves, the loss of a host names its workers, and the
     next world has another one that saves.
@@ -141,26 +145,32 @@ def fenced_commits(journal: Sequence[Record], commits: Iterable[Commit]) -> Iter
             first[record["generation"]] = record["workers"][0]
     for commit in commits:
         host, fenced_at = fences.get(commit.generation, ("", float("inf")))
-        if commit.at > fenced_at:
+        if commit.at > fenced_at and host not in leased:
             late_s = commit.at - fenced_at
             yield f"{host} committed step {commit.step} {late_s:.3f} s after the others went on"
 
 
-def fenced_updates(journal: Sequence[Record], updates: Iterable[Update]) -> Iterator[str]:
-    """Yield a sentence for each worker that has trained on after the loss of its host."""
-    updates = list(updates)
+def updates_without_word(journal: Sequence[Record], updates: Iterable[Update]) -> Counter[str]:
+    """Return how many updates each worker has applied after the others went on without its host.
+
+    If no world has followed in that launch, the lost one may be all that there is, and has the word
+    of the head until its lease ends.
+    """
+    updates, worlds = list(updates), [r["now"] for r in journal if r["event"] == "world"]
+    found = Counter[str]()
     launches = [record["now"] for record in journal if record["event"] == "launch"]
     for loss in (record for record in journal if record["event"] == "host_lost"):
         # What trains there after the next launch was started by the head.
         until = min((now for now in launches if now > loss["now"]), default=float("inf"))
+        if not any(loss["now"] < now < until for now in worlds):
+            continue
         late = Counter(
             update.process
             for update in updates
             if update.host == loss["host"] and loss["now"] < update.at < until
         )
-        for process, count in late.items():
-            if count > _UPDATES_UNDER_WAY:
-                yield f"process {process} applied {count} updates after the loss of its host"
+        found.update({one: n for one, n in late.items() if n > _UPDATES_UNDER_WAY})
+    return found
 
 
 def _steps(journal: Iterable[Record]) -> list[Record]:

@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import OF_HOSTS, Job, may_go_on_elsewhere
+from holdfast.runtime.head.job import OF_HOSTS, Job
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
@@ -288,8 +288,7 @@ class Head:
                 decider.begin()
             else:
                 told = [event for event in after["told"] if event["kind"] not in OF_HOSTS]
-                if may_go_on_elsewhere(after["order"], after["told"], self._agent.host.own_name):
-                    self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
+                self._hosts.follow(after["order"], after["told"])
                 ended = decider.go_on(after["order"], told, after["reason"])
                 if ended is not None:
                     self._agent.tell(ended)

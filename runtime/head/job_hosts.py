@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
 from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.host_roster import HostRoster
 from holdfast.recovery.placement import place_workers, total_slots
-from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job import Job, may_go_on_elsewhere
 from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -113,6 +114,12 @@ class JobHosts:
         if now - self._looked_at >= self._lease_s:
             self._stood_still_at = now
         self._looked_at = now
+
+    def follow(self, order: Message, told: Iterable[Message]) -> None:
+        """Let no launch begin while workers of another head, which has died, may go on."""
+        own = self._job.hosts[0].name if self._job.hosts else ""
+        if may_go_on_elsewhere(order, told, own):
+            self.hold("another host", self._job.config.options.heartbeat_timeout_s)
 
     def hold(self, name: str, leased_s: float) -> None:
         """Let no launch begin while a host that is not reached may have the last world."""

@@ -13,10 +13,10 @@ from struck_journal import (
     Strike,
     Update,
     fenced_commits,
-    fenced_updates,
     losses_without_cause,
     outage_of,
     updates_in,
+    updates_without_word,
 )
 
 
@@ -72,6 +72,7 @@ def test_a_checkpoint_of_a_lost_host_after_the_others_went_on_is_told() -> None:
     (told,) = fenced_commits(_JOURNAL, [after])
     assert told == "b committed step 2 0.600 s after the others went on"
     assert list(fenced_commits(_JOURNAL, [Commit(3, 2, 1013.0)])) == []
+    assert list(fenced_commits(_JOURNAL, [after], ["b"])) == []
 
 
 def test_workers_of_a_second_job_may_have_the_numbers_of_lost_ones() -> None:
@@ -86,9 +87,14 @@ def test_workers_of_a_second_job_may_have_the_numbers_of_lost_ones() -> None:
 def test_a_worker_that_trains_on_after_the_loss_of_its_host_is_told() -> None:
     late = updates_in("11.0 b 7\n13.0 b 7\n13.5 c 7\n14.0 b 7\n1")
     assert late[0] == Update(11.0, "b", "b 7")
-    assert list(fenced_updates(_JOURNAL, late[:3])) == []
-    (told,) = fenced_updates(_JOURNAL, late)
-    assert told == "process b 7 applied 2 updates after the loss of its host"
+    assert updates_without_word(_JOURNAL, late[:3]) == {}
+    assert updates_without_word(_JOURNAL, late) == {"b 7": 2}
+
+
+def test_a_lost_world_that_no_other_one_has_followed_has_its_word() -> None:
+    late = updates_in("13.0 b 7\n14.0 b 7\n")
+    alone = [record for record in _JOURNAL if record.get("generation") != 2]
+    assert updates_without_word([*alone, _record("launch", 20.0, generation=3)], late) == {}
 
 
 def test_a_loss_that_nothing_has_caused_is_told() -> None:
