@@ -114,6 +114,34 @@ def target(tmp_path: Path) -> Path:
     return target
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("mode", "group", "is_theirs"),
+    [
+        (0o2770, STRANGER, True),
+        (0o2770, 0, False),
+        (0o2777, STRANGER, False),
+        (0o750, STRANGER, False),
+    ],
+    ids=["a group's", "another group's", "everybody's", "its owner's"],
+)
+def test_file_of_a_member_counts_where_only_its_group_may_write(
+    directory: RunDirectory, *, mode: int, group: int, is_theirs: bool
+) -> None:
+    path = directory.path / "file"
+    path.write_bytes(b"text")
+    os.chown(path, STRANGER, STRANGER)
+    os.chown(directory.path, 0, group)
+    directory.path.chmod(mode)
+
+    if is_theirs:
+        assert read_at_most(path, 4) == b"text"
+        files.close(open_to_write(path))
+    else:
+        with pytest.raises(ForeignFile, match=f"belongs to user {STRANGER}"):
+            read_at_most(path, 4)
+
+
 def is_untouched(path: Path, target: Path) -> bool:
     contents = [path.read_bytes()] if path.is_file() else []
     is_alone = not target.with_name("missing").exists()

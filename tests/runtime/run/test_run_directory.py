@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+
+ALICE, BOB, GROUP = 48301, 48302, 48300
 
 RECORD = RunRecord(
     run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2
@@ -299,3 +302,51 @@ def test_lock_that_a_network_file_system_refuses_belongs_to_another_job(
 
     with pytest.raises(RunDirectoryBusy, match="belongs to another job"):
         directory.acquire_lease()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
+@pytest.mark.parametrize(
+    ("mode", "closed"), [(0o775, ""), (0o755, "checkpoints"), (0o700, "checkpoints")]
+)
+def test_part_that_is_closed_to_a_member_of_the_group_is_named_with_its_owner(
+    mode: int, closed: str
+) -> None:
+    """In a folder that all may enter; pytest's own is closed to others."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o755)
+        directory = RunDirectory(Path(place, "run"))
+        directory.checkpoints_path.mkdir(parents=True)
+        for path, bits in ((directory.path, 0o2775), (directory.checkpoints_path, mode)):
+            os.chown(path, BOB, GROUP)
+            path.chmod(bits)
+
+        assert said_to_another_user(directory) == (
+            f"{directory.path}/{closed} belongs to user {BOB}, and others may not write it: let "
+            f"its owner open the run, as to a group by `chmod -R g+rwX {directory.path}`, or choose "
+            "another --run-dir"
+            if closed
+            else "None"
+        )
+
+
+def said_to_another_user(directory: RunDirectory) -> str:
+    """Return why the run is refused to a member of its group, "None" if it is not."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setresgid(GROUP, GROUP, GROUP)
+        os.setresuid(ALICE, ALICE, ALICE)
+        said: object = None
+        try:
+            directory.prepare()
+            directory.acquire_lease()
+            assert not directory.has_checkpoints
+        except BaseException as error:
+            said = error
+        os.write(writer, str(said).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
