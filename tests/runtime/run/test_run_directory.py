@@ -320,13 +320,15 @@ def test_part_that_is_closed_to_a_member_of_the_group_is_named_with_its_owner(
             os.chown(path, BOB, GROUP)
             path.chmod(bits)
 
-        assert said_to_another_user(directory) == (
-            f"{directory.path}/{closed} belongs to user {BOB}, and others may not write it: let "
-            f"its owner open the run, as to a group by `chmod -R g+rwX {directory.path}`, or choose "
-            "another --run-dir"
-            if closed
-            else "None"
-        )
+        said = said_to_another_user(directory)
+
+    assert said == (
+        f"{directory.path}/{closed} belongs to user {BOB}, and others may not write it: let its "
+        f"owner open the run, as to a group by `chmod -R g+rwX {directory.path}`, or choose "
+        "another --run-dir"
+        if closed
+        else "None"
+    )
 
 
 def said_to_another_user(directory: RunDirectory) -> str:
