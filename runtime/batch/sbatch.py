@@ -71,6 +71,7 @@ _CORES = ("-c", "--cpus-per-task")
 _REFUSED = {
     ("-a", "--array"): "all its tasks would have one run directory; submit a job for each, "
     "with a --run-dir of its own",
+    (":", "hetjob"): "holdfast has the first component of a heterogeneous job alone; submit one",
     ("-D", "--chdir"): "script and run directory are meant from the directory of this command; "
     "go there first",
 }

@@ -143,8 +143,9 @@ def _listening(
     with contextlib.suppress(OSError):
         process.stdin.write(encode(question) + b"\n")
         process.stdin.flush()
-    with contextlib.suppress(ValueError):
-        return decode(Meeting, process.stdout.readline())
+    for line in process.stdout:  # a site may print something before
+        with contextlib.suppress(ValueError):
+            return decode(Meeting, line)
     return None
 
 
@@ -164,7 +165,7 @@ def _measured(name: str, question: LinkQuestion, shell: RemoteShell) -> tuple[Li
     try:
         text = encode(question).decode() + "\n"
         answer = answer_of(command, _MEASURED_WITHIN_S, os.environ, text)
-        return decode(LinkSpeeds, answer.stdout).ways
+        return decode(LinkSpeeds, answer.stdout.rstrip().rpartition("\n")[2]).ways
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return (LinkSpeed(fault=f"{name} has not measured it"),) * len(question.meetings)
 

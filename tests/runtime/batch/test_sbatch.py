@@ -112,6 +112,7 @@ def test_job_is_named_after_its_run_directory_and_no_other() -> None:
         (lambda: request("--depend=afterok:3", chain=2), "leave --dependency out"),
         (lambda: request("--array=1-3"), "leave -a and --array out: all its tasks would have one"),
         (lambda: request("-a1-3"), "leave -a and --array out"),
+        (lambda: request("-N2 : -N1"), "leave : and hetjob out: holdfast has the first"),
         (lambda: request("-D /else"), "leave -D and --chdir out"),
         (lambda: request("--chdir=/else"), "leave -D and --chdir out"),
         (lambda: request("--comment='a\nb'"), "has several lines"),

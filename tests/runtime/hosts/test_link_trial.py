@@ -37,9 +37,9 @@ def test_meeting_where_nobody_is_has_a_fault() -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> RemoteShell:
-    """A shell whose hosts are all this one, but host ``dead`` does not answer."""
+    """A shell whose hosts are all this one, but host ``dead`` does not answer; it greets."""
     program = tmp_path / "my-shell"
-    program.write_text('#!/bin/sh\n[ "$1" = dead ] && exit 1\nshift\nexec "$@"\n')
+    program.write_text('#!/bin/sh\n[ "$1" = dead ] && exit 1\nshift\necho hello\nexec "$@"\n')
     program.chmod(0o700)
     return RemoteShell((str(program),))
 
