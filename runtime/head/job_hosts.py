@@ -15,6 +15,7 @@ from holdfast.recovery.host_roster import HostRoster
 from holdfast.recovery.placement import place_workers, total_slots
 from holdfast.runtime.head.job import Job, may_go_on_elsewhere
 from holdfast.runtime.host.agent import Agent
+from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
@@ -55,6 +56,9 @@ class JobHosts:
             # imports nothing for others.
             import holdfast.runtime.hosts.examination
             import holdfast.runtime.hosts.remote_host  # noqa: F401
+
+            if job.network is not None:
+                agent.host.launch.pairs = PairTrials(job.network, own.name)
         self._looked_at = self._stood_still_at = lease_clock_s()
         self._lease_s = LEASE_SHARE * job.config.options.heartbeat_timeout_s
         self._stood_still_at -= self._lease_s
@@ -163,7 +167,9 @@ class JobHosts:
         if examination is None:
             return ""
         examination.close()
-        refusal = examination.refusal
+        return self._refuse(name, examination.refusal)
+
+    def _refuse(self, name: str, refusal: str) -> str:
         if refusal and refusal != self._refusals.get(name):
             self._refusals[name] = refusal
             self._agent.tell({"kind": "host_refused", "host": name, "reason": refusal})
@@ -171,9 +177,15 @@ class JobHosts:
 
     def _answered(self, name: str) -> None:
         self._end_examination(name)
-        self._refusals.pop(name, None)
-        if self._roster.answered(name):
-            self._agent.host.admit(name)
+        if self._roster.is_tried(name):
+            self._agent.host.admit(name, lambda why: self._admitted(name, why))
+        else:
+            self._roster.answered(name)
+
+    def _admitted(self, name: str, why_not: str) -> None:
+        if not self._refuse(name, why_not):
+            self._refusals.pop(name, None)
+            self._roster.answered(name)
             self._agent.tell({"kind": "host_back", "host": name, "slots": self._slots})
 
     def _start(self, name: str) -> None:

@@ -6,6 +6,7 @@
 | ``stall`` | a worker for which all others wait; it is told of at half of the limit |
 | ``failed`` | a worker whose training has failed, but whose script goes on while all others wait |
 | ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
+| ``joining`` | nobody; but the ways between the hosts are tried, as at a standstill |
 | ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
 | ``leaving`` | all workers, when their scripts have ended, all may leave, and none does |
 
@@ -76,10 +77,20 @@ class _Case:
 class Fencing:
     """Looks at the statuses of a launch, and kills whom the detectors have found."""
 
-    def __init__(self, tell: Callable[[Message], None], heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Message], None],
+        heartbeat_timeout_s: float,
+        try_pairs: Callable[[Callable[[bool], None]], None] = lambda then: then(False),
+    ) -> None:
+        """Take the ways to tell an event, and to leave out hosts that others do not reach."""
         self._tell = tell
+        self._try_pairs = try_pairs
+        self._tried: dict[str, bool] = {}
+        """The stalls in which the pairs of hosts are tried; true when nothing was found."""
         standstill_s = max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
         self._stalls = {
+            "joining": StallDetector(standstill_s),
             "standstill": StallDetector(standstill_s),
             "reading": StallDetector(_LONGEST_READ_S),
             "leaving": StallDetector(max(heartbeat_timeout_s, STARTING_TIMEOUT_S)),
@@ -160,9 +171,25 @@ class Fencing:
                 return
             turns = {worker: turn_of(hosted) for worker, hosted in found.items()}
             stall = self._stalls[limit] = self._stalls[limit].observe(turns, now)
-            if stall.is_stalled:
+            if not stall.is_stalled:
+                self._tried.pop(limit, None)
+            elif limit not in _OF_PAIRS or self._has_tried(limit):
                 self._stalls[limit] = StallDetector(stall.limit_s)
-                self._open(list(found.values()), self._end_launch(limit, stall.standing_s))
+                if limit != "joining":
+                    self._open(list(found.values()), self._end_launch(limit, stall.standing_s))
+
+    def _has_tried(self, limit: str) -> bool:
+        """Whether the hosts were found to reach each other in this stall; begin to try them."""
+
+        def note(are_some_left_out: bool) -> None:  # noqa: FBT001  (it is an answer)
+            self._tried[limit] = not are_some_left_out
+            if are_some_left_out:  # the others go on, or not
+                self._stalls[limit] = StallDetector(self._stalls[limit].limit_s)
+
+        if limit not in self._tried:
+            self._tried[limit] = False
+            self._try_pairs(note)
+        return self._tried.get(limit, False)
 
     def _look_for_deserters(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Fence the workers whose training has failed, if all others wait for them.
@@ -307,7 +334,9 @@ def _reading_of(hosted: HostedWorker) -> Turn:
     return Turn(hosted.characters_read + turn, waits_for_peers=True)
 
 
+_OF_PAIRS = ("joining", "standstill")
 _TURNS: dict[str, Callable[[HostedWorker], Turn]] = {
+    "joining": lambda hosted: Turn(0, waits_for_peers=hosted.page.phase is Phase.JOINING),
     "standstill": lambda hosted: Turn(*hosted.page.turn),
     "reading": _reading_of,
     "leaving": lambda hosted: Turn(0, waits_for_peers=hosted.may_leave),

@@ -19,6 +19,7 @@ from typing import Protocol
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.network import Meeting
 from holdfast.runtime.system.worker_status import WorkerStatus
 
 
@@ -126,6 +127,16 @@ class Speak:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Listen for the other hosts on the job's network, or come to those that do."""
+
+    trial: int
+    network: str
+    word: str
+    meetings: tuple[Meeting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Describe:
     """Tell what only the host knows of its workers, for a person who asks."""
 
@@ -143,6 +154,7 @@ Down = (
     | Abandon
     | EndMaintenance
     | Speak
+    | Meet
     | Describe
 )
 """What a host part is told."""
@@ -269,6 +281,15 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Met:
+    """Where the host listens, or why it does not reach each of those that it came to, "" if so."""
+
+    trial: int
+    meetings: tuple[Meeting, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Described:
     """What a host knows of one of its workers, for a person who asks."""
 
@@ -308,6 +329,7 @@ Up = (
     | Settled
     | Told
     | Noticed
+    | Met
     | Described
     | Traced
 )
@@ -359,6 +381,9 @@ class OtherHost(HostLink, Protocol):
 
     def give_up(self, why: str) -> None:
         """Lose a host that is of no use any more."""
+
+    def dismiss(self, why: str) -> None:
+        """Let it end its workers, and lose it then."""
 
     def end(self) -> None:
         """Tell it that the job has ended; wait for nothing."""

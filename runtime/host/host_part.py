@@ -37,6 +37,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    Meet,
     NameWorld,
     Noticed,
     Read,
@@ -53,6 +54,7 @@ from holdfast.runtime.host.host_messages import (
 )
 from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.pairs import Ways
 from holdfast.runtime.host.pool_process import PoolStart, WarmPool
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
@@ -106,6 +108,7 @@ class HostPart:
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
         self._trace_due = self._log_due = 0.0
+        self._ways = Ways(tell)
         self.pool = WarmPool(reactor, pool, self)
         self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
@@ -138,8 +141,8 @@ class HostPart:
                 self._obey_about_one(message)
             case LetLeave(generation):
                 self._let_leave(generation)
-            case Inquire():
-                self._inquire(message)
+            case Inquire() | Meet():
+                self._find_out(message)
             case Settle(is_urgent):
                 self.writer.settle(
                     lambda answer: self._tell(Settled(answer["step"])), is_urgent=is_urgent
@@ -191,6 +194,7 @@ class HostPart:
         if now >= self._log_due:
             self._log_due = now + _LOGGED_EVERY_S
             self._tell_log()
+        self._ways.poll()
         self.writer.poll(now)
         self.pool.poll(now)
         self._write_off_unkillable(now)
@@ -217,6 +221,7 @@ class HostPart:
                 self._bury(process, process.write_off())
             else:
                 self._on_end(process)
+        self._ways.close()
         self.writer.close()
         self._memory.close()
 
@@ -262,7 +267,10 @@ class HostPart:
         process.kill(why, limit)
         self._tell(Killed(process.generation, process.worker, why))
 
-    def _inquire(self, question: Inquire) -> None:
+    def _find_out(self, question: Inquire | Meet) -> None:
+        if isinstance(question, Meet):
+            self._ways.take(question)
+            return
         for worker in question.workers:
             process = self._processes.get((question.generation, worker))
             if process is not None:

@@ -14,10 +14,12 @@ saves in a halt, and that nobody lives any more, so that memory is settled.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.one_world import REFUSED, OneWorld
+from holdfast.recovery.partition import left_out
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
@@ -36,6 +38,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    Met,
     NameWorld,
     Noticed,
     OtherHost,
@@ -52,6 +55,7 @@ from holdfast.runtime.host.host_messages import (
 )
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
 from holdfast.runtime.host.mpi_host import HostState
+from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.run.progress import describe, short_report
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
@@ -93,8 +97,11 @@ class LaunchPart:
         self._cold = list(hosts)
         """Those whose pools have not imported everything."""
         self._seen: dict[HostLink, Seen] = {}
-        self._fencing = Fencing(tell, heartbeat_timeout_s)
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._fencing = Fencing(tell, heartbeat_timeout_s, self._try_pairs)
+        self.pairs: PairTrials | None = None
+        """Tries the network between the hosts, if there are several."""
+        self._is_trying = False
         self._halting = Halting(self._tell_report, {})
         self._launch: HostedLaunch | None = None
         self._placed: Mapping[WorkerId, HostLink] = {}
@@ -125,7 +132,7 @@ class LaunchPart:
         """The workers of the newest launch, in short."""
         is_empty = not any(hosted.occupies_a_rank for hosted in self.workers)
         return HostState(
-            is_empty=is_empty and not self._last_ends,
+            is_empty=is_empty and not (self._last_ends or self._is_trying),
             had_guards=self._has_guards,
             ended_well=not self._has_lost,
         )
@@ -195,6 +202,51 @@ class LaunchPart:
         self._others.append(host)
         self._cold.append(host)
 
+    def examine(self, newcomer: OtherHost, then: Callable[[str], None]) -> None:
+        """Try the ways to a host that comes back; ``then`` hears what is wrong with them, or "".
+
+        The host takes workers of the next launch if nothing is.
+        """
+        pairs = self.pairs
+
+        def conclude(broken: Broken) -> None:
+            if newcomer.is_lost:
+                return
+            is_reached = pairs is None or not any(newcomer.name in pair for pair in broken)
+            if is_reached:
+                self.add_host(newcomer)
+            why = "" if pairs is None or is_reached else pairs.why(newcomer.name, broken)
+            then(why)
+            if why:
+                newcomer.give_up(why)
+
+        if pairs is None:
+            conclude({})
+        else:
+            pairs.begin([*self._hosts, newcomer], conclude)
+
+    def _try_pairs(self, then: Callable[[bool], None]) -> None:
+        """Try the ways between all hosts, and leave out who does not reach others.
+
+        ``then`` hears whether there is such a host.
+        """
+        pairs = self.pairs
+        if pairs is None:
+            then(False)
+            return
+
+        def conclude(broken: Broken) -> None:
+            counts = Counter(self._launch.config.host_of.values() if self._launch else ())
+            workers = {
+                name: counts[name] for name in (pairs.own_name, *(o.name for o in self._others))
+            }
+            out = left_out(workers, [pair for pair in broken if pair <= workers.keys()])
+            for host in [other for other in self._others if other.name in out]:
+                host.dismiss(pairs.why(host.name, broken))
+            then(bool(out))
+
+        pairs.begin(self._hosts, conclude)
+
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
         told = {"kind": "host_lost", "host": host.name, "reason": why}
@@ -204,6 +256,8 @@ class LaunchPart:
         self._hosts.remove(host)
         self._others = [other for other in self._others if other is not host]
         self._seen.pop(host, None)
+        if self.pairs is not None:
+            self.pairs.lose(host)
         self._warmed_without(host)
         lost = [hosted for hosted in self.workers if hosted.host is host]
         cause = f"host {host.name} was lost: {why}"
@@ -287,6 +341,8 @@ class LaunchPart:
             self._living, witnessed_s(), self._heartbeat_timeout_s
         ):
             self._kill(worker, _CUT_OFF)
+        if self.pairs is not None:
+            self.pairs.poll()
 
     def hear(self, host: HostLink, message: Up) -> None:
         """Take note of what a host part tells."""
@@ -299,6 +355,9 @@ class LaunchPart:
                 self._on_told(host, event)
             case Noticed(text):
                 self.notify(text)
+            case Met():
+                if self.pairs is not None:
+                    self.pairs.hear(host, message)
             case SaveAnswered(answer):
                 self._on_save_answered(answer)
             case Settled(step):
@@ -476,8 +535,19 @@ class LaunchPart:
         if self._workers or event["clean"] or self._is_abandoned:
             self._tell(event)
             return
+        if not self._is_urgent:
+            self._try_before_the_next()
         self._last_ends.append(_LastEnd(event, list(self._hosts)))
         self._post_all(Settle(self._is_urgent))
+
+    def _try_before_the_next(self) -> None:
+        """Keep the end of a launch that was lost until it is known who reaches whom."""
+
+        def go_on(_: bool) -> None:  # noqa: FBT001  (it is an answer)
+            self._is_trying = False
+
+        self._is_trying = True
+        self._try_pairs(go_on)
 
     def _on_settled(self, host: HostLink, step: int | None) -> None:
         """Tell the end of the last worker once all hosts have settled; each answers in order."""

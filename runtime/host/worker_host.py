@@ -114,11 +114,14 @@ class WorkerHost:
         if not is_tried:
             self.launch.add_host(host)
 
-    def admit(self, name: str) -> None:
-        """Let a host that was tried again, and has answered, take workers of the next launch."""
+    def admit(self, name: str, then: Callable[[str], None]) -> None:
+        """Let a host that was tried again, and has answered, take workers of the next launch.
+
+        ``then`` hears "", or why it may not.
+        """
         for host in self._others:
             if host.name == name and not host.is_lost:
-                self.launch.add_host(host)
+                self.launch.examine(host, then)
 
     def _hear(self, host: HostLink, message: Up) -> None:
         self._queue.put(lambda: self.launch.hear(host, message))

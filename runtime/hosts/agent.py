@@ -189,7 +189,7 @@ class HostAgent:
             self._send_output()
         elif kind == "end":
             self.is_orphan = False
-            self._end("the job has ended")
+            self._end(message.get("why", "the job has ended"))
         else:
             self._obey(message)
 

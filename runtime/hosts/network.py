@@ -208,5 +208,8 @@ def _around(addresses: Iterable[str]) -> IPv4Network | None:
 
 def _listed(name: str, interfaces: Sequence[Interface]) -> str:
     """Return the addresses of a host in words."""
-    shown = ", ".join(map(str, interfaces)) or "no address of IPv4"
+    shown = (
+        ", ".join(f"{one}{'' if one.is_up else ' (down)'}" for one in interfaces)
+        or "no address of IPv4"
+    )
     return f"{name} has {shown}"

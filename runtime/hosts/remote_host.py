@@ -122,6 +122,7 @@ class RemoteHost:
             pipe.close()
         self._is_greeted = self._is_ready = self._has_no_shell = False
         self.is_lost = False
+        self._why_dismissed = ""
         reactor.watch_channel(self._channel, self._take, self._on_end)
         if start.examination is None:
             self._greet()
@@ -181,6 +182,14 @@ class RemoteHost:
         changed = [list(look) for look in looks if look[2]]
         if changed:
             self._channel.post({"kind": "words", "of": changed})
+
+    def dismiss(self, why: str) -> None:
+        """Let the agent end its workers and itself; the host is lost then, for this reason."""
+        self._why_dismissed = why
+        if self._mirrors:
+            self._channel.post({"kind": "end", "why": why})
+        else:
+            self.give_up(why)
 
     def end(self) -> None:
         """Tell the agent that the job has ended; wait for nothing."""
@@ -299,7 +308,8 @@ class RemoteHost:
         workers there are dead.
         """
         unanswered_s = max(_UNANSWERED_SHARE * self._timeout_s, _SHORTEST_SILENCE_S)
-        if self._is_ready and self._pings.silent_s > unanswered_s:
+        is_cut = self._is_ready and self._pings.silent_s > unanswered_s
+        if is_cut and not self._why_dismissed:
             self._has_no_shell = True
         else:
             self.give_up(self._why_ended())
@@ -317,7 +327,7 @@ class RemoteHost:
         self._mirrors.clear()
         with contextlib.suppress(ProcessLookupError):  # one whose link is dead waits for minutes
             os.killpg(self._shell.pid, signal.SIGTERM)
-        self._on_lost(self, why)
+        self._on_lost(self, self._why_dismissed or why)
 
     @property
     def has_ended(self) -> bool:

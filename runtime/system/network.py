@@ -270,11 +270,14 @@ def reach(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached | No
 
 
 def fault_of(meeting: Meeting, word: str) -> str:
-    """Return why this host does not reach a meeting of another one, "" if it does."""
-    try:
-        return NARROW if _come(meeting, interfaces(), word).is_narrow else ""
-    except OSError as error:
-        return error.strerror or str(error)
+    """Return why this host does not reach a meeting of another one, in two tries; "" if it does."""
+    fault = ""
+    for _ in range(2):
+        try:
+            return NARROW if _come(meeting, interfaces(), word).is_narrow else ""
+        except OSError as error:
+            fault = error.strerror or str(error)
+    return fault
 
 
 def _come(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached:

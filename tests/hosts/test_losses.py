@@ -51,12 +51,20 @@ class _Gated:
 
 
 @contextmanager
-def _at_gate(cluster: Cluster, folder: Path, hosts: str = "a:2,b:2,c:2") -> Iterator[_Gated]:
+def _at_gate(
+    cluster: Cluster,
+    folder: Path,
+    hosts: str = "a:2,b:2,c:2",
+    *,
+    rsh: str | None = None,
+    timeout_s: float = 5,
+) -> Iterator[_Gated]:
     workers = sum(slots.slots for slots in read_hosts(hosts))
-    request = request_of(_WORKLOAD, folder / "run", workers=workers, options=_OPTIONS)
+    options = ("--heartbeat-timeout", f"{timeout_s:g}")
+    request = request_of(_WORKLOAD, folder / "run", workers=workers, options=options)
     trace = folder / "trace"
     gates = ("--gates", str(folder), "--gate-steps", str(_GATE), "--trace", str(trace))
-    with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
+    with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts, rsh=rsh) as job:
         job.wait_until(lambda: _lines(trace) >= workers * (_GATE - 1), "workers at the gate")
         yield _Gated(job, folder / str(_GATE), Path(request.script))
 
@@ -166,6 +174,39 @@ def test_a_host_that_comes_back_after_its_loss_disturbs_nobody(
         job = gated.job.wait()
     _assert_whole(job, sha256)
     assert _lost(job) == [2, 3]
+
+
+def test_of_two_hosts_that_lose_each_other_one_is_left_out_in_place(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """The head reaches both all the time, so nothing but the network between them tells."""
+    with _at_gate(cluster, tmp_path, "a:1,b:1,c:2", timeout_s=3) as gated:
+        cluster.part("b", "c")
+        gated.open()
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    assert len(job.events("launch")) == 1, job.stderr
+    assert _lost(job) == [1]
+    assert "host b was lost: b does not reach c on 10.77.0.0/24 (timed out)" in job.stderr
+
+
+@pytest.mark.extended  # the test before has the way in which a host is left out
+def test_host_whose_network_is_down_is_left_out_and_comes_back_with_it(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """The shell goes over another network, so the host answers its head all the time."""
+    rsh = cluster.shell_past_the_network()
+    with _at_gate(cluster, tmp_path, "a:1,b:2,c:1", rsh=rsh, timeout_s=3) as gated:
+        gated.job.strike(Loss.CUT, "b")
+        gated.open()
+        gated.job.wait_for("host_lost", host="b")
+        gated.job.wait_for("host_refused", host="b")
+        gated.job.undo(Loss.CUT, "b")
+        gated.job.wait_for("host_back", host="b")
+        job = gated.job.wait()
+    _assert_whole(job, sha256)
+    (lost,) = job.events("host_lost")
+    assert lost["reason"] == "b does not reach a, c on 10.77.0.0/24 (timed out)"
 
 
 def _give_another_script(cluster: Cluster, host: str, gated: _Gated, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,10 @@ class _Hosts:
         self._lost: list[str] = []
         self.reactor = Reactor()
         self.output = OutputForwarder({}, verbose=False)
-        host = SimpleNamespace(own_name="", add_host=self._add, admit=lambda name: None)
+        self.why_not = ""
+        host = SimpleNamespace(
+            own_name="", add_host=self._add, admit=self._admit, launch=SimpleNamespace()
+        )
         agent: Any = SimpleNamespace(
             host=host, reactor=self.reactor, output=self.output, tell=self.told.append
         )
@@ -84,6 +88,11 @@ class _Hosts:
     def _add(self, start: Any, *, is_tried: bool) -> None:
         self.tries.append(is_tried)
         self.links.append(start(lambda *_: None, lambda link, why: self._lost.append(link.name)))
+
+    def _admit(self, name: str, then: Callable[[str], None]) -> None:
+        then(self.why_not)
+        if self.why_not:
+            self.links[-1].give_up(self.why_not)
 
     def lose(self) -> None:
         self.links[-1].give_up("its link is cut")
@@ -138,6 +147,33 @@ def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_
     assert [event["kind"] for event in found.told] == ["host_refused", "host_back"]
     assert found.told[0]["reason"].startswith("numpy is 2.1.0 on b, and 2.2.0 on a: install the")
     assert found.hosts.missing == []
+
+
+def test_host_that_others_do_not_reach_stays_out_until_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _Hosts(tmp_path, monkeypatch)
+    found.answer.write_text(json.dumps(to_plain(found.begun[1])))
+    found.hosts.poll(0.0)
+    found.lose()
+    found.why_not = "b does not reach c on 10.1.0.0/16 (timed out)"
+
+    found.try_again(FIRST_TRY_AFTER_S)
+    found.serve(lambda: found.links[-1].is_lost)
+    missing = found.hosts.missing
+    found.why_not = ""
+    found.try_again(2 * FIRST_TRY_AFTER_S)
+    found.serve(lambda: found.told[-1]["kind"] == "host_back")
+    found.close()
+
+    assert missing == ["b"]
+    assert found.losses[1:] == [None]
+    assert found.told[0] == {
+        "kind": "host_refused",
+        "host": "b",
+        "reason": "b does not reach c on 10.1.0.0/16 (timed out)",
+    }
+    assert len(found.told) == 2
 
 
 def test_host_of_a_head_that_takes_over_hears_of_its_workers_when_it_was_examined(

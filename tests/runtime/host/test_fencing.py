@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,12 +101,20 @@ class World:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.workers = [FakeWorker(n, FakeHost(self)) for n in range(3)]
-        self.fencing = Fencing(self.told.append, heartbeat_timeout_s=2.0)
+        self.tries: list[Callable[[bool], None]] = []
+        self.are_hosts_many = False
+        self.fencing = Fencing(self.told.append, 2.0, self.try_pairs)
         self.silence = SilenceWatch(
             self.told.append, lambda worker, why, limit: worker.kill(why, limit), 2.0
         )
         self.now = 50.0
         self.read: dict[int, int] = {}
+
+    def try_pairs(self, then: Callable[[bool], None]) -> None:
+        if self.are_hosts_many:
+            self.tries.append(then)
+        else:
+            then(False)
 
     def pass_time(self, seconds: float, *beating: int) -> None:
         for _ in range(round(10 * seconds)):
@@ -299,6 +307,41 @@ def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(wor
     assert stalled["workers"] == [0, 1, 2]
     assert [worker.limit for worker in world.workers] == ["standstill"] * 3
     assert all(worker.stacks is SEEN for worker in world.workers)
+
+
+def test_launch_ends_at_a_standstill_only_if_its_hosts_reach_each_other(world: World) -> None:
+    world.begin(2.0)
+    world.are_hosts_many = True
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=True)
+
+    world.pass_time(15.0, 0, 1, 2)
+    (then,) = world.tries
+    then(True)  # a host was left out, so the others get on
+    world.pass_time(10.2, 0, 1, 2)
+    assert len(world.tries) == 2
+    assert FakeInquiry.all == []
+
+    world.tries[1](False)
+    world.pass_time(0.1, 0, 1, 2)
+    assert len(FakeInquiry.all) == 3
+
+
+def test_workers_that_cannot_join_let_hosts_be_tried_and_are_not_killed_for_it(
+    world: World,
+) -> None:
+    world.begin(2.0)
+    world.are_hosts_many = True
+    for worker in world.workers:
+        worker.page.phase = Phase.JOINING
+
+    for _ in range(2):
+        world.pass_time(10.2, 0, 1, 2)
+        world.tries.pop()(False)
+        world.pass_time(0.2, 0, 1, 2)
+
+    assert world.of_kind("stalled") == []
+    assert not any(worker.is_condemned for worker in world.workers)
 
 
 def restore(world: World, **read: int) -> None:

@@ -290,6 +290,30 @@ class Cluster:
         self._from[host].carries = False
         self._lay(host)
 
+    def part(self, first: str, second: str) -> None:
+        """Let two hosts lose each other; all others reach both."""
+        for host, other in ((first, second), (second, first)):
+            nowhere = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+            words = ["ip", "neigh", "replace", self.address(other), "dev", INTERFACE, *nowhere]
+            self.run(host, words)
+
+    def rejoin(self, first: str, second: str) -> None:
+        """Let two hosts reach each other again."""
+        for host, other in ((first, second), (second, first)):
+            self.run(host, ["ip", "neigh", "del", self.address(other), "dev", INTERFACE])
+
+    def shell_past_the_network(self) -> str:
+        """Return a remote shell that reaches a host whatever becomes of its cable."""
+        begin = "env -i PATH=$PATH sh -c"
+        ways = "".join(
+            f'{host}) shift; exec {shlex.join(self.entering(host))} {begin} "$*";;\n'
+            for host in self.names
+        )
+        path = self.directory / "past"
+        path.write_text(f"#!/bin/sh\ncase $1 in\n{ways}esac\n")
+        path.chmod(0o755)
+        return str(path)
+
     def narrow(self, host: str, most_bytes: int) -> None:
         """Let larger packets to a host be lost on the way, as a switch with another MTU does."""
         self._between(["ip", "link", "set", port_of(host), "mtu", str(most_bytes)])
