@@ -25,6 +25,8 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    Meet,
+    Met,
     NameWorld,
     Noticed,
     Read,
@@ -40,6 +42,7 @@ from holdfast.runtime.host.host_messages import (
     Watch,
 )
 from holdfast.runtime.hosts.wire import line_of, read_down, read_up
+from holdfast.runtime.system.network import Meeting
 
 W = WorkerId(1)
 DOWN: tuple[Down, ...] = (
@@ -55,6 +58,7 @@ DOWN: tuple[Down, ...] = (
     Abandon("it hangs"),
     EndMaintenance(),
     Speak(W),
+    Meet(3, "10.1.0.0/16", "0123abcd", (Meeting("10.1.0.0/16", "10.1.0.1", 4711),)),
     Describe(),
 )
 UP: tuple[Up, ...] = (
@@ -68,6 +72,7 @@ UP: tuple[Up, ...] = (
     Settled(None),
     Told({"kind": "warm"}),
     Noticed("a sentence"),
+    Met(3, (Meeting("10.1.0.0/16", "10.1.0.1", 4711),), ("", "timed out")),
     Described(1, W, None, 1.5),
     Traced(1, W, 7, "AAAA", 0, 12.5),
 )
