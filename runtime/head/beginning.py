@@ -140,7 +140,7 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
             f"--hosts {','.join(before)} takes them again"
         )
     if checked is None:
-        yield from _cores_of("", setup.options.workers, usable_cores())
+        yield from _cores_of("", setup.options.workers, usable_cores(), setup.record.threads)
         yield from _devices_of("", workers, find_devices(os.environ))
         return
     placed = Counter(place_workers(workers, checked.hosts))
@@ -150,16 +150,22 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
         words = " ".join(f"{name}={value}" for name, value in checked.variables.items())
         yield f"the processors of the hosts differ: all workers have {words}"
     for host, facts in zip(checked.hosts, checked.facts, strict=True):
-        yield from _cores_of(f" on {host.name}", placed[host.name], facts.cores)
+        there, threads = placed[host.name], setup.record.threads
+        yield from _cores_of(f" on {host.name}", there, facts.cores, threads)
     for host, devices in zip(checked.hosts, checked.devices, strict=True):
         yield from _devices_of(f" on {host.name}", placed[host.name], devices)
 
 
-def _cores_of(where: str, workers: int, cores: int) -> Iterator[str]:
+def _cores_of(where: str, workers: int, cores: int, threads: int) -> Iterator[str]:
     if workers > cores:
         yield (
             f"{workers} workers{where} share {count(cores, 'core')}: they take turns, so a step "
             f"takes longer than with {count(cores, 'worker')}"
+        )
+    elif cores < workers * threads and workers > 1:  # the threads of a run that began with fewer
+        yield (
+            f"{workers} workers{where} of {threads} threads share {count(cores, 'core')}: "
+            f"--threads {cores // workers} is faster, with other bytes"
         )
 
 

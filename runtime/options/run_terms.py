@@ -229,8 +229,8 @@ def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
     """Return the terms of an old run under new wishes.
 
-    What fixes the bytes stays, but for the microbatches: else a run that has begun with one worker
-    could never use another one.  Whoever wants the bytes is refused here, too.
+    Microbatches may be others, unless it is strict: else a run that has begun with one worker could
+    never use another one.
     """
     for name in ("seed", "microbatches") if options.strict else ("seed",):
         wanted, fixed = getattr(options, name), getattr(record, name)

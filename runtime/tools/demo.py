@@ -74,8 +74,7 @@ def broken_promises(disturbed: Report, undisturbed: Report) -> list[str]:
         f"workers 0 and 2 were survived in place ({in_place})": in_place == [0, 2],
         f"one relaunch, on all 4 workers ({sizes})": sizes == [4],
         "the undisturbed run was undisturbed": not undisturbed.failures,
-        "every epoch used every sample once": all(epoch.exact for epoch in epochs),
-        "both runs trained 12 epochs": len(epochs) == 2 * 12,
+        "12 epochs used each sample once": [epoch.exact for epoch in epochs] == [True] * 24,
         "the final bytes are equal": disturbed.final_sha256 == undisturbed.final_sha256,
     }
     return [sentence for sentence, holds in checks.items() if not holds]

@@ -94,6 +94,25 @@ def test_devices_of_the_workers_are_told(
 
 
 @pytest.mark.parametrize(
+    ("workers", "cores", "threads", "line"),
+    [
+        (2, 2, 2, "2 workers of 2 threads share 2 cores: --threads 1 is faster, with other bytes"),
+        (2, 8, 8, "2 workers of 8 threads share 8 cores: --threads 4 is faster, with other bytes"),
+        (1, 2, 4, None),
+        (2, 4, 2, None),
+    ],
+)
+def test_threads_that_a_run_has_kept_are_told_if_more_workers_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, threads: int, line: str | None
+) -> None:
+    monkeypatch.setattr(beginning, "usable_cores", lambda: cores)
+
+    found = told(options={"workers": workers}, record={"microbatches": 8, "threads": threads})
+
+    assert found[1:] == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(
     ("workers", "cores", "lines"),
     [
         (
