@@ -16,10 +16,9 @@ SCRIPT = """
 import os, sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-import numpy as np
+import keras, numpy as np
 
 def fold(number):
-    import keras
     keras.utils.set_random_seed(number)
     x = np.random.default_rng(10).normal(size=(64, 6)).astype("float32")
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])

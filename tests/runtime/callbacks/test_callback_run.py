@@ -312,6 +312,20 @@ def test_metrics_are_held_in_the_middle_of_an_epoch_for_callbacks_that_may_read_
     assert rests.replica.held == []
 
 
+def test_line_of_each_epoch_goes_through_the_scripts_own_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = Driven([], tmp_path, plan_of(**VALIDATED))
+    worker.run.tells_script = True
+
+    begin(worker)
+    drive(worker)
+
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" - ")[0] for line in said] == ["Epoch 1/2", "Epoch 2/2"]
+    assert all("loss: " in line and line.endswith("val_loss: 0.5000") for line in said)
+
+
 def test_attribute_that_no_checkpoint_keeps_is_told_once(tmp_path: Path) -> None:
     callback = recorder()
     callback.tracker = type("Tracker", (), {})()

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
@@ -245,6 +246,13 @@ def test_dice_go_on() -> None:
 
     assert throw(target) == throw(source)
     assert old.unkept() == []
+
+
+def test_bar_of_tqdm_needs_no_advice() -> None:
+    callback = WithTools()
+    callback.tracker = pytest.importorskip("tqdm").tqdm(disable=True)
+
+    assert begun(callback).unkept() == []
 
 
 def test_what_cannot_be_kept_is_named_and_tools_are_not() -> None:

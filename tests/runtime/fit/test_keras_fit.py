@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ from configs import worker_config
 from keras.src.datasets import mnist
 from keras.src.utils import file_utils
 
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.keras_fit import take_turns
 from holdfast.runtime.options.rate_scale import RateScale, RateScaling
@@ -99,6 +101,30 @@ def test_defaults_are_those_of_keras(training: Training) -> None:
     assert (asked.global_batch, asked.epochs, asked.first_epoch) == (32, 1, 0)
     assert (asked.validation, asked.steps_per_epoch) == (None, None)
     assert (asked.is_shuffled, asked.verbose, asked.validated) == (True, 1, 1)
+
+
+def test_epochs_are_told_by_the_stream_that_the_script_has_put_in_place(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
+    assert training(FitCall(X, X, verbose=2))._request().verbose == 2
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+
+    told, silent = (training(FitCall(X, X, verbose=verbose)) for verbose in (2, 0))
+    assert (told._request().verbose, silent._request().verbose) == (0, 0)
+    assert (told._tells_script, silent._tells_script) == (True, False)
+
+
+def test_backend_that_the_script_has_chosen_too_late_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from holdfast.runtime.fit import keras_fit
+
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+    with pytest.raises(ProgramError, match="Keras uses the backend 'torch'"):
+        keras_fit.fit(None, FitCall(X, X))
 
 
 def test_larger_batches_of_a_job_are_fewer_and_the_rate_may_grow_with_them(

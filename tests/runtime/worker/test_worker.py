@@ -491,6 +491,18 @@ def test_tensorflow_that_cannot_be_imported_comes_with_advice(
     assert report["traceback"] == ""
 
 
+def test_backend_of_keras_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    text = "exec('raise ImportError(\"none\", name=\"torch\")', {'__name__': 'keras.src'})"
+
+    report = end_of(tmp_path, text, Phase.STARTING)
+
+    assert report["exit_code"] == 2
+    assert report["message"].startswith("Keras looks for its backend torch, and holdfast trains")
+
+
 @pytest.mark.parametrize(
     "text",
     [
