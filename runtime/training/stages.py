@@ -43,6 +43,7 @@ from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.halt import Nothing
 from holdfast.runtime.worker.script_clock import during_training
+from holdfast.runtime.worker.stacks import shortened
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
 MakeCallbackHost: TypeAlias = Callable[[Replica], CallbackHost]
@@ -309,5 +310,5 @@ def membership_of(context: WorkerContext) -> Membership:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the kind of an error, and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+    """Return the kind of an error and the first line of what it says, as far as a message holds."""
+    return shortened(f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "))

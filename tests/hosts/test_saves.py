@@ -19,6 +19,7 @@ from workload import LONG, Undisturbed, request_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.testing import JobRequest
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -54,6 +55,44 @@ def _has_memory(cluster: Cluster, host: str) -> bool:
     """Return whether the host has made memory for saves."""
     maps = [Path(f"/proc/{pid}/maps") for pid in cluster.processes(host)]
     return any("memfd:holdfast-save" in path.read_text() for path in maps if path.exists())
+
+
+_FLOOD = """
+import keras, numpy as np, time
+
+class Flood(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            print(("%d " % batch) * 200)
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+data = np.ones((64, 2), "f"), np.ones((64, 1), "f")
+model.fit(*data, batch_size=4, epochs=9999, verbose=0, callbacks=[Flood()])
+"""
+
+
+@pytest.mark.extended
+def test_order_to_stop_keeps_its_save_where_output_is_above_the_speed_of_the_link(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Megabytes wait to be shown; the worker on b speaks, and 4 Mbit/s are there for it."""
+    (tmp_path / "flood.py").write_text(_FLOOD)
+    request = JobRequest(script=tmp_path / "flood.py", run_dir=tmp_path / "run", microbatches=4)
+    with HostJob(cluster, request, "a:0,b:1") as running:
+        running.wait_for("step", step=3)
+        cluster.shape(4_000_000)
+        shown = cluster.directory / "job.stdout"
+        running.wait_until(lambda: shown.stat().st_size > 4 << 20, "output")
+        running.signal(signal.SIGTERM)
+        job = running.wait()
+
+    (stopped,) = job.events("stopped")
+    assert job.exit_code == 75, job.stderr
+    assert f"stopped at step {stopped['step']} with a checkpoint" in job.stderr
+    assert _verified(tmp_path)[0] == stopped["step"]
+    assert not any(job.leftovers.values()), job.leftovers
 
 
 def _assert_whole(folder: Path, job: HostJobRun, sha256: str) -> None:

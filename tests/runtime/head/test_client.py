@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from holdfast.runtime.head.head_process import (
 from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system import witnessed_time
@@ -633,6 +635,27 @@ def test_job_that_lives_without_a_client_is_shown_to_its_end(
     )
     assert head.told == []  # it has greeted already
     assert not (started.folder / "base").exists()
+    head.close()
+
+
+def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while there is no head, whose writer renews it otherwise."""
+    monkeypatch.setattr(lease_module, "RENEWED_EVERY_S", 0.01)
+    lease = started.setup.lease
+    lease.begin("t", takes_orders=True, is_renewed=True)
+    head = FakeHead(ended())
+
+    client = module._attached(found(started, head), SignalPipe())
+
+    seen = {os.pread(lease.fileno(), 64, 0)}
+    deadline = time.monotonic() + 60.0
+    while len(seen) < 3:
+        assert time.monotonic() < deadline
+        seen.add(os.pread(lease.fileno(), 64, 0))
+    client.run()
+    client._lease.release()
     head.close()
 
 

@@ -81,8 +81,10 @@ def script(tmp_path: Path) -> Iterator[Script]:
 class Broken(TinyReplica):
     """A replica whose first update fails."""
 
+    words = "no such column\nand more words"
+
     def apply(self, total: FloatVector, samples: int) -> None:
-        raise ValueError("no such column\nand more words")
+        raise ValueError(self.words)
 
 
 def test_training_begins_at_the_step_at_which_the_one_before_has_ended(script: Script) -> None:
@@ -218,6 +220,18 @@ def test_training_that_failed_is_followed_by_no_other(script: Script) -> None:
     (told,) = script.heard("training_failed")
     assert told["error"] == "ValueError: no such column"
     assert len(script.heard("training")) == 1
+
+
+def test_error_that_no_message_holds_is_cut(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broken, "words", "begin" + "x" * 20_000_000)
+    with pytest.raises(ValueError, match="begin"):
+        script.train(Broken())
+
+    (told,) = script.heard("training_failed")
+    assert told["error"].startswith("ValueError: begin")
+    assert len(told["error"]) < 100_000
 
 
 def test_training_that_was_stopped_ends_every_later_one_in_the_same_way(script: Script) -> None:
