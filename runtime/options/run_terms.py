@@ -227,11 +227,8 @@ def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
 
 
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
-    """Return the terms of an old run under new wishes.
-
-    Microbatches may be others, unless it is strict: else a run that has begun with one worker could
-    never use another one.
-    """
+    """Return the terms of an old run under new wishes; only a strict job keeps its microbatches."""
+    # Else a run that has begun with one worker could never use another one.
     for name in ("seed", "microbatches") if options.strict else ("seed",):
         wanted, fixed = getattr(options, name), getattr(record, name)
         if wanted not in (None, fixed):
