@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,19 @@ from holdfast.runtime.mpi.trial_run import run_trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.option import DOCTOR, RUN
-from holdfast.runtime.options.sources import Sources, build_options
+from holdfast.runtime.options.sources import Sources, build_options, seen_from
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.devices import find_devices
 from holdfast.runtime.system.network import interfaces, own_name
-from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
+from holdfast.runtime.system.own_process import (
+    answer_of,
+    logical_directory,
+    program_command,
+    usable_cores,
+)
 
 _UNTRIED = (
     "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine of holdfast's tests"
@@ -256,8 +261,13 @@ def _asked(options: JobOptions, names: Sequence[str], library: MpiLibrary) -> As
         proof.write(token.encode())
         proof.flush()
         os.fsync(proof.fileno())
-        question = Question(Path.cwd(), None, Path(proof.name), token, library.mpiexec)
-        return ask_hosts(options, names, question, lambda _: None)  # it is no job that waits
+        for directory in dict.fromkeys((Path.cwd(), logical_directory())):  # as a job does
+            place = seen_from(replace(options, run_dir=Path(proof.name)), directory).run_dir
+            question = Question(directory, None, place, token, library.mpiexec)
+            asking = ask_hosts(options, names, question, lambda _: None)  # it is no job that waits
+            if all(facts.has_cwd for facts in asking.found):
+                break
+        return asking
 
 
 def _host(host: HostSlots, one: Asked) -> Diagnosis:

@@ -340,8 +340,7 @@ class Decider:
             if isinstance(fault, RandomFaults):
                 struck = self._struck_moments
                 moments = {one.moment for one in fault.faults([WorkerId(0)])}
-                # Each may take the last worker, and a relaunch costs two without a checkpoint.
-                enough = 2 * fault.count
+                enough = 2 * fault.count  # a relaunch for each, without a checkpoint
                 more = f" (--max-restarts {enough} allows all)"
                 if moments - struck:
                     yield (

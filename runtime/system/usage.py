@@ -51,11 +51,9 @@ class Usage:
 
 
 def find_levels(root: Path, controller: str) -> tuple[Path, ...]:
-    """Return the directories that bind this process under ``controller``, its own group first.
+    """Return the directories that bind this process by ``memory``, ``pids`` or ``cpu``.
 
-    Args:
-        root: the root of the file system.
-        controller: ``memory``, ``pids`` or ``cpu``.
+    Its own group is the first.  ``root`` is that of the file system.
     """
     paths = dict(_parse(read_lines(root / "proc/self/cgroup")))
     # A tree may have several: cpu,cpuacct.
