@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -141,14 +142,18 @@ def _place() -> tuple[str, bool]:
     return "in a thread", is_of_keras
 
 
+_WITH_TERMS = re.compile(r"\.fit\((?:[^()]|\([^()]*\))*\b(?:epochs|callbacks|verbose|batch_size)=")
+
+
 def calls_fit(source: str) -> bool:
     """Return whether a source seems to train by Keras's ``fit`` or a ``Trainer``.
 
     Functions of its own and scikit-learn have a ``fit``, too.
     """
     is_own = "def fit(" in source and "super().fit(" not in source
-    is_other = "sklearn" in sys.modules and "epochs=" not in source
-    return "Trainer(" in source or (".fit(" in source and not is_own and not is_other)
+    is_other = "sklearn" in source and not _WITH_TERMS.search(source)
+    has_trainer = "Trainer(" in source and "holdfast" in source
+    return has_trainer or (".fit(" in source and not is_own and not is_other)
 
 
 def _sources() -> Iterator[str]:
