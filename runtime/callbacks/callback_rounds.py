@@ -44,7 +44,7 @@ from holdfast.runtime.callbacks.callback_rules import (
     settings_in_words,
     without_graphs,
 )
-from holdfast.runtime.callbacks.callback_state import CallbackStates
+from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves
 from holdfast.runtime.callbacks.held_variables import HeldVariables
@@ -203,7 +203,8 @@ class CallbackRounds:
 
     def keep(self, datasets: Iterable[Any]) -> None:
         """Keep what these objects of the script remember, which give batches."""
-        self._datasets = CallbackStates(datasets)
+        owners = [owner for dataset in datasets for owner in reached_from(dataset)]
+        self._datasets = CallbackStates(owners, most=MOST_KEPT)
 
     @property
     def history(self) -> Any:

@@ -9,6 +9,9 @@ on.
 A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same methods count
 for an object that stands in an attribute, such as a random generator.
 
+A dataset that gives batches by their numbers is kept in the same way, with the objects of the
+script that it holds and the global names that its methods read: a level may stand in any of them.
+
 The layout of a checkpoint must not change during a run.  But a callback such as ``EarlyStopping``
 has no best weights at first, and later has some.  So each callback that may keep weights gets
 places with the shapes of the model's weights at the start.  A place that holds nothing is zeros.
@@ -22,6 +25,7 @@ import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -132,8 +136,57 @@ _NEVER_STATE = frozenset(
 
 _MISSING = object()
 
+_MOST_REACHED = 64
+"""Objects that are looked at from a dataset."""
+
+MOST_KEPT = 1 << 18
+"""Characters of an attribute of a dataset that is kept."""
+
 _OBJECT = "object "
 """Begins the text of a value that is not plain; no JSON begins so."""
+
+
+class _Names:
+    """Some global names of a module of the script, as the attributes of an object."""
+
+    __slots__ = ("_found", "_names")
+
+    def __init__(self, found: dict[str, Any], names: Iterable[str]) -> None:
+        object.__setattr__(self, "_found", found)
+        object.__setattr__(self, "_names", frozenset(names))
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # for vars()
+        return {name: self._found[name] for name in sorted(self._names & self._found.keys())}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._found.get(name, _MISSING)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._found[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self._found[name]
+
+
+def reached_from(dataset: Any) -> list[Any]:
+    """Return a dataset, the objects of the script that it holds, and the names that these read."""
+    found: list[Any] = []
+    pending = [dataset]
+    while pending and len(found) < _MOST_REACHED:
+        owner = pending.pop(0)
+        is_known = any(owner is other for other in found)
+        if is_known or not hasattr(owner, "__dict__"):
+            continue
+        if owner is not dataset and _is_never_state(owner):
+            continue
+        found.append(owner)
+        pending += vars(owner).values()
+        for kind in type(owner).__mro__:
+            if kind.__module__.partition(".")[0] not in _NEVER_STATE | {"holdfast"}:
+                methods = (m for m in vars(kind).values() if isinstance(m, FunctionType))
+                pending += [_Names(m.__globals__, m.__code__.co_names) for m in methods]
+    return found
 
 
 @dataclass(slots=True)
@@ -144,17 +197,23 @@ class _Kept:
     places: WeightPlaces
     before: dict[str, str]
     begun: dict[str, str]
+    most: int | None = None
+    """Characters of an attribute, None for any number."""
 
 
 class CallbackStates:
     """The states of a list of callbacks, in their order.
 
     It is made before ``on_train_begin``.  ``weights`` returns the model's weights; it is
-    called only if a callback may keep some.
+    called only if a callback may keep some.  An attribute of more than ``most`` characters is not
+    kept.
     """
 
     def __init__(
-        self, callbacks: Iterable[Any], weights: Callable[[], Sequence[Array]] = tuple
+        self,
+        callbacks: Iterable[Any],
+        weights: Callable[[], Sequence[Array]] = tuple,
+        most: int | None = None,
     ) -> None:
         self._kept: dict[str, _Kept] = {}
         numbers: Counter[str] = Counter()
@@ -164,7 +223,7 @@ class CallbackStates:
             sets = sets_of(callback)
             places = WeightPlaces(sets, weights() if sets else ())
             before = _picture(callback)
-            kept = _Kept(callback, places, before, begun=before)
+            kept = _Kept(callback, places, before, begun=before, most=most)
             self._kept[f"{kind}-{numbers[kind]}"] = kept
 
     def begun(self) -> None:
@@ -246,6 +305,8 @@ def _encode(kept: _Kept) -> Json:
     for name, value in _attributes(kept.callback):
         text = _text(plain, value)
         if text == kept.before.get(name) == kept.begun.get(name, text):
+            continue
+        if kept.most is not None and len(text) > kept.most:
             continue
         try:
             found[name] = _encode_value(encoder, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.batch import Batch, Parts
-from holdfast.runtime.data.source import ForwardSource, Source
+from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import NO_TURNS, BatchStream, Mark, Position, SharedStream, Turns
 from holdfast.runtime.data.views import class_weights_of
 from holdfast.runtime.errors import ProgramError
@@ -37,6 +37,8 @@ class Feed:
 
     def __init__(self, source: Source, terms: FeedTerms) -> None:
         self._source = source
+        inner = source.source if isinstance(source, FirstBatches) else source
+        self._hearing = inner if isinstance(inner, PyDatasetSource) else None
         self._terms = terms
         # A validation that is done again after a death begins anew, and some cannot go back.
         kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
@@ -76,16 +78,17 @@ class Feed:
     @property
     def dataset(self) -> Any | None:
         """The object of the script whose state may say what the batches are."""
-        return self._source.dataset
+        return None if self._hearing is None else self._hearing.dataset
 
     @property
     def told(self) -> int:
         """How often the pipeline was told of epochs, by this worker."""
-        return self._source.told
+        return 0 if self._hearing is None else self._hearing.told
 
     def tell(self, calls: int) -> None:
         """Tell the pipeline of epochs, until it was told so often in all."""
-        self._source.tell(calls)
+        if self._hearing is not None:
+            self._hearing.tell(calls)
 
     def first(self) -> Batch:
         """Return the first batch, which this worker reads itself; its shapes build a model.
@@ -177,10 +180,11 @@ class Feed:
         return x, y, weights
 
     def _fetch(self, position: Position, communicator: Communicator, turns: Turns) -> Batch:
-        calls = self._source.calls_before(position.passing, position.within)
-        if calls > self._source.told:  # on all workers: another one may read the next batch
-            with turns.needing_no_peer():
-                self._source.tell(calls)
+        if self._hearing is not None:  # on all workers: another one may read the next batch
+            calls = self._hearing.calls_before(position.passing, position.within)
+            if calls > self._hearing.told:
+                with turns.needing_no_peer():
+                    self._hearing.tell(calls)
         batch = self._shared.fetch(position, communicator, turns)
         if batch is None:
             raise ProgramError(

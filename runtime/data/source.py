@@ -77,20 +77,6 @@ class Source(Protocol):
         over elements as ``fit`` takes them.
         """
 
-    @property
-    def dataset(self) -> Any | None:
-        """The object of the script whose state may say what its batches are, None if none does."""
-
-    @property
-    def told(self) -> int:
-        """How often the pipeline was told of epochs."""
-
-    def tell(self, calls: int) -> None:
-        """Tell the pipeline of epochs, until it was told so often in all."""
-
-    def calls_before(self, number: int, start: int) -> int:
-        """Return how often Keras tells the pipeline of epochs before it reads a batch."""
-
     def leave(self, number: int, start: int) -> None:
         """Bring what the script holds to the state that reading up to here leaves it in.
 
@@ -101,22 +87,7 @@ class Source(Protocol):
         """Return a leaf of an element as an array, a view where possible."""
 
 
-class Deaf:
-    """A pipeline that hears of no epochs, or only where it is read."""
-
-    dataset: Any | None = None
-    told = 0
-
-    def tell(self, calls: int) -> None:
-        """Do nothing."""
-
-    def calls_before(self, number: int, start: int) -> int:
-        """Return 0: it is never told."""
-        del number, start
-        return 0
-
-
-class ForwardSource(Deaf):
+class ForwardSource:
     """Passes that can only be read one after the other: what came before is read again.
 
     Args:
@@ -191,27 +162,20 @@ class FirstBatches:
         self.name, self.advice = source.name, source.advice
         self.batches: int | None = batches
         self._each = batches
-        self._source = source
-        self.dataset = source.dataset
-        self.tell, self.calls_before = source.tell, source.calls_before
-
-    @property
-    def told(self) -> int:
-        """How often the pipeline was told of epochs."""
-        return self._source.told
+        self.source = source
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number``, if possible at batch ``start``."""
-        first, elements = self._source.open(number, start)
+        first, elements = self.source.open(number, start)
         return first, itertools.islice(elements, self._each - first)
 
     def leave(self, number: int, start: int) -> None:
         """Leave the pipeline as it is left after these batches."""
-        self._source.leave(number, start)
+        self.source.leave(number, start)
 
     def array(self, leaf: Any) -> Any:
         """Return a leaf of an element as an array."""
-        return self._source.array(leaf)
+        return self.source.array(leaf)
 
 
 def first_batches(source: Source, batches: int) -> Source:
@@ -282,7 +246,7 @@ def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator
     yield from generator
 
 
-class ListSource(Deaf):
+class ListSource:
     """The batches of a generator that ends, kept in memory: there is one pass."""
 
     array = staticmethod(as_array)

@@ -25,7 +25,6 @@ from tensorflow.python.data.ops import dataset_ops, options
 from tensorflow.python.eager import wrap_function
 
 from holdfast.runtime.data.source import (
-    Deaf,
     ForwardSource,
     ListSource,
     Passes,
@@ -147,7 +146,7 @@ def _counted(
     return dataset_source(known, seed, batches)
 
 
-class DatasetSource(Deaf):
+class DatasetSource:
     """Passes over a dataset, each made anew from its graph.
 
     Args:

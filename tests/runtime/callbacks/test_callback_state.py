@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
 
-from holdfast.runtime.callbacks.callback_state import CallbackStates
+from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
 
 WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
 
@@ -322,3 +322,42 @@ def test_any_plain_attributes_go_on(
 
 def sorted_attributes(callback: Any) -> dict[str, Any]:
     return dict(sorted(vars(callback).items()))
+
+
+LEVEL = 0.0
+SETTINGS = {"level": 0.0}
+
+
+class Augmenter:
+    def __init__(self) -> None:
+        self.level = 0.0
+
+    def read(self) -> float:
+        return LEVEL + SETTINGS["level"]
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.augmenter = Augmenter()
+        self.level = 0.0
+        self.order = np.arange(4)
+        self.cache = np.zeros(1 << 20)
+        self.paths = ["a.png"] * 100_000
+
+
+def test_dataset_is_kept_with_what_it_holds_and_reads() -> None:
+    global LEVEL  # noqa: PLW0603  # as a script does
+    rows = Rows()
+    kept = CallbackStates(reached_from(rows), most=MOST_KEPT)
+    rows.level = rows.augmenter.level = LEVEL = SETTINGS["level"] = 0.5
+    rows.order, rows.cache[0], rows.paths[0] = rows.order[::-1].copy(), 1.0, "b.png"
+    notes = json.loads(json.dumps(kept.notes()))
+    LEVEL = SETTINGS["level"] = 0.0
+    again = Rows()
+
+    CallbackStates(reached_from(again), most=MOST_KEPT).restore(notes, {})
+
+    assert [again.level, again.augmenter.level, LEVEL, SETTINGS["level"]] == [0.5] * 4
+    assert again.order.tolist() == [3, 2, 1, 0]
+    assert (again.cache[0], again.paths[0]) == (0.0, "a.png")  # too large: hooks make it again
+    LEVEL = SETTINGS["level"] = 0.0

@@ -13,14 +13,14 @@ from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
-from holdfast.runtime.data.source import Deaf, ForwardSource, forward
+from holdfast.runtime.data.source import ForwardSource, forward
 from holdfast.runtime.data.stream import BatchStream, Mark, Position, SharedStream
 from holdfast.runtime.errors import ProgramError
 
 BATCHES = 4
 
 
-class Numbers(Deaf):
+class Numbers:
     """Passes of four batches; each batch tells its place, and what ``shift`` says of it."""
 
     name, advice, is_endless = "the test's pipeline", "leave it alone", False

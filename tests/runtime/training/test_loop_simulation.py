@@ -34,7 +34,7 @@ from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.reduction import ReductionPlan, plan_reduction
 from holdfast.recovery.world import Assignment, WorkerId, World, assign
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.data.source import Deaf, forward
+from holdfast.runtime.data.source import forward
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_clock import SaveClock
@@ -340,7 +340,7 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     assert first_of_last != assign(13, last)  # so that only orphans were computed again
 
 
-class Drawn(Deaf):
+class Drawn:
     """Batches of several sizes, drawn from a seed of their pass, and from ``also``."""
 
     name, advice, is_endless = "the test's pipeline", "leave it alone", False

@@ -11,7 +11,6 @@ from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.data.source import Deaf
 from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
@@ -40,7 +39,7 @@ class Preparing(TinyReplica):
         self.sizes.append(batch.samples)
 
 
-class Batches(Deaf):
+class Batches:
     """A pipeline of one pass, whose second batch has another size."""
 
     name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False

@@ -18,7 +18,6 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.data.source import Deaf
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
 from holdfast.runtime.options.rate_scale import RateScaling
@@ -41,7 +40,7 @@ SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
 SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
 
 
-class Pipeline(Deaf):
+class Pipeline:
     """Batches of 7 samples."""
 
     name, advice, is_endless = "the test's pipeline", "leave it alone", False

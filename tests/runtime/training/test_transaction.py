@@ -17,7 +17,6 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.data.source import Deaf
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
@@ -230,7 +229,7 @@ def test_total_without_a_whole_number_of_samples_is_refused_in_words(
         transaction.split(np.full(FLOATS + LANES, 0.5, np.float32))
 
 
-class Drawn(Deaf):
+class Drawn:
     """Passes of batches of several sizes, drawn from the number of their pass."""
 
     name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False
