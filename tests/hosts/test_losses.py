@@ -56,6 +56,7 @@ def _at_gate(
     folder: Path,
     hosts: str = "a:2,b:2,c:2",
     *,
+    more: tuple[str, ...] = (),
     rsh: str | None = None,
     timeout_s: float = 5,
 ) -> Iterator[_Gated]:
@@ -63,7 +64,7 @@ def _at_gate(
     options = ("--heartbeat-timeout", f"{timeout_s:g}")
     request = request_of(_WORKLOAD, folder / "run", workers=workers, options=options)
     trace = folder / "trace"
-    gates = ("--gates", str(folder), "--gate-steps", str(_GATE), "--trace", str(trace))
+    gates = ("--gates", str(folder), "--gate-steps", str(_GATE), *more, "--trace", str(trace))
     with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts, rsh=rsh) as job:
         job.wait_until(lambda: _lines(trace) >= workers * (_GATE - 1), "workers at the gate")
         yield _Gated(job, folder / str(_GATE), Path(request.script))
@@ -196,13 +197,14 @@ def test_host_whose_network_is_down_is_left_out_and_comes_back_with_it(
 ) -> None:
     """The shell goes over another network, so the host answers its head all the time."""
     rsh = cluster.shell_past_the_network()
-    with _at_gate(cluster, tmp_path, "a:1,b:2,c:1", rsh=rsh, timeout_s=3) as gated:
+    with _at_gate(cluster, tmp_path, "a:1,b:2,c:1", more=("20",), rsh=rsh, timeout_s=3) as gated:
         gated.job.strike(Loss.CUT, "b")
         gated.open()
         gated.job.wait_for("host_lost", host="b")
         gated.job.wait_for("host_refused", host="b")
         gated.job.undo(Loss.CUT, "b")
         gated.job.wait_for("host_back", host="b")
+        (tmp_path / "20").touch()
         job = gated.job.wait()
     _assert_whole(job, sha256)
     (lost,) = job.events("host_lost")
