@@ -19,7 +19,6 @@ from holdfast.recovery.partition import Pair
 from holdfast.runtime.host.host_messages import HostLink, Meet, Met
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.network import Meeting, MeetingPlace, fault_of, interface_on
-from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound
 
 _TAKES_S = 20.0
@@ -40,22 +39,27 @@ class Ways:
         self._tried: list[tuple[int, list[Future[str]]]] = []
 
     def take(self, order: Meet) -> None:
-        """Listen for the others, or come to those that do, which a poll tells."""
-        if order.meetings:
-            executor = DaemonExecutor(len(order.meetings), "ways")
-            with blocked():  # signals are for the main thread
+        """Listen for the others, or come to those that do, which a poll tells.
+
+        Where there is nothing to spare for it, there is no answer.
+        """
+        with contextlib.suppress(OSError):
+            if order.meetings:
+                executor = DaemonExecutor(len(order.meetings), "ways")
                 trying = [executor.submit(fault_of, one, order.word) for one in order.meetings]
-            executor.shutdown()
-            self._tried.append((order.trial, trying))
-            return
+                executor.shutdown()
+                self._tried.append((order.trial, trying))
+            else:
+                self._tell(Met(order.trial, self._listen(IPv4Network(order.network), order.word)))
+
+    def _listen(self, network: IPv4Network, word: str) -> tuple[Meeting, ...]:
         self.close()
-        network, meetings = IPv4Network(order.network), tuple[Meeting, ...]()
         found = interface_on(network)
-        if found is not None:
-            place = MeetingPlace([(network, found.address)], order.word)
-            meetings = self._listening.enter_context(place).meetings
-            self._until = Bound(_TAKES_S)
-        self._tell(Met(order.trial, meetings))
+        if found is None:
+            return ()
+        self._until = Bound(_TAKES_S)
+        place = MeetingPlace([(network, found.address)], word)
+        return self._listening.enter_context(place).meetings
 
     def poll(self) -> None:
         """Tell what was found out, and listen no longer than a trial takes."""

@@ -22,7 +22,7 @@ _WORD_WITHIN_S = 3.0
 """For a connection and its first word; Linux sends a lost SYN again after one second."""
 
 _SILENT_S = 10.0
-_SIZE = struct.Struct("!Q")
+_SIZES = struct.Struct("!QQ")
 _LARGE_BYTES, _LARGE_WITHIN_S = 1 << 15, 5.0
 """Packets of any size are in it."""
 
@@ -149,8 +149,9 @@ def interface_on(network: IPv4Network) -> Interface | None:
 class MeetingPlace:
     """Listens at addresses of this host while it is open, and says its word to all who come.
 
-    What follows from a caller is a size and so many bytes, any number of times, and each is
-    answered by one byte: so a caller measures the way.  It is a context manager.
+    What follows from a caller is two sizes and so many bytes as the first one says, any number of
+    times.  Each is answered by as many as the second one says: so a caller measures the way.  It is
+    a context manager.
     """
 
     def __init__(self, places: Iterable[tuple[IPv4Network, str]], word: str) -> None:
@@ -201,9 +202,10 @@ class MeetingPlace:
             caller.settimeout(_SILENT_S)
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller.sendall(self._word)
-            while size := _received(caller, _SIZE.size):
-                _drain(caller, _SIZE.unpack(size)[0])
-                caller.sendall(b".")
+            while sizes := _received(caller, _SIZES.size):
+                size, answer = _SIZES.unpack(sizes)
+                _drain(caller, size)
+                caller.sendall(bytes(answer))
 
 
 class Way:
@@ -241,22 +243,22 @@ class Way:
         """The address of this host that it begins at."""
         return str(self._socket.getsockname()[0])
 
-    def send(self, size: int) -> None:
-        """Send so many bytes, and wait until all have arrived.
+    def send(self, size: int, answer: int = 1) -> None:
+        """Send so many bytes, and wait for the answer of so many that all have arrived.
 
         Raises ``OSError`` if the other host is gone.
         """
-        self._socket.sendall(_SIZE.pack(size))
+        self._socket.sendall(_SIZES.pack(size, answer))
         for begin in range(0, size, _PIECE_BYTES):
             self._socket.sendall(bytes(min(_PIECE_BYTES, size - begin)))
-        if not _received(self._socket, 1):
+        if not _received(self._socket, answer):
             raise ConnectionError("the other host has hung up")
 
     def carries(self, size: int, within_s: float) -> bool:
-        """Return whether so many bytes arrive in time."""
+        """Return whether so many bytes arrive in time, in both directions."""
         self._socket.settimeout(within_s)
         try:
-            self.send(size)
+            self.send(size, size)
         except TimeoutError:
             return False
         return True
