@@ -241,7 +241,7 @@ def _noise(name: str, shell: RemoteShell, before: str, answer: str, after: str) 
         )
     if answer == UNASKED:
         advice = "leave -n out (kubectl exec needs -i), and let no .bashrc read it"
-        return f"{program} passes no stdin to {name}: {advice}"
+        return f"{program} does not pass stdin on to {name}: {advice}"
     if _LABEL.fullmatch(before):
         when = f"before each line of {program}"
         advice = "let it label none (pdsh -N, clush -N, srun without -l)"

@@ -10,7 +10,9 @@ system hangs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -45,7 +47,7 @@ PROBE = "holdfast.runtime.hosts.probe"
 """The module that is run on each host."""
 
 UNASKED = '{"fault": "no question"}'
-"""What it says if nothing comes by stdin."""
+"""What it says if no question comes by stdin."""
 
 ANSWERS_WITHIN_S = 60.0
 """For a host that is asked: a cold file system may take most of it."""
@@ -217,8 +219,15 @@ def _or(otherwise: _Found, ask: Callable[[], _Found]) -> _Found:
 def main() -> None:
     """Answer the question on stdin."""
     signal.alarm(int(ANSWERS_WITHIN_S))
-    line = sys.stdin.readline()
-    print(encode(facts(decode(Question, line))).decode() if line else UNASKED, flush=True)
+    line = ""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or no text
+        line = sys.stdin.readline()
+    try:
+        json.loads(line)
+    except ValueError:
+        print(UNASKED, flush=True)
+    else:
+        print(encode(facts(decode(Question, line))).decode(), flush=True)
 
 
 if __name__ == "__main__":

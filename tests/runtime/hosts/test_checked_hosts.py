@@ -271,10 +271,12 @@ _PRINT = "let .bashrc and the like print nothing without a terminal"
         ),
         (
             'exec "$@" </dev/null',
-            "`my-shell` passes no stdin to b: leave -n out (kubectl exec needs -i), and let no "
-            ".bashrc read it",
+            "`my-shell` does not pass stdin on to b: leave -n out (kubectl exec needs -i), and let "
+            "no .bashrc read it",
         ),
-        ('read line; exec "$@"', "`my-shell` passes no stdin to b: "),
+        ('exec "$@" <&-', "`my-shell` does not pass stdin on to b: "),
+        ('echo yes | "$@"', "`my-shell` does not pass stdin on to b: "),
+        ('read line; exec "$@"', "`my-shell` does not pass stdin on to b: "),
         (
             'exec script -qec "$*" /dev/null',
             "`my-shell` gives b a terminal, which changes what passes: leave -t and the like out; "
@@ -301,8 +303,8 @@ _PRINT = "let .bashrc and the like print nothing without a terminal"
         ),
     ],
     ids=[
-        "no newline", "ends", "echoes", "no stdin", "reads stdin", "terminal", "label", "trailer",
-        "two lines", "exception",
+        "no newline", "ends", "echoes", "no stdin", "closed stdin", "other stdin", "reads stdin",
+        "terminal", "label", "trailer", "two lines", "exception",
     ],
 )  # fmt: skip
 def test_answer_that_is_none_is_told_with_its_cause(

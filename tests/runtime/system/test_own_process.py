@@ -13,7 +13,9 @@ import pytest
 from holdfast.runtime.system import own_process
 from holdfast.runtime.system.own_process import (
     answer_of,
+    by_env,
     die_with_parent,
+    has_ended,
     is_single_threaded,
     program_command,
     thread_count,
@@ -105,3 +107,27 @@ def test_program_that_does_not_end_in_time_is_killed() -> None:
 
     with pytest.raises(subprocess.TimeoutExpired):
         answer_of(command, 0.2, os.environ)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs in the kernel", "ends"])
+def test_child_that_was_killed_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+) -> None:
+    """A process in the state D does not end, as its wait shows."""
+    process = subprocess.Popen(["sleep", "600"])
+    process.kill()
+
+    def wait(timeout: float) -> int:
+        raise subprocess.TimeoutExpired("sleep", timeout)
+
+    with monkeypatch.context() as patch:
+        if hangs:
+            patch.setattr(process, "wait", wait)
+        assert has_ended(process, 0.1 if hangs else 60.0) is not hangs
+    process.wait()
+
+
+def test_program_is_loaded_by_env_unless_its_name_would_be_a_variable() -> None:
+    assert by_env(["/opt/python", "-c", "a=b"]) == ["/usr/bin/env", "/opt/python", "-c", "a=b"]
+    assert by_env(["/a=b/python", "-c"]) == ["/a=b/python", "-c"]
