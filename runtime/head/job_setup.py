@@ -39,7 +39,7 @@ from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.program import Program
+from holdfast.runtime.run.program import Program, keep
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import logical_directory
@@ -335,7 +335,7 @@ def _setup_in(
     threads, program = None if checked is None else checked.threads, Program.of(options.script)
     record, is_resumed = open_or_create_record(directory, options, threads)
     with contextlib.suppress(OSError):  # a launch that needs them then says so
-        program.keep(directory.program_path)
+        keep(directory.program_path, program.texts.values())
     history = HistoryReader(directory.journal_path)
     # Asked here: a list that fails just now ends the job here, and is no list without a step.
     saved_step = directory.newest_step if directory.has_checkpoints else None

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.limits import needed
+from holdfast.runtime.run.program import imports
 from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.system.channel import Loopback, loopback_state
 from holdfast.runtime.system.own_process import answer_of, program_command, thread_count
@@ -238,7 +239,8 @@ class ScriptSource:
         except (SyntaxError, ValueError, OSError):
             return ScriptSource()
         backend = next(_backends(tree), None)
-        return ScriptSource(frozenset(_imports(tree)), backend, names_keras=b"keras" in text)
+        names = frozenset(name.partition(".")[0] for name, level in imports(tree) if not level)
+        return ScriptSource(names, backend, names_keras=b"keras" in text)
 
     @property
     def uses_keras(self) -> bool:
@@ -249,14 +251,6 @@ class ScriptSource:
     def variables(self) -> dict[str, str]:
         """What it sets that warm processes must know: they import Keras before it runs."""
         return {} if self.backend is None else {_BACKEND: self.backend}
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
 
 
 def _backends(tree: ast.AST) -> Iterator[str]:

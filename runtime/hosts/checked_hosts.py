@@ -299,8 +299,7 @@ def differences(asked: Sequence[Asked], question: Question) -> Iterator[str]:
     without = [name for name, host in others if not host.has_cwd]
     if without:
         yield f"the working directory {question.cwd} is not on {_names(without)}: share it"
-    if question.script is not None:
-        yield from _other_scripts(question.script, head, others)
+    yield from _other_texts(question.script, head, others)
     strangers = [name for name, host in others if not host.has_token]
     if strangers:
         yield (
@@ -346,33 +345,22 @@ def _unlike(what: str, value: str, found: Mapping[str, str], head: str) -> Itera
         )
 
 
-def _other_scripts(
-    script: Path, head: tuple[str, HostFacts], others: Sequence[tuple[str, HostFacts]]
+def _other_texts(
+    script: Path | None, head: tuple[str, HostFacts], others: Sequence[tuple[str, HostFacts]]
 ) -> Iterator[str]:
-    missing = [name for name, host in others if host.script_sha256 is None]
-    if missing:
-        yield f"the script {script} is not on {_names(missing)}: copy it there, or share its folder"
-    texts = {name: host.script_sha256 for name, host in others if host.script_sha256 is not None}
-    differing = [name for name, digest in texts.items() if digest != head[1].script_sha256]
-    if differing:
-        digests = f"{str(texts[differing[0]])[:8]}, not {str(head[1].script_sha256)[:8]}"
-        yield (
-            f"the script {script} on {_names(differing)} is another one than on {head[0]} (SHA-256 "
-            f"{digests}): copy it there, or share its folder"
-        )
-    for module in sorted({module for _, host in (head, *others) for module in host.modules}):
-        mine = head[1].modules.get(module, "")
-        unlike = {n: host.modules.get(module, "") for n, host in others if n not in missing}
-        for other in sorted(set(unlike.values()) - {mine}):
-            names = _names([name for name, digest in unlike.items() if digest == other])
+    for file in dict.fromkeys(file for _, host in (head, *others) for file in host.program):
+        words = f"the {'script' if file == str(script) else 'module'} {file}"
+        mine, texts = head[1].program.get(file), {n: host.program.get(file) for n, host in others}
+        missing = [name for name, digest in texts.items() if digest is None]
+        differing = [name for name, digest in texts.items() if digest not in (None, mine)]
+        if missing:
+            yield f"{words} is not on {_names(missing)}: copy it there, or share its folder"
+        if differing:
+            digests = f"{str(texts[differing[0]])[:8]}, not {str(mine)[:8]}"
             yield (
-                f"{module}, which the script imports, is {_in_words(other)} on {names}, and "
-                f"{_in_words(mine)} on {head[0]}: copy it there, or share its folder"
+                f"{words} on {_names(differing)} is another one than on {head[0]} (SHA-256 "
+                f"{digests}): copy it there, or share its folder"
             )
-
-
-def _in_words(digest: str) -> str:
-    return f"SHA-256 {digest[:8]}" if digest else "not there"
 
 
 def may_differ(hosts: Sequence[HostSlots], found: Sequence[HostFacts]) -> Iterator[str]:

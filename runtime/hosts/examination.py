@@ -77,7 +77,7 @@ class Examination:
 
     def _differences(self, facts: list[HostFacts]) -> Iterator[str]:
         # What it has of the program may be another text by now: it runs what the job began with.
-        facts = [replace(h, script_sha256=h.script_sha256 and "", modules={}) for h in facts]
+        facts = [replace(host, program=dict.fromkeys(host.program, "")) for host in facts]
         asked = [Asked(name, host) for name, host in zip(self._names, facts, strict=True)]
         yield from differences(asked, self.question)
         yield from unlike_devices(self._begun.hosts, asked)

@@ -92,8 +92,7 @@ class HostFacts:
         flags: what the processor can compute with; none if the kernel does not tell.
         versions: of each library by its name, "" if it is not installed.
         distributions: the version of each one that is installed, by its name.
-        script_sha256: of the script's text, None if it cannot be read.
-        modules: the digests of the user's modules that the script imports, by their paths.
+        program: the digests of the script and the user's modules that it imports, by their paths.
         has_cwd: whether the working directory of the job is there.
         has_token: whether the proof is there: the run directory is that of the head.
         clock: seconds since 1970.
@@ -109,20 +108,18 @@ class HostFacts:
     processor: str
     flags: frozenset[str]
     versions: Mapping[str, str]
-    script_sha256: str | None
+    program: Mapping[str, str]
     has_cwd: bool
     has_token: bool
     clock: float
     interfaces: tuple[Interface, ...]
     reached: tuple[Reached, ...] = ()
     distributions: Mapping[str, str] = field(default_factory=dict)
-    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 def facts(question: Question) -> HostFacts:
     """Return what this host says."""
     own = interfaces()
-    program = Program("", {}) if question.script is None else Program.of(question.script)
     with ThreadPoolExecutor(max_workers=len(question.meetings) + 1) as pool:
         with blocked():  # signals are for the main thread
             trials = [
@@ -139,14 +136,13 @@ def facts(question: Question) -> HostFacts:
             processor=_processor(),
             flags=cpu_flags(),
             versions=versions(question.mpiexec),
-            script_sha256=program.script_sha256,
+            program={} if question.script is None else _program(question.script),
             has_cwd=question.cwd.is_dir(),
             has_token=token.result(),
             clock=time.time(),
             interfaces=own,
             reached=reached,
             distributions=_distributions(),
-            modules=program.modules,
         )
 
 
@@ -185,6 +181,11 @@ def _has_token(question: Question) -> bool:
         if question.token.encode() in content or bound.has_passed:
             return question.token.encode() in content
         time.sleep(0.05)
+
+
+def _program(script: Path) -> dict[str, str]:
+    found = Program.of(script)
+    return found.modules | ({str(script): found.script_sha256} if found.script_sha256 else {})
 
 
 def _distributions() -> dict[str, str]:

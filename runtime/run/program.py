@@ -17,7 +17,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Program:
     def of(script: Path) -> Program:
         """Read the program of a script, as far as it can be read."""
         main = os.path.realpath(script)
-        folders = [os.path.dirname(main), *(found for found in sys.path if _may_hold_users(found))]
+        folders = [os.path.dirname(main), *(each for each in sys.path if is_users(f"{each}/"))]
         texts: dict[str, bytes] = {}
         waiting = [main]
         while waiting and len(texts) < _MOST_FILES:
@@ -87,21 +87,13 @@ class Program:
         found = self.digests.items()
         return {os.path.relpath(path, folder): sha for path, sha in found if path != self.script}
 
-    def keep(self, folder: Path) -> None:
-        """Let the folder hold these texts by their digests, and no others; raises ``OSError``."""
-        folder.mkdir(exist_ok=True)
-        texts = {digest_of(text): text for text in self.texts.values()}
-        for name in set(os.listdir(folder)) - texts.keys():
-            (folder / name).unlink()
-        for name, text in texts.items():
-            keep(folder, name, text)
 
-
-def keep(folder: Path, name: str, text: bytes) -> None:
-    """Let the folder of a program hold a text under its digest."""
+def keep(folder: Path, texts: Iterable[bytes]) -> None:
+    """Let the folder of a program hold texts by their digests; raises ``OSError``."""
     folder.mkdir(exist_ok=True)
-    if not (folder / name).exists():
-        write_whole(folder / name, text)
+    for text in texts:
+        if not (folder / digest_of(text)).exists():
+            write_whole(folder / digest_of(text), text)
 
 
 def kept(folder: Path, name: str) -> bytes:
@@ -117,10 +109,6 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return sorted(name for name, sha in before.items() if now.get(name, sha) != sha)
 
 
-def _may_hold_users(folder: str) -> bool:
-    return os.path.isabs(folder) and is_users(f"{folder}/")
-
-
 def _imported(text: bytes, path: str, folders: Sequence[str]) -> Iterator[str]:
     """Yield the files that the import statements of a file lead to."""
     try:
@@ -129,15 +117,19 @@ def _imported(text: bytes, path: str, folders: Sequence[str]) -> Iterator[str]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return  # whoever imports it is told
+    for name, level in imports(tree):
+        above = os.path.join(os.path.dirname(path), *[".."] * (level - 1))
+        yield from _files_of(name, [above] if level else folders)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each name that a text imports anywhere, and from how many folders above."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files_of(alias.name, folders)
+            yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = os.path.join(os.path.dirname(path), *[".."] * (node.level - 1))
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}" if node.module else alias.name
-                yield from _files_of(name, [above] if node.level else folders)
+            names = ((node.module or "", alias.name) for alias in node.names)
+            yield from ((".".join(filter(None, parts)), node.level) for parts in names)
 
 
 def _files_of(name: str, folders: Sequence[str]) -> Iterator[str]:

@@ -112,7 +112,7 @@ class OwnFiles:
         mine = digest_of(text)
         if begun is None:
             with contextlib.suppress(OSError):
-                keep(self._folder, mine, text)
+                keep(self._folder, [text])
             begun = self._record.first(f"text {self._loads[path]} of {path} in {self._job}", mine)
         if mine != begun:
             text = self._kept(path, begun)

@@ -193,7 +193,7 @@ def test_module_with_another_text_on_a_host_is_refused(cluster: Cluster, tmp_pat
 
     said = refused(cluster, "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"))
 
-    assert "helper.py, which the script imports, is SHA-256 " in said
+    assert "the module helper.py on b is another one than on a (SHA-256 " in said
 
 
 @pytest.mark.mpi

@@ -53,23 +53,22 @@ SAME = "install the same on all hosts, or share one installation"
         ),
         ({"has_cwd": False}, "the working directory /work is not on b, c: share it"),
         (
-            {"script_sha256": None},
+            {"program": {"helper.py": "aabbccddee"}},
             "the script /work/train.py is not on b, c: copy it there, or share its folder",
         ),
         (
-            {"script_sha256": "abcdefabcd"},
+            {"program": {"/work/train.py": "abcdefabcd", "helper.py": "aabbccddee"}},
             "the script /work/train.py on b, c is another one than on a (SHA-256 abcdefab, not "
             "12345678): copy it there, or share its folder",
         ),
         (
-            {"modules": {"helper.py": "1122334455"}},
-            "helper.py, which the script imports, is SHA-256 11223344 on b, c, and SHA-256 "
-            "aabbccdd on a: copy it there, or share its folder",
+            {"program": {"/work/train.py": "1234567890", "helper.py": "1122334455"}},
+            "the module helper.py on b, c is another one than on a (SHA-256 11223344, not "
+            "aabbccdd): copy it there, or share its folder",
         ),
         (
-            {"modules": {}},
-            "helper.py, which the script imports, is not there on b, c, and SHA-256 aabbccdd on "
-            "a: copy it there, or share its folder",
+            {"program": {"/work/train.py": "1234567890"}},
+            "the module helper.py is not on b, c: copy it there, or share its folder",
         ),
         (
             {"has_token": False},

@@ -38,8 +38,8 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
     assert refusal() == ""
     assert refusal(identity="b after a reboot", cores=2, clock=7.0, shm_free=1) == ""
     assert refusal(**on_lan(9)) == ""
-    other_texts: dict[str, Any] = {"script_sha256": "abcdefabcd", "modules": {"helper.py": "1122"}}
-    assert refusal(**other_texts) == ""  # it runs what the job began with
+    other_texts = {"/work/train.py": "abcdefabcd", "helper.py": "1122334455"}
+    assert refusal(program=other_texts) == ""  # it runs what the job began with
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
         ),
         ({"has_cwd": False}, "the working directory /work is not on b: share it"),
         ({"has_token": False}, "the run directory /work/run is not the same on b and a: choose"),
-        ({"script_sha256": None}, "the script /work/train.py is not on b: copy it there"),
+        ({"program": {}}, "the script /work/train.py is not on b: copy it there"),
         ({"distributions": {"scipy": "1.0"}}, "pandas is not installed on b, and 2.2 on a: "),
         ({"flags": frozenset({"avx"})}, "b has another processor by now, and its bits would dif"),
         (

@@ -17,7 +17,7 @@ import pytest
 from configs import worker_config
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.program import Program
+from holdfast.runtime.run.program import Program, keep
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker import users_modules
@@ -107,7 +107,7 @@ def _launch(folder: Path, lines: list[str]) -> OwnFiles:
     config = dataclasses.replace(worker_config(run_dir=run.path), program=program.digests)
     if not run.path.exists():
         run.path.mkdir()
-        program.keep(run.program_path)
+        keep(run.program_path, program.texts.values())
         (folder / "begun.json").write_text(json.dumps(program.digests))
     begun = json.loads((folder / "begun.json").read_text())
     config = dataclasses.replace(config, program=begun)

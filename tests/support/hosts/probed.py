@@ -23,13 +23,12 @@ LIKE = HostFacts(
     processor="Xeon",
     flags=frozenset({"avx", "avx2"}),
     versions={"Python": "3.11.2", "numpy": "2.2.0", "tensorflow": "", "MPI": "Open MPI 5.0.9"},
-    script_sha256="1234567890",
+    program={"/work/train.py": "1234567890", "helper.py": "aabbccddee"},
     has_cwd=True,
     has_token=True,
     clock=100.0,
     interfaces=(),
     distributions={"pandas": "2.2", "scipy": "1.0"},
-    modules={"helper.py": "aabbccddee"},
 )
 LAN, DOCKER = "10.1.0.0/16", "172.17.0.0/16"
 
