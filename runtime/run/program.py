@@ -57,7 +57,7 @@ class Program:
     def of(script: Path) -> Program:
         """Read the program of a script, as far as it can be read."""
         main = os.path.realpath(script)
-        folders = [os.path.dirname(main), *(each for each in sys.path if is_users(f"{each}/"))]
+        folders = [os.path.dirname(main), *(p for p in sys.path if p and is_users(f"{p}/"))]
         texts: dict[str, bytes] = {}
         waiting = [main]
         while waiting and len(texts) < _MOST_FILES:
