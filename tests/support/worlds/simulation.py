@@ -29,6 +29,7 @@ from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
+from holdfast.recovery.one_world import OneWorld
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data.feed import Feed
@@ -244,8 +245,9 @@ class LazyExecutor:
 class SimulatedAgent:
     """The agent of all workers of a launch, with a committer that is as slow as the dice say."""
 
-    def __init__(self, run_dir: Path, run_id: str) -> None:
+    def __init__(self, run_dir: Path, run_id: str, worlds: OneWorld) -> None:
         self._journal = Journal(RunDirectory(run_dir).journal_path, run_id=run_id, source="agent")
+        self._worlds = worlds
         self._lock = threading.RLock()
         self._writer = LazyExecutor()
         self._pages: list[WorkerStatus] = []
@@ -265,7 +267,13 @@ class SimulatedAgent:
         page.close()
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Give memory for saves, and nothing else."""
+        """Give memory for saves, and name worlds as a head does that hears of each death."""
+        if question["kind"] == "survivors":
+            workers = question["workers"]
+            self._worlds.ask(workers[0], workers, 0.0)
+            word = self._worlds.next_word(workers, 0.0)
+            assert word is not None
+            return {"generation": word.generation}
         if question["kind"] != "memory":
             return {}
         with self._lock:
@@ -447,7 +455,7 @@ class SimulatedJob:
         self._first_worker += terms.workers
         self._generation += terms.workers
 
-        agent = SimulatedAgent(self._run_dir, _RUN)
+        agent = SimulatedAgent(self._run_dir, _RUN, OneWorld(generation, workers))
 
         def program(communicator: FakeCommunicator) -> Ending:
             config = worker_config(
