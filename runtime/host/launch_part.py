@@ -250,14 +250,14 @@ class LaunchPart:
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
         told = {"kind": "host_lost", "host": host.name, "reason": why}
+        if self.pairs is not None:
+            self.pairs.lose(host)
         if host not in self._hosts:
             self._tell({**told, "workers": [], "leased_s": 0.0})
             return
         self._hosts.remove(host)
         self._others = [other for other in self._others if other is not host]
         self._seen.pop(host, None)
-        if self.pairs is not None:
-            self.pairs.lose(host)
         self._warmed_without(host)
         lost = [hosted for hosted in self.workers if hosted.host is host]
         cause = f"host {host.name} was lost: {why}"

@@ -25,6 +25,7 @@ from holdfast.runtime.host.host_messages import (
     LetBegin,
     LetLeave,
     MakeWorkers,
+    Met,
     NameWorld,
     Noticed,
     Queue,
@@ -40,6 +41,7 @@ from holdfast.runtime.host.host_messages import (
 )
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
 from holdfast.runtime.host.launch_part import LaunchPart
+from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
@@ -426,3 +428,22 @@ def test_every_message_is_named_by_one_of_both_ways() -> None:
     both = {*host_messages.Down.__args__, *host_messages.Up.__args__}
 
     assert len(both) == len(host_messages.Down.__args__) + len(host_messages.Up.__args__)
+
+
+def test_host_that_is_lost_while_the_ways_to_it_are_tried_takes_no_worker(world: World) -> None:
+    """Those that were to try them are asked for others next."""
+    pairs = world.launch.pairs = PairTrials("10.1.0.0/16", "a")
+    world.far.name = "b"
+    newcomer, told, found = FarHost(Queue()), [], []
+    newcomer.name = "c"
+    world.launch.examine(newcomer, told.append)
+    pairs.begin(world.hosts, found.append)
+    newcomer.is_lost = True
+    world.launch.lose_host(newcomer, "its link is cut")
+    for number in (1, 2):
+        for host in world.hosts:
+            host.tell(Met(number))
+
+    assert told == []
+    assert world.of_kind("host_lost")[0]["host"] == "c"
+    assert found == [{frozenset("ab"): "no interface is up there"}]
