@@ -308,9 +308,10 @@ def _parts(model: Any) -> Callable[[str], str]:
 
 
 def _settings(model: Any) -> dict[str, str]:
-    """Return the settings of optimizers and layers that have a value in words."""
+    """Return the loss, and the settings of optimizers and layers, that have a value in words."""
     found: dict[str, str] = {}
-    for owner, name in settings_of(model):
+    has_loss = getattr(model, "loss", None) is not None
+    for owner, name in (*([(model, "loss")] * has_loss), *settings_of(model)):
         value = None if name in _NO_SETTINGS else _in_words(getattr(owner, name, None))
         if value is not None:
             words = name.lstrip("_").replace("_", " ")
@@ -329,7 +330,9 @@ def _in_words(value: Any) -> str | None:
         text = f"({', '.join(word for word in words if word is not None)})"
         return None if None in words or len(text) > _LONGEST else text
     if hasattr(value, "get_config") and not hasattr(value, "variables"):
-        items = {name: _in_words(each) for name, each in value.get_config().items()}
+        items: dict[str, str | None] = {}
+        with contextlib.suppress(Exception):  # the user's own may have none
+            items = {name: _in_words(each) for name, each in value.get_config().items()}
         told = (f"{n}={v}" for n, v in items.items() if v is not None and n not in _NO_SETTINGS)
         return f"{type(value).__name__}({', '.join(told)})"[:_LONGEST]
     if getattr(value, "shape", None) == () and hasattr(value, "numpy"):

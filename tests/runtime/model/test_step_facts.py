@@ -124,3 +124,29 @@ def test_own_steps_are_compared_too() -> None:
         digests.append(CustomReplica(model, X, Y).facts().digest)
 
     assert digests[0] == digests[1] != digests[2]
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of a user's own, without a configuration."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+
+class Pull(keras.regularizers.Regularizer):
+    """A regularizer of a user's own, without a configuration."""
+
+    def __call__(self, x: Any) -> Any:
+        return 0.01 * keras.ops.sum(x * x)
+
+
+def test_settings_are_in_words_whatever_an_object_tells_of_itself() -> None:
+    layer = keras.layers.Dense(1, kernel_regularizer=Pull(), name="last")
+    model = keras.Sequential([keras.Input((4,)), layer], name="own")
+    model.compile(keras.optimizers.SGD(Falling()), "mse")
+
+    settings = KerasReplica(model, X, Y).facts().settings()
+
+    assert settings["learning rate of SGD 'sgd'"] == "Falling()"
+    assert settings["kernel regularizer of Dense 'last'"] == "Pull()"
+    assert settings["loss of Sequential 'own'"] == "'mse'"
