@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +38,10 @@ _TRACED = "_holdfast_traced"
 """The attribute of a model: as what it was traced."""
 
 
-def overrides(owner: Any, name: str) -> bool:
-    """Return whether an object has a method or property of the script in the place of Keras's."""
-    if name in vars(owner):
-        return True
-    kinds = (kind for kind in type(owner).__mro__ if name in vars(kind))
-    return next(kinds, keras.Model).__module__.partition(".")[0] != "keras"
+def overrides(owner: Any, name: str, *bases: type) -> bool:
+    """Return whether an object has another method or property than these classes of Keras."""
+    known = [inspect.getattr_static(base, name) for base in bases or (keras.Model,)]
+    return all(inspect.getattr_static(owner, name) is not found for found in known)
 
 
 def has_own_step(model: Any) -> bool:
@@ -50,7 +49,8 @@ def has_own_step(model: Any) -> bool:
     if not isinstance(model, keras.Model):
         return False
     optimizer = getattr(model, "optimizer", None)
-    scales = optimizer is not None and overrides(optimizer, "scale_loss")
+    kinds = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+    scales = optimizer is not None and overrides(optimizer, "scale_loss", *kinds)
     return scales or any(overrides(model, name) for name in _OF_STEP)
 
 
