@@ -217,7 +217,7 @@ def has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     def wait(left_s: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(left_s)
-        return process.returncode is not None
+        return process.poll() is not None
 
     return Bound(within_s).wait(wait)
 

@@ -124,6 +124,7 @@ def test_child_that_was_killed_is_not_waited_for_for_ever(
     with monkeypatch.context() as patch:
         if hangs:
             patch.setattr(process, "wait", wait)
+            patch.setattr(process, "poll", lambda: None)
         assert has_ended(process, 0.1 if hangs else 60.0) is not hangs
     process.wait()
 
