@@ -109,9 +109,10 @@ def test_task_of_an_array_does_not_take_the_run_of_another_over(tmp_path: Path) 
 
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert (
-        f"{run_dir} holds the run of task 0, and this is task 1 of Slurm array 55: give each task "
-        "a run directory of its own, as by `--run-dir run-$SLURM_ARRAY_TASK_ID`"
+        f"{run_dir} holds the run of task 0, and this is task 1 of Slurm array 55: "
+        "`export HOLDFAST_CHAIN="
     ) in refused.stderr
+    assert "as by `--run-dir run-$SLURM_ARRAY_TASK_ID`" in refused.stderr
     assert stopped.exit_code == 75, stopped.stderr
 
     with start_job(_task(0, run_dir, LONG)) as again:  # as Slurm requeues it

@@ -685,7 +685,9 @@ def test_job_whose_time_ends_while_it_waits_for_a_host_ends(
     now = time.time()
     limits = TimeLimits(Deadline(now - 3600.0, now + 1800.0, "squeue"), is_batch=True)
     headed.begin(WARM, *joined(0, 1), job=job_of(limits))
-    hosts = SimpleNamespace(why_wait=lambda now: "waiting for b", poll=lambda now: None)
+    hosts = SimpleNamespace(
+        why_wait=lambda now: "waiting for b", missing=["b"], poll=lambda now: None
+    )
     headed.head._hosts = cast(JobHosts, hosts)
     headed.tell(*LOST)
     headed.turn(2)
