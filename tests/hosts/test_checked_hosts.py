@@ -119,7 +119,7 @@ def test_network_that_only_small_packets_pass_is_refused_by_name(
         cluster.run(host, [sys.executable, "-c", ONE_PACKET_EACH])
     cluster.narrow("a", 1200)
 
-    assert checked(cluster, script.parent) == (
+    assert checked(cluster, script.parent, rsh=cluster.shell_past_the_network()) == (
         "from b to a on 10.77.0.0/24, c to a on 10.77.0.0/24 small packets pass and large ones do "
         "not: give all interfaces on the way one MTU, as by `ip link set eth0 mtu 1400`; or name "
         "another network by --network"
