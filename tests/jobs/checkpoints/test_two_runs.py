@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_job_whose_directory_was_moved_away_for_another_one_ends_with_76(
 
 def test_job_whose_directory_was_removed_ends_with_70_and_makes_none(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    with start_job(request_of(LONG, run_dir, workers=2)) as running:
+    with start_job(request_of(replace(LONG, pause_ms=300), run_dir, workers=2)) as running:
         running.wait_for("checkpoint")
         run_dir.rename(tmp_path / "gone")
         shutil.rmtree(tmp_path / "gone", ignore_errors=True)
