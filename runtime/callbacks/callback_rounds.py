@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
@@ -145,7 +146,16 @@ def _is_same(value: Any, known: Any) -> bool:
 
 
 class UnknownLogs(dict[str, float]):
-    """The logs of one batch of a validation: what they would be called is known, and no value."""
+    """The logs of one batch of a validation: what they would be called is known, and no value.
+
+    Its own ``__iter__`` lets ``dict(logs)`` and ``{**logs}`` ask for each value, which refuses.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(dict.fromkeys(names, math.nan))
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
 
     def _refuse(self, *_: object) -> Any:
         raise ProgramError(
@@ -153,7 +163,8 @@ class UnknownLogs(dict[str, float]):
             "and workers add a validation up as one: read them in on_test_end(logs)"
         )
 
-    __getitem__ = get = items = values = pop = _refuse
+    __getitem__ = get = items = values = pop = popitem = setdefault = copy = _refuse
+    __or__ = __ror__ = __eq__ = __ne__ = __repr__ = __reduce_ex__ = _refuse
 
 
 _NO_DIGEST = b""

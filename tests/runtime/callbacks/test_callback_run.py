@@ -182,6 +182,15 @@ def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
     ("look", "said"),
     [
         (lambda _, logs: logs["loss"], "the logs of a single batch of the validation"),
+        (lambda _, logs: dict(logs), "the logs of a single batch of the validation"),
+        (lambda _, logs: {**logs}, "the logs of a single batch of the validation"),
+        (lambda _, logs: logs.copy(), "the logs of a single batch of the validation"),
+        (lambda _, logs: logs | {}, "the logs of a single batch of the validation"),
+        (lambda _, logs: str(logs), "the logs of a single batch of the validation"),
+        (
+            lambda _, logs: logs.setdefault("loss", 0.0),
+            "the logs of a single batch of the validation",
+        ),
         (lambda model, _: setattr(model, "stop_evaluating", True), "model.stop_evaluating"),
     ],
 )
