@@ -277,7 +277,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
-    path = config.options.script.resolve()
+    path = config.script
     run, record = RunDirectory(config.run_dir.resolve()), config.script_record
     run_as_begun(OwnFiles(config, record, lambda text: current().notify(text)))
     for module in config.options.named_modules:  # of the user's own, it may be an older text

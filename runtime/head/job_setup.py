@@ -154,6 +154,7 @@ class JobSetup:
             history=self.history.read(),
             lease_token=self.lease.token,
             program=self.program.digests,
+            script_begun=self.program.script,
         )
         return Job(
             config=config,

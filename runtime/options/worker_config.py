@@ -39,6 +39,8 @@ class WorkerConfig:
     """The name of each worker's host, as ``workers``; none if all live on one."""
     program: Mapping[str, str] = field(default_factory=dict)
     """The digest of each file of the program that the job began with, by its path."""
+    script_begun: str = ""
+    """Where the client's links led to the script when the job began."""
 
     def __post_init__(self) -> None:
         """Refuse a launch that makes no sense: it comes from another process."""
@@ -60,6 +62,16 @@ class WorkerConfig:
         hosts = self.host_of
         neighbours = [worker for worker in self.workers if hosts[worker] == hosts[self.worker]]
         return neighbours.index(self.worker)
+
+    @property
+    def script(self) -> Path:
+        """The script as the job began with it: a link to it may lead elsewhere by now.
+
+        Another host may have it in a folder of another name.
+        """
+        begun = Path(self.script_begun or self.options.script)
+        is_elsewhere = bool(self.hosts) and not begun.parent.is_dir()
+        return begun if self.script_begun and not is_elsewhere else self.options.script.resolve()
 
     @property
     def run_dir(self) -> Path:

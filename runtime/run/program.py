@@ -15,7 +15,9 @@ import ast
 import contextlib
 import hashlib
 import os
+import site
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,12 @@ from pathlib import Path
 from holdfast.runtime.run.files import read_at_most, write_whole
 
 _HOLDFAST = str(Path(__file__).parents[2])
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+_PATHS = (
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(*site.getsitepackages(), site.getusersitepackages()),
+)
+_LIBRARIES = tuple({f"{p}/" for path in _PATHS for p in (path, os.path.realpath(path))})
+_OF_ANY_PYTHON = ("/site-packages/", "/dist-packages/")
 _LARGEST_TEXT = 16 << 20
 _MOST_FILES = 1000
 """What is beyond is kept by the worker that imports it first."""
@@ -32,7 +39,7 @@ _MOST_FILES = 1000
 
 def is_users(file: str) -> bool:
     """Return whether the code in a file is neither a library's nor holdfast's."""
-    is_library = file.startswith("<") or any(mark in file for mark in _LIBRARIES)
+    is_library = file.startswith(("<", *_LIBRARIES)) or any(m in file for m in _OF_ANY_PYTHON)
     return not (is_library or is_holdfasts(file))
 
 

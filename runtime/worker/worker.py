@@ -149,7 +149,7 @@ def run_script(
     A script that ends well in mid-training has failed: its training is not complete.  ``finish``
     gets the script's error and does what is left for its end, still in the script's ``__main__``.
     """
-    script = str(config.options.script.resolve())
+    script = str(config.script)
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     prefer_users_modules(Path(script).parent)
@@ -315,7 +315,7 @@ def _end_script(context: WorkerContext, error: BaseException | None) -> None:
 
     def cut() -> NoReturn:
         assert end is not None
-        script = str(context.config.options.script.resolve())
+        script = str(context.config.script)
         _leave(context, _end_report(end, script, context.page), was_cut=True)
 
     with EndWatch(context.notify, cut if is_jobs_end else None):

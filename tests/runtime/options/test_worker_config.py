@@ -60,3 +60,19 @@ def test_worker_has_a_place_among_those_of_its_host(
     found = [replace(config, worker=worker).place_on_host for worker in config.workers]
 
     assert found == places
+
+
+def test_script_is_where_its_link_led_when_the_job_began(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").touch()
+    link, begun = tmp_path / "current", str(tmp_path / "one/train.py")
+    link.symlink_to("two")
+    config = worker_config(script=link / "train.py")
+
+    assert config.script == tmp_path / "two/train.py"
+    assert replace(config, script_begun=begun).script == tmp_path / "one/train.py"
+    (tmp_path / "one").rename(tmp_path / "gone")
+    assert replace(config, script_begun=begun).script == tmp_path / "one/train.py"
+    elsewhere = replace(config, script_begun=begun, hosts=("a",))
+    assert elsewhere.script == tmp_path / "two/train.py"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.run.program import Program, changes, keep, kept
+from holdfast.runtime.run.program import Program, changes, is_users, keep, kept
 
 FILES = {
     "helper.py": "import numpy, os.path",
@@ -78,3 +81,19 @@ def test_script_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
 
 def test_files_of_both_programs_are_compared() -> None:
     assert changes({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "3", "d": "4"}) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (json.__file__, False),
+        (os.path.realpath(json.__file__), False),
+        (pytest.__file__, False),
+        (f"{sysconfig.get_path('platstdlib')}/json/__init__.py", False),
+        ("/usr/lib/python3/dist-packages/yaml.py", False),
+        ("/home/u/lib/python3_project/helper.py", True),
+        ("/data/lib/python3/helper.py", True),
+    ],
+)
+def test_library_is_what_this_python_has_it_for(file: str, *, expected: bool) -> None:
+    assert is_users(file) is expected
