@@ -276,7 +276,9 @@ def fault_of(meeting: Meeting, word: str) -> str:
     fault = ""
     for _ in range(2):
         try:
-            return NARROW if _come(meeting, interfaces(), word).is_narrow else ""
+            if not _come(meeting, interfaces(), word).is_narrow:
+                return ""
+            fault = NARROW
         except OSError as error:
             fault = error.strerror or str(error)
     return fault

@@ -11,10 +11,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from holdfast.runtime.system import network
 from holdfast.runtime.system.network import (
+    NARROW,
     Interface,
+    Meeting,
     MeetingPlace,
+    Reached,
     Way,
+    fault_of,
     interfaces,
     is_own_address,
     reach,
@@ -61,6 +66,19 @@ def test_address_that_two_hosts_have_reaches_nobody() -> None:
 
         assert is_own_address("127.0.0.1")
         assert reach(meeting, (), WORD) is None
+
+
+@pytest.mark.parametrize(
+    ("tries", "fault"), [((True, False), ""), ((True, True), NARROW), ((False,), "")]
+)
+def test_way_that_large_packets_do_not_pass_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tries: tuple[bool, ...], fault: str
+) -> None:
+    came = [Reached(str(LOOPBACK), "127.0.0.2", is_narrow) for is_narrow in tries]
+    monkeypatch.setattr(network, "_come", lambda *_: came.pop(0))
+
+    assert fault_of(Meeting(str(LOOPBACK), "127.0.0.1", 1), WORD) == fault
+    assert not came
 
 
 def test_interface_is_on_its_network_while_it_is_up() -> None:
