@@ -116,15 +116,24 @@ class TracedSettings:
                     "set it before fit() is called"
                 )
 
-    def check_functions(self) -> None:
-        """Raise ProgramError if Keras would make the graph of the next step anew."""
+    def check_functions(self, *, has_begun: bool) -> None:
+        """Raise ProgramError if Keras would make the graph of the next step anew.
+
+        Args:
+            has_begun: whether an epoch has ended, after which ``fit`` may end.
+        """
         for name, function in self._functions:
             if function is not None and getattr(self._model, name) is not function:
+                way_out = (
+                    "let fit(epochs=N) end before it, change the model, compile it, and call "
+                    "fit(initial_epoch=N, epochs=...) again"
+                    if has_begun
+                    else f"call {_FUNCTIONS[name]} before fit() is called"
+                )
                 raise ProgramError(
                     f"a callback has called {_FUNCTIONS[name]} of {self._model.name!r}, so that "
                     "Keras would go on with another step, and holdfast has made the graph of this "
-                    "one for the whole fit(): let fit(epochs=N) end before it, change the model, "
-                    "compile it, and call fit(initial_epoch=N, epochs=...) again"
+                    f"one for the whole fit(): {way_out}"
                 )
 
     def changed_numbers(self) -> list[str]:
@@ -288,9 +297,9 @@ class CallbackRounds:
         hooks = "on_train_batch_begin", "on_train_batch_end"
         return not self._are_alike and any(acts(c, *hooks) for c in self._kept if not is_alike(c))
 
-    def check_functions(self) -> None:
+    def check_functions(self, *, has_begun: bool) -> None:
         """Raise ProgramError if a hook has let Keras make the graph of a step anew."""
-        self._settings.check_functions()
+        self._settings.check_functions(has_begun=has_begun)
 
     def check_settings(self) -> list[str]:
         """Return the numbers that hooks have changed, and that the graph of a step may hold.

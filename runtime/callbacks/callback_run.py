@@ -212,7 +212,7 @@ class CallbackRun:
 
     def before(self, work: Work, cursor: Cursor) -> None:
         """Look at what callbacks have set, before the first transaction, or have made anew."""
-        self._rounds.check_functions()
+        self._rounds.check_functions(has_begun=self._at.epoch > self._epochs.start)
         changed = self._rounds.check_settings() if self._is_fresh else []
         self._is_fresh = False
         for what in changed:

@@ -356,6 +356,19 @@ def test_no_step_follows_a_hook_that_lets_keras_make_its_graph_anew(
     assert "fit(initial_epoch=N, epochs=...)" in str(refused.value)
 
 
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin"])
+def test_hook_that_compiles_before_the_first_epoch_is_told_to_do_so_before_fit(
+    tmp_path: Path, hook: str
+) -> None:
+    here = worker(tmp_path, of_script(**{hook: lambda own, *_: own.model.compile("adam", "mse")}))
+    begin(here)
+
+    with pytest.raises(ProgramError) as refused:
+        drive(here, commits=1)
+
+    assert str(refused.value).endswith("fit(): call compile() before fit() is called")
+
+
 def test_what_the_script_keeps_on_its_optimizer_is_its_own() -> None:
     """No graph reads it; NaN is not equal to itself."""
     model = compiled()
