@@ -2,7 +2,9 @@
 
 Each worker would train alone to its end, and then the job is refused.  So such a loop is refused at
 its second step.  One step is harmless: some scripts make the variables of an optimizer with it.  A
-helper net may be trained so beside a ``fit``, before or after it: then the user is told.
+helper net may be trained so beside a ``fit``, before or after it: then the user is told.  A library
+may call ``fit``, too, and nobody can know.  With one that uses Keras, the user is told first, and
+the loop is refused if no ``fit`` has begun after many steps.
 
 A step is an update by a Keras optimizer.  Of a function of TensorFlow only the tracing is seen.  So
 each of its calls is a step of the optimizers that it was traced with, and a loop within it is seen
@@ -12,12 +14,14 @@ in its graph.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -54,13 +58,18 @@ def _stand_in(kind: Any, name: str, method: Callable[..., Any]) -> None:
     setattr(kind, name, stand_in)
 
 
+_MOST_STEPS = 100
+"""More are no warm-up, if nobody sees a ``fit``."""
+
+
 class _OwnSteps:
     """The steps of optimizers outside of ``fit``."""
 
     def __init__(self, has_trained: Callable[[], bool], tell: Callable[[str], None]) -> None:
         self._has_trained = has_trained
         self._tell = tell
-        self._has_told = False
+        self._limit: float = 1
+        """Steps of one optimizer that pass without a word, infinite once all is said."""
         self._steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._traced: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
         self._found: list[Any] = []
@@ -73,7 +82,8 @@ class _OwnSteps:
             self._count([optimizer])
         elif _is_in_loop(tensorflow.compat.v1.get_default_graph()):
             self._count([optimizer, optimizer])
-        self._found.append(optimizer)
+        if not tensorflow.executing_eagerly():
+            self._found.append(optimizer)
         return plain()
 
     def call(self, plain: Callable[[], Any], function: Any) -> Any:
@@ -97,7 +107,7 @@ class _OwnSteps:
     def _count(self, optimizers: Iterable[Any]) -> None:
         for optimizer in optimizers:
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-            if self._steps[optimizer] > 1 and not self._has_told:
+            if self._steps[optimizer] > self._limit:
                 self._act()
 
     def _act(self) -> None:
@@ -105,20 +115,24 @@ class _OwnSteps:
         place, is_of_keras = _place()
         how = "over train_on_batch()" if is_of_keras else "of its own with a GradientTape"
         loop = f"the script trains in a loop {how} ({place})"
-        may_be_beside_fit = not is_of_keras and any(map(calls_fit, _sources()))
-        if self._has_trained() or may_be_beside_fit:
-            self._has_told = True
+        is_first, end = self._limit == 1, ""
+        if self._has_trained() or (not is_of_keras and any(map(calls_fit, _sources()))):
+            self._limit = math.inf
+        elif is_first and not is_of_keras and _has_library_of_keras():
+            self._limit = _MOST_STEPS
+            end = f"; without a fit it is refused after {_MOST_STEPS} calls of its step"
+        else:
+            self._refusal = ProgramError(
+                f"{loop}, which workers cannot share and no checkpoint can save: let model.fit(x, "
+                "y, batch_size=...) run the loop, with a train_step of the model's own if it needs "
+                "one, or run the script with plain python"
+            )
+            raise self._refusal
+        if is_first:
             self._tell(
                 f"{loop}: each worker does so alone, shares nothing and saves nothing; "
-                "model.fit(...), or holdfast.fit(model, ...), trains together"
+                f"model.fit(...), or holdfast.fit(model, ...), trains together{end}"
             )
-            return
-        self._refusal = ProgramError(
-            f"{loop}, which workers cannot share and no checkpoint can save: let model.fit(x, y, "
-            "batch_size=...) run the loop, with a train_step of the model's own if it needs one, "
-            "or run the script with plain python"
-        )
-        raise self._refusal
 
 
 def _is_in_loop(graph: Any) -> bool:
@@ -142,18 +156,25 @@ def _place() -> tuple[str, bool]:
     return "in a thread", is_of_keras
 
 
-_WITH_TERMS = re.compile(r"\.fit\((?:[^()]|\([^()]*\))*\b(?:epochs|callbacks|verbose|batch_size)=")
+_WITH_TERMS = re.compile(
+    r"\b(?:fit|search)\((?:[^()]|\([^()]*\))*\b(?:epochs|callbacks|verbose|batch_size)="
+)
+_OF_A_TUNER = re.compile(r"tuner\.search\b")
+_FIT = re.compile(r"\.fit\b")
 
 
 def calls_fit(source: str) -> bool:
-    """Return whether a source seems to train by Keras's ``fit`` or a ``Trainer``.
+    """Return whether a source seems to train by Keras's ``fit``, a ``Trainer`` or a tuner.
 
     Functions of its own and scikit-learn have a ``fit``, too.
     """
     is_own = "def fit(" in source and "super().fit(" not in source
-    is_other = "sklearn" in source and not _WITH_TERMS.search(source)
+    has_terms = _WITH_TERMS.search(source) is not None
+    is_other = "sklearn" in source and not has_terms
     has_trainer = "Trainer(" in source and "holdfast" in source
-    return has_trainer or (".fit(" in source and not is_own and not is_other)
+    has_tuner = _OF_A_TUNER.search(source) or (".search(" in source and has_terms)
+    has_fit = _FIT.search(source) and not is_own and not is_other
+    return bool(has_trainer or has_tuner or has_fit)
 
 
 def _sources() -> Iterator[str]:
@@ -163,3 +184,30 @@ def _sources() -> Iterator[str]:
         is_there = file.endswith(".py") and os.path.isfile(file)  # else TensorFlow has made it
         if is_there and Frame(file, "", "").is_users:
             yield Path(file).read_text(encoding="utf-8", errors="replace")
+
+
+_WITHOUT_FIT = frozenset({"keras", "tensorflow", "tensorboard", "holdfast"})
+"""Packages of which none calls ``fit`` that the script does not call."""
+
+
+def _has_library_of_keras() -> bool:
+    """Return whether a library is there, beside ours, that uses Keras: it may call ``fit``."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        place = Frame(file, "", "")
+        is_known = name.partition(".")[0] in _WITHOUT_FIT or place.is_holdfasts
+        is_library = os.path.isfile(file) and not is_known and not place.is_users
+        if is_library and any(map(_is_of_keras, list(vars(module).values()))):
+            return True
+    return False
+
+
+def _is_of_keras(value: object) -> bool:
+    """Return whether a global of a module is one of Keras's or TensorFlow's modules or classes."""
+    if isinstance(value, ModuleType):
+        name = str(vars(value).get("__name__"))
+    elif isinstance(value, type):
+        name = str(value.__module__)
+    else:
+        return False
+    return name.partition(".")[0] in ("keras", "tensorflow")

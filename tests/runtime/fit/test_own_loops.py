@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -48,6 +52,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     for kind, name in (base, "apply"), (function, "__call__"), (keras.Model, "train_on_batch"):
         monkeypatch.setattr(kind, name, getattr(kind, name))
     monkeypatch.setattr(own_loops, "_sources", lambda: ["step()"])
+    monkeypatch.setattr(own_loops, "_has_library_of_keras", lambda: False)
     script = Script()
     own_loops.watch_loops(lambda: script.has_trained, script.told.append)
     return script
@@ -132,6 +137,44 @@ def test_loop_before_a_fit_that_stands_in_the_script_is_told_once(
     assert "each worker does so alone, shares nothing and saves nothing" in script.told[0]
 
 
+def test_loop_beside_a_library_that_may_call_fit_is_told_and_refused_later(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_loops, "_has_library_of_keras", lambda: True)
+    for _ in range(100):
+        script.step()
+    (told,) = script.told
+    assert told.endswith("; without a fit it is refused after 100 calls of its step")
+
+    with pytest.raises(ProgramError, match="in a loop of its own"):
+        script.step()
+
+    script.has_trained = True
+    script.step()
+    assert (script.steps, len(script.told)) == (101, 1)
+
+
+def test_library_that_uses_keras_is_known_by_its_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("searches")
+    library.__file__ = keras.__file__
+    monkeypatch.setitem(sys.modules, "searches", library)
+    before = own_loops._has_library_of_keras()
+    monkeypatch.setattr(library, "Model", keras.Model, raising=False)
+
+    assert (before, own_loops._has_library_of_keras()) == (False, True)
+
+
+def test_optimizer_of_an_eager_loop_is_not_kept(script: Script) -> None:
+    script.has_trained = True
+    found = weakref.ref(script.other)
+    for _ in range(3):
+        script.step(script.other)
+    del script.other
+    gc.collect()
+
+    assert found() is None
+
+
 def test_loop_over_train_on_batch_is_refused(script: Script) -> None:
     script.model.train_on_batch(X, X[:, :1])
 
@@ -166,6 +209,12 @@ def test_steps_of_hooks_are_left_alone_and_those_after_a_training_are_told(scrip
     ("source", "expected"),
     [
         ("model.fit(data)", True),
+        ("fit = encoder.fit\nfit(x, y)", True),
+        ("model.fitness(data)", False),
+        ("tuner.search(x, y)", True),
+        ("found.search(x, y, epochs=2)", True),
+        ('re.search("a", text)', False),
+        ("import sklearn\nfit = model.fit\nfit(x, epochs=2)", True),
         ("import sklearn\nscaler.fit(x)\ntrain(epochs=3)", False),
         ("import sklearn\nscaler.fit(x)\nmodel.fit(batches(x), epochs=2)", True),
         ("holdfast.Trainer(make, data).run()", True),
