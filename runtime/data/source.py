@@ -17,14 +17,14 @@ more, to be compared.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import gc
 import itertools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from types import FunctionType, GeneratorType
+from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,16 @@ _FOR_ITEMS, _FOR_EPOCHS = 11, 12
 _ENDS, _BEGINS = "on_epoch_end", "on_epoch_begin"
 _OF_A_VALIDATION = _ENDS, _BEGINS, _ENDS
 """What Keras calls for one validation: each evaluation resets its dataset first."""
+
+
+_MOST_SEEN = 1 << 16
+"""Objects that are looked at for a model."""
+
+_NO_HOLDERS = str, bytes, int, float, complex, type(None), np.generic, ModuleType, CodeType
+_LIBRARIES = frozenset(
+    {"keras", "tensorflow", "numpy", "pandas", "logging", "threading", "random", "abc", "typing"}
+)
+"""Where types come from whose objects hold no model of the script."""
 
 
 class Source(Protocol):
@@ -405,15 +415,50 @@ def changes_by_epochs(dataset: Any) -> bool:
 
 
 def _reads_model(dataset: Any) -> bool:
-    """Return whether batches may be read with a model, which another step has changed."""
+    """Return whether batches may be read with a model, which another step has changed.
+
+    A model may stand anywhere in what the dataset holds, and in what its methods name.  Where that
+    is too much to look at, the answer is yes: then a batch is only not compared.
+    """
     keras = sys.modules.get("keras")
-    found = list(vars(dataset).values())
-    for kind in type(dataset).__mro__[:-1]:
-        for name, method in vars(kind).items():
-            if isinstance(method, FunctionType) and name not in (_ENDS, _BEGINS):
-                found += [method.__globals__.get(used) for used in method.__code__.co_names]
-                found += inspect.getclosurevars(method).nonlocals.values()
-    return keras is not None and any(isinstance(each, keras.Model) for each in found)
+    if keras is None:
+        return False
+    changing = keras.Layer, keras.Optimizer, keras.Variable
+    pending: list[Any] = [dataset]
+    seen: dict[int, Any] = {}
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or isinstance(each, _NO_HOLDERS):
+            continue
+        if isinstance(each, changing) or len(seen) == _MOST_SEEN:
+            return True
+        seen[id(each)] = each
+        pending += _held_by(each)
+    return False
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return what an object of the script holds, and what its methods name, but at epochs."""
+    if _is_of_library(value if isinstance(value, type | FunctionType) else type(value)):
+        return []
+    if isinstance(value, FunctionType):
+        used = [value.__globals__.get(name) for name in _names_in(value.__code__)]
+        return [*used, value.__closure__, value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, type):
+        named = [item for item in vars(value).items() if item[0] not in (_ENDS, _BEGINS)]
+        return [*value.__bases__, *(held for _, held in named)]
+    return gc.get_referents(value)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _is_of_library(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
 @contextlib.contextmanager

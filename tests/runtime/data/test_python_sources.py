@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -165,6 +167,29 @@ def test_each_kind_of_pipeline_finds_its_source() -> None:
     assert counted.batches == 4
     assert "one pass has counted 4" in told[0]
     assert len(whole(counted, 1)) == 4
+
+
+class Miner:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@pytest.mark.tensorflow
+def test_batch_that_may_be_read_with_a_model_is_not_read_again() -> None:
+    import keras
+
+    def first_read(held: Any) -> int:
+        images = Images()
+        images.calls = [held, {"paths": ["a.png"] * 10_000}]
+        return PyDatasetSource(images, SEED, Passes.IN_ORDER).open(0, 3)[0]
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    inner = functools.partial(print, [Miner({"a": (model,)})])
+    for held in (model, Miner(model), model.predict, lambda: model, inner, Miner(inner)):
+        assert first_read(held) == 3
+    for held in (Miner(np.zeros(9)), functools.partial(print, Images()), logging.getLogger()):
+        assert first_read(held) == 2
+    assert first_read([object() for _ in range(70_000)]) == 3  # too much to look at
 
 
 @pytest.mark.tensorflow
