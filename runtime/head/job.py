@@ -147,13 +147,16 @@ def launch_of(order: Message) -> Launch:
 def may_go_on_elsewhere(order: Message, told: Iterable[Message], own: str) -> bool:
     """Return whether workers may live whose head has died: all that it had were on other hosts.
 
-    Those on its ``own`` host died with it, and no world goes on without its members.  A host that
+    Those on its ``own`` host died with it, and no world goes on without its members.  Those of the
+    world that was named last count: it may lack a worker that hung on the own host.  A host that
     was lost with the whole world may have it still.
     """
     told = list(told)
+    named = [event["workers"] for event in told if event["kind"] == "world_named"]
     ended = {event["worker"] for event in told if event["kind"] == "worker_exited"}
     host_of = from_plain(WorkerConfig, order["config"]).host_of
-    left = {host for worker, host in host_of.items() if worker not in ended}
+    members = set(named[-1] if named else host_of) - ended
+    left = {host for worker, host in host_of.items() if worker in members}
     has_lost_all = any(event.get("leased_s") for event in told)
     return has_lost_all or (bool(left) and own not in left)
 
@@ -203,7 +206,7 @@ def _key_of(event: Message) -> tuple[object, ...] | None:
         return (kind, event["host"], event.get("losses"))
     if kind in _OF_A_WORKER:
         return (kind, event["worker"])
-    if kind in ("launch_ended", "renewing"):
+    if kind in ("launch_ended", "renewing", "world_named"):
         return (kind,)
     if kind != "worker_report" or event["report"].get("kind") not in _KEPT_REPORTS:
         return None

@@ -488,6 +488,8 @@ class LaunchPart:
             for worker in word.outside:
                 self._kill(worker, _CUT_OFF)
             if word.generation != REFUSED:
+                # Another head must know which world may go on without this one.
+                self._tell({"kind": "world_named", "workers": sorted(self._worlds.workers)})
                 named = NameWorld(self._launch.generation, word.asker, word.generation)
                 self._host_of(word.asker).post(named)
 

@@ -303,3 +303,30 @@ def test_workers_of_a_dead_head_may_go_on_if_none_was_on_its_host(
 
     assert may_go_on_elsewhere(order, told, own) is may
     assert may_go_on_elsewhere(order, [*told, {"kind": "host_lost", "leased_s": 3.0}], own)
+
+
+@pytest.mark.parametrize(
+    ("named", "ended", "may"),
+    [
+        ([], [], False),
+        ([[0, 1]], [], False),
+        ([[1, 2]], [], True),
+        ([[0, 1], [1]], [], True),
+        ([[1, 2]], [1, 2], False),
+    ],
+    ids=["none", "with its host", "without it", "the newest counts", "all are dead"],
+)
+def test_world_that_was_named_without_the_head_s_host_may_go_on(
+    named: list[list[int]], ended: list[int], *, may: bool
+) -> None:
+    """The worker of that host hung, and nobody had killed it yet."""
+    job, log = job_of(), LaunchLog()
+    launch = Launch(1, (WorkerId(0), WorkerId(1), WorkerId(2)), 0, "", 0)
+    order = job.order_of(launch, config_of(job.config, launch, hosts=("a", "b", "c")))
+    log.begin(order)
+    for workers in named:
+        assert log.note({"kind": "world_named", "workers": workers})
+    for worker in ended:
+        log.note({"kind": "worker_exited", "worker": worker})
+
+    assert may_go_on_elsewhere(order, log.events, "a") is may

@@ -236,6 +236,7 @@ def test_survivors_of_a_death_get_the_word_and_a_cut_off_side_ends(world: World)
     world.reports(2, kind="survivors", workers=[2])
 
     assert world.near.of(NameWorld) == [NameWorld(1, WorkerId(0), 2)]
+    assert [named["workers"] for named in world.of_kind("world_named")] == [[0, 1]]
     assert world.far.of(NameWorld) == []
     assert [(kill.worker, kill.why) for kill in world.far.of(KillWorker)] == [
         (2, "it is cut off from the workers that go on")
