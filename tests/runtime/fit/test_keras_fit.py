@@ -47,6 +47,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
         monkeypatch.setattr(keras_fit, "stages_of_script", lambda: stages)
         return keras_fit._Training(SimpleNamespace(name="digits"), call)
 
+    monkeypatch.setattr(sys, "__stdout__", sys.stdout)  # pytest's, which is no stream of a script
     return make
 
 
@@ -106,7 +107,6 @@ def test_defaults_are_those_of_keras(training: Training) -> None:
 def test_epochs_are_told_by_the_stream_that_the_script_has_put_in_place(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
     assert training(FitCall(X, X, verbose=2))._request().verbose == 2
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())

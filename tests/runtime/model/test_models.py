@@ -105,6 +105,7 @@ def test_a_frozen_layer_keeps_its_weights(tf: SimpleNamespace) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # as plain Keras warns
 def test_a_variable_without_gradient_is_skipped(tf: SimpleNamespace) -> None:
     def make(tf: SimpleNamespace) -> Any:
         class Unused(tf.keras.layers.Layer):
