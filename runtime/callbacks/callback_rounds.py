@@ -332,6 +332,10 @@ class CallbackRounds:
         """Return the attributes of callbacks that cannot be kept."""
         return [*self._states.unkept(), *self._held.unkept()]
 
+    def lost(self) -> list[str]:
+        """Return what datasets have held, was too large to be kept, and is not there again."""
+        return self._datasets.lost()
+
     def unkept_of_graphs(self) -> list[str]:
         """Return the variables that only the graphs of a step hold, and that are too large."""
         return self._held.unkept_of_graphs()

@@ -202,6 +202,11 @@ class CallbackRun:
                 f"the callback's {what} is not kept in checkpoints: a relaunch begins with "
                 "a new one; give the callback get_state() and set_state() to keep it"
             )
+        if lost := self._rounds.lost():
+            self._tell(
+                f"the dataset's {some_of(lost, 3)} was too large to be kept in checkpoints, and "
+                "begins as the script makes it: if batches depend on it, the result is another one"
+            )
         found = self._rounds.unkept_of_graphs()
         if found:
             self._tell(

@@ -11,6 +11,7 @@ for an object that stands in an attribute, such as a random generator.
 
 A dataset that gives batches by their numbers is kept in the same way, with the objects of the
 script that it holds and the global names that its methods read: a level may stand in any of them.
+Of what is too large the digest is kept: hooks at epochs make it again, or the training is refused.
 
 The layout of a checkpoint must not change during a run.  But a callback such as ``EarlyStopping``
 has no best weights at first, and later has some.  So each callback that may keep weights gets
@@ -24,14 +25,16 @@ import json
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.callbacks.plain_values import (
+    INLINE_BYTES,
     Array,
     Decoder,
     Encoder,
@@ -39,6 +42,7 @@ from holdfast.runtime.callbacks.plain_values import (
     NotPlain,
     is_tensor,
 )
+from holdfast.runtime.errors import ProgramError
 
 _READS_WEIGHTS = frozenset({"get_weights", "get_weight_paths", "trainable_weights", "weights"})
 
@@ -142,6 +146,12 @@ _MOST_REACHED = 64
 MOST_KEPT = 1 << 18
 """Characters of an attribute of a dataset that is kept."""
 
+_MOST_DIGESTED = 1 << 28
+"""Bytes of an array of a dataset that are digested; of a larger one it is each second or so."""
+
+_KEPT = '{"kept": '
+"""Stands in the text of an attribute for a large array, with its digest."""
+
 _OBJECT = "object "
 """Begins the text of a value that is not plain; no JSON begins so."""
 
@@ -199,6 +209,8 @@ class _Kept:
     begun: dict[str, str]
     most: int | None = None
     """Characters of an attribute, None for any number."""
+    lost: list[str] = field(default_factory=list)
+    """Containers that were too large to be kept, and are others now."""
 
 
 class CallbackStates:
@@ -222,14 +234,14 @@ class CallbackStates:
             numbers[kind] += 1
             sets = sets_of(callback)
             places = WeightPlaces(sets, weights() if sets else ())
-            before = _picture(callback)
+            before = _picture(callback, most)
             kept = _Kept(callback, places, before, begun=before, most=most)
             self._kept[f"{kind}-{numbers[kind]}"] = kept
 
     def begun(self) -> None:
         """Note what the callbacks are after ``on_train_begin``."""
         for kept in self._kept.values():
-            kept.begun = _picture(kept.callback)
+            kept.begun = _picture(kept.callback, kept.most)
 
     def unkept(self) -> list[str]:
         """Return the attributes that cannot be kept, each with its kind, in a few words."""
@@ -238,6 +250,10 @@ class CallbackStates:
             for name, kept in self._kept.items()
             for attribute, reason in _unkept(kept)
         ]
+
+    def lost(self) -> list[str]:
+        """Return what was too large to be kept and is not as it was, in a few words."""
+        return [what for kept in self._kept.values() for what in kept.lost]
 
     def notes(self) -> dict[str, Json]:
         """Return what the callbacks remember, but for weights, as a JSON object."""
@@ -257,6 +273,7 @@ class CallbackStates:
 
         Raises:
             ValueError: the notes are not those of these callbacks.
+        ProgramError: an attribute was too large to be kept, and nothing has made it again.
         """
         for name, kept in self._kept.items():
             if name not in notes:
@@ -281,10 +298,36 @@ def _attributes(callback: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _picture(callback: Any) -> dict[str, str]:
+def _picture(callback: Any, most: int | None = None) -> dict[str, str]:
     """Return a text for each attribute, which is another one when the attribute has changed."""
-    encoder = Encoder({type(callback).__module__})
+    encoder = _painter(callback, most)
     return {name: _text(encoder, value) for name, value in _attributes(callback)}
+
+
+def _painter(callback: Any, most: int | None) -> Encoder:
+    """Return what makes texts of attributes; with a limit, a large array shows its digest."""
+    modules = {type(callback).__module__}
+    return Encoder(modules) if most is None else _Painter(modules, _digest_of_large)
+
+
+class _Painter(Encoder):
+    def _tensor(self, value: Any) -> Json:
+        try:
+            return super()._tensor(value)
+        except NotPlain:
+            return self._array(np.asarray(value))
+
+
+def _digest_of_large(array: Array) -> Any:
+    if array.nbytes <= INLINE_BYTES:
+        return None
+    step = 1 + array.nbytes // _MOST_DIGESTED
+    return digest_of(np.ascontiguousarray(array.reshape(-1)[::step]).view(np.uint8).data)
+
+
+def _is_too_large(kept: _Kept, text: str) -> bool:
+    """Return whether only the digest of an attribute with this text is kept."""
+    return kept.most is not None and (len(text) > kept.most or _KEPT in text)
 
 
 def _text(encoder: Encoder, value: Any) -> str:
@@ -301,19 +344,22 @@ def _encode(kept: _Kept) -> Json:
     if _has_own_state(kept.callback):
         return {"state": encoder.encode(kept.callback.get_state())}
     found: dict[str, Json] = {}
-    plain = Encoder({type(kept.callback).__module__})
+    digests: dict[str, str] = {}
+    painter = _painter(kept.callback, kept.most)
     for name, value in _attributes(kept.callback):
-        text = _text(plain, value)
+        text = _text(painter, value)
         if text == kept.before.get(name) == kept.begun.get(name, text):
             continue
-        if kept.most is not None and len(text) > kept.most:
-            continue
         try:
-            found[name] = _encode_value(encoder, value)
+            if _is_too_large(kept, text):
+                digests[name] = digest_of(text.encode())
+            else:
+                found[name] = _encode_value(encoder, value)
         except NotPlain:
             continue
     gone = sorted(kept.begun.keys() - dict(_attributes(kept.callback)).keys())
-    return {"attributes": found, "gone": gone}
+    noted = {"attributes": found, "gone": gone}
+    return noted | {"digests": digests} if digests else noted
 
 
 def _encode_value(encoder: Encoder, value: Any) -> Json:
@@ -378,6 +424,28 @@ def _decode(kept: _Kept, notes: Json, places: Mapping[int, Array]) -> None:
             _set_inner(now, decoder.decode(value["inner"]))
         elif not _is_refilled(now, found := decoder.decode(value)):
             setattr(callback, name, found)
+    _check_digests(kept, notes.get("digests", {}))
+
+
+def _check_digests(kept: _Kept, digests: Mapping[str, str]) -> None:
+    """Raise ProgramError if an attribute that was too large to be kept is another one now."""
+    painter, kind = _painter(kept.callback, kept.most), type(kept.callback).__name__
+    attributes = dict(_attributes(kept.callback))
+    for name, digest in digests.items():
+        value = attributes.get(name)
+        if digest_of(_text(painter, value).encode()) == digest:
+            continue
+        if isinstance(value, dict | list):
+            kept.lost.append(f"{kind}.{name} (a large {type(value).__name__}; a cache may be lost)")
+            continue
+        what = f"the global name {name}" if kind == _Names.__name__ else f"{kind}.{name}"
+        raise ProgramError(
+            f"{what}, which the dataset holds or reads, was changed by the training; it is too "
+            f"large to be kept in a checkpoint (more than {MOST_KEPT >> 10} KiB as text, or an "
+            f"array of more than {INLINE_BYTES >> 10} KiB), and on_epoch_end() has not made it "
+            "again: let on_epoch_end() make it, or hold it in an object with get_state() and "
+            "set_state() that give and take lists in place of arrays"
+        )
 
 
 def _as_begun(kept: _Kept) -> dict[str, Json]:
@@ -386,11 +454,13 @@ def _as_begun(kept: _Kept) -> dict[str, Json]:
     Plain ones that did not exist then are removed at once.  A worker that trains already takes
     over the state of another one in this way.
     """
-    encoder = Encoder({type(kept.callback).__module__})
+    encoder = _painter(kept.callback, kept.most)
     changed: dict[str, Json] = {}
     for name, value in _attributes(kept.callback):
         begun = kept.begun.get(name)
         text = _text(encoder, value)
+        if _is_too_large(kept, text if begun is None else begun):
+            continue
         if begun is None and not text.startswith(_OBJECT):
             delattr(kept.callback, name)
         elif begun is not None and begun != text and not begun.startswith(_OBJECT):

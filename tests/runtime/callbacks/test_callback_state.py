@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
 
 from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
+from holdfast.runtime.errors import ProgramError
 
 WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
 
@@ -354,10 +355,38 @@ def test_dataset_is_kept_with_what_it_holds_and_reads() -> None:
     notes = json.loads(json.dumps(kept.notes()))
     LEVEL = SETTINGS["level"] = 0.0
     again = Rows()
+    again.cache[0] = 1.0  # as a hook makes it again
+    states = CallbackStates(reached_from(again), most=MOST_KEPT)
 
-    CallbackStates(reached_from(again), most=MOST_KEPT).restore(notes, {})
+    states.restore(notes, {})
 
     assert [again.level, again.augmenter.level, LEVEL, SETTINGS["level"]] == [0.5] * 4
     assert again.order.tolist() == [3, 2, 1, 0]
-    assert (again.cache[0], again.paths[0]) == (0.0, "a.png")  # too large: hooks make it again
+    assert again.paths[0] == "a.png"
+    assert "Rows.paths (a large list" in states.lost()[0]
     LEVEL = SETTINGS["level"] = 0.0
+
+
+class Hard:
+    def __init__(self, value: Any) -> None:
+        self.hard = value
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("size", [20_000, 1 << 25])
+def test_large_state_of_a_dataset_that_is_lost_is_refused(*, in_place: bool, size: int) -> None:
+    rows = Hard(np.zeros(size, np.float64))
+    kept = CallbackStates(reached_from(rows), most=MOST_KEPT)
+    assert "digests" not in kept.notes()["Hard-1"]
+    if in_place:
+        rows.hard[:] += 1.0
+    else:
+        rows.hard = rows.hard + 1.0
+    notes = json.loads(json.dumps(kept.notes()))
+    assert len(json.dumps(notes)) < 1000
+
+    CallbackStates([Hard(np.ones(size))], most=MOST_KEPT).restore(notes, {})
+    kept.restore(notes, {})
+    other = CallbackStates([Hard(np.zeros(size))], most=MOST_KEPT)
+    with pytest.raises(ProgramError, match=r"^Hard\.hard, which the dataset holds or reads"):
+        other.restore(notes, {})
