@@ -44,6 +44,7 @@ from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch, wa
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.program import is_users
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.worker import worker
 from holdfast.runtime.worker.context import current, when_all_have_left
 from holdfast.runtime.worker.script_clock import CallingScript, share_names
@@ -270,8 +271,7 @@ def _give_back() -> None:
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     """Run the worker that ``config`` describes, in a fresh process of the pool."""
-    # No worker runs its script before all have come here.  Later launches find what the first made.
-    began = time.time() if config.generation == 1 else 0.0
+    began = time.time()  # no worker runs its script before all have come here
     worker.main(config, control_fd, heartbeat_fd, lambda config: prepare(config, began))
 
 
@@ -279,14 +279,19 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.script
     run, record = RunDirectory(config.run_dir.resolve()), config.script_record
-    run_as_begun(OwnFiles(config, record, lambda text: current().notify(text)))
+    tell, is_early = (
+        (lambda text: current().notify(text)),
+        lambda: current().page.phase is Phase.STARTING,
+    )
+    run_as_begun(OwnFiles(config, record, tell, began=began, is_early=is_early))
     for module in config.options.named_modules:  # of the user's own, it may be an older text
         if is_users(getattr(sys.modules.get(module), "__file__", None) or "<built in>"):
             del sys.modules[module]
     script = CallingScript(path)
     share_names(record, script)
     directories = SharedDirectories(
-        *(record, script, config.run_dir, began, is_first),
+        # Later launches find what the first made.
+        *(record, script, config.run_dir, began if config.generation == 1 else 0.0, is_first),
         lambda: f"{config.generation} {current().page.step}",
     )
     share_directories(directories)

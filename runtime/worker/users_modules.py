@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import linecache
+import math
 import os
 import sys
 from collections import Counter
@@ -76,33 +77,48 @@ class OwnFiles:
     """The user's files that this process runs: of each one the text that the job began with.
 
     A file that the job's client has not found is kept by the first worker that imports it.  So is
-    one that is loaded again: then the script itself may have written it anew.
+    one that is loaded again: then the script itself may have written it anew.  So is a module that
+    was written between the first launch's begin and its training: scripts write modules for
+    themselves, and plain Python would take it as it is.  The first worker decides for all.
 
-    ``record`` is that of the run, and ``tell`` shows a line to the user.
+    ``record`` is that of the run, and ``tell`` shows a line to the user.  ``began`` is when this
+    process did, before any script.  ``is_early`` tells whether no training has begun.
     """
 
     def __init__(
-        self, config: WorkerConfig, record: ScriptRecord, tell: Callable[[str], None]
+        self,
+        config: WorkerConfig,
+        record: ScriptRecord,
+        tell: Callable[[str], None],
+        *,
+        began: float = math.inf,
+        is_early: Callable[[], bool] = lambda: True,
     ) -> None:
         self._begun = config.program
         self._folder = RunDirectory(config.run_dir).program_path
         self._record = record
         self._job = config.lease_token
         self._tell = tell
+        self._began, self._is_early = began, is_early
+        first = record.first(f"first launch of {self._job}", config.generation)
+        self._is_first_launch = first == config.generation
         self._loads: Counter[str] = Counter()
         self.ran: dict[str, str] = {}
         """The digest of each file that has run."""
 
-    def text(self, file: str) -> bytes:
+    def text(self, file: str, module: str = "") -> bytes:
         """Return what runs of a file, and remember its lines for tracebacks and AutoGraph.
 
         Raises:
             OSError: there is no such file.
-            UsageError: it has changed, and the text that the job began with is gone.
+            UsageError: it has changed, and the text that the job began with is gone; or the
+                ``module`` was another file's when the job began.
         """
         path = os.path.realpath(file)
         self._loads[path] += 1
+        key = f"text {self._loads[path]} of {path} in {self._job}"
         begun = self._begun.get(path) if self._loads[path] == 1 else None
+        settled = self._record.find(key)
         try:
             text = Path(path).read_bytes()
         except OSError:
@@ -110,10 +126,19 @@ class OwnFiles:
                 raise
             text = b""
         mine = digest_of(text)
-        if begun is None:
+        if module:
+            self._refuse_another(module, path, mine, is_new=begun is None and settled is None)
+        is_written = bool(begun and module) and mine != begun and self._is_of_this_launch(path)
+        if settled is None and (begun is None or is_written):
             with contextlib.suppress(OSError):
                 keep(self._folder, [text])
-            begun = self._record.first(f"text {self._loads[path]} of {path} in {self._job}", mine)
+            begun = mine
+        begun = self._record.first(key, begun)
+        if mine == begun and settled is None and is_written:
+            self._tell(
+                f"{path} was written after this job began, before the script imported it: the job "
+                "goes on with what it is now"
+            )
         if mine != begun:
             text = self._kept(path, begun)
         self.ran[path] = begun
@@ -121,6 +146,29 @@ class OwnFiles:
             lines = importlib.util.decode_source(text).splitlines(keepends=True)
             linecache.cache[file] = (len(text), None, lines, file)
         return text
+
+    def _is_of_this_launch(self, path: str) -> bool:
+        """Return whether a file was written in the first launch, before any training."""
+        with contextlib.suppress(OSError):
+            is_new = os.stat(path).st_mtime >= self._began
+            return is_new and self._is_first_launch and self._is_early()
+        return False
+
+    def _refuse_another(self, module: str, path: str, mine: str, *, is_new: bool) -> None:
+        """Refuse a new file with another text for a module that the job has from elsewhere."""
+        self._loads[f"module {module}"] += 1
+        key = f"file {self._loads[f'module {module}']} of module {module} in {self._job}"
+        before = self._record.first(key, path)
+        folder, name = os.path.split(path)
+        beside = f"{folder}.py" if name == "__init__.py" else f"{path[:-3]}/__init__.py"
+        if before == path and beside in self._begun:
+            before = beside
+        text = self._record.find(f"text 1 of {before} in {self._job}") or self._begun.get(before)
+        if is_new and before != path and text != mine and not self._is_first_launch:
+            raise UsageError(
+                f"the module {module} was {before} when this job began, and is {path} now: bring "
+                "that back, or run again: the run goes on with the new one"
+            )
 
     def _kept(self, path: str, digest: str) -> bytes:
         changed = f"{path} has changed since this job began"
@@ -149,7 +197,7 @@ def run_as_begun(own: OwnFiles) -> None:
     def get_code(self: Any, fullname: str) -> CodeType | None:
         if not is_users(self.path) or fullname.startswith(_GENERATED):
             return plain(self, fullname)
-        code: CodeType = self.source_to_code(own.text(self.path), self.path)
+        code: CodeType = self.source_to_code(own.text(self.path, fullname), self.path)
         return code
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]

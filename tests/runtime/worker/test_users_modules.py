@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 import pytest
 from configs import worker_config
@@ -100,18 +101,20 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFiles]:
         sys.modules.pop(name, None)
 
 
-def _launch(folder: Path, lines: list[str]) -> OwnFiles:
+def _launch(folder: Path, lines: list[str], generation: int = 1, **early: Any) -> OwnFiles:
     """Return the files of another launch of the job."""
     run = RunDirectory(folder / "run")
     program = Program.of(folder / "train.py")
-    config = dataclasses.replace(worker_config(run_dir=run.path), program=program.digests)
+    config = dataclasses.replace(
+        worker_config(run_dir=run.path, generation=generation), program=program.digests
+    )
     if not run.path.exists():
         run.path.mkdir()
         keep(run.program_path, program.texts.values())
         (folder / "begun.json").write_text(json.dumps(program.digests))
     begun = json.loads((folder / "begun.json").read_text())
     config = dataclasses.replace(config, program=begun)
-    own = OwnFiles(config, ScriptRecord(run.script_record_path), lines.append)
+    own = OwnFiles(config, ScriptRecord(run.script_record_path), lines.append, **early)
     run_as_begun(own)
     return own
 
@@ -165,3 +168,67 @@ def test_text_that_is_gone_is_named(tmp_path: Path, own: OwnFiles) -> None:
 
     with pytest.raises(UsageError, match=r"own_a.py has changed since this job began, and what"):
         _launch(tmp_path, []).text(str(tmp_path / "own_a.py"))
+
+
+def test_module_that_is_written_before_its_first_import_is_taken_by_the_whole_job(
+    tmp_path: Path, own: OwnFiles
+) -> None:
+    (tmp_path / "own_a.py").write_text("VALUE = 5\n")
+    lines: list[str] = []
+    in_training = _launch(tmp_path, lines, began=0.0, is_early=lambda: False)
+    assert in_training.text(str(tmp_path / "train.py"), "train") == b"import own_a\n"
+    _launch(tmp_path, lines, began=0.0)
+
+    assert _value("own_a") == 5
+    assert "own_a.py was written after this job began, before the script" in lines[0]
+    own.text(str(tmp_path / "own_a.py"), "own_a")  # another worker
+    (tmp_path / "own_a.py").write_text("VALUE = 7\n")
+    _launch(tmp_path, lines, began=0.0)
+    assert _value("own_a") == 5
+    _launch(tmp_path, lines, generation=4)
+    assert _value("own_a") == 5
+
+
+@pytest.mark.parametrize("generation", [1, 4])
+def test_module_that_is_written_in_a_training_or_a_relaunch_is_not_taken(
+    tmp_path: Path, own: OwnFiles, generation: int
+) -> None:
+    (tmp_path / "own_a.py").write_text("VALUE = 5\n")
+    lines: list[str] = []
+    _launch(tmp_path, lines, generation=generation, began=0.0, is_early=lambda: generation > 1)
+
+    assert _value("own_a") == 1
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["found by the client", "found late"])
+def test_module_that_is_another_file_in_a_relaunch_is_refused(
+    tmp_path: Path, own: OwnFiles, *, is_named: bool
+) -> None:
+    name = "own_a" if is_named else "own_b"
+    value, text = _value(name), (tmp_path / f"{name}.py").read_text()
+    (tmp_path / name).mkdir()
+    package = tmp_path / name / "__init__.py"
+    package.write_text("VALUE = 33\n")
+    importlib.invalidate_caches()
+    _launch(tmp_path, [], generation=4)
+    with pytest.raises(UsageError, match=rf"{name}.py when this job began, and is .*__init__"):
+        _value(name)
+
+    package.write_text(text)
+    _launch(tmp_path, [], generation=5)
+    assert _value(name) == value
+    package.write_text("VALUE = 33\n")
+    _launch(tmp_path, [], generation=6)
+    assert _value(name) == value
+
+
+@pytest.mark.usefixtures("own")
+def test_late_module_that_is_a_package_by_then_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own_a").mkdir()
+    (tmp_path / "own_a/__init__.py").write_text("VALUE = 33\n")
+    importlib.invalidate_caches()
+    _launch(tmp_path, [], generation=4)
+
+    with pytest.raises(UsageError, match="the module own_a was"):
+        _value("own_a")
