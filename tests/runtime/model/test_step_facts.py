@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -65,10 +66,13 @@ def facts(
     return KerasReplica(model, X, Y).facts()
 
 
-@pytest.fixture(scope="module")
+_facts_once = functools.cache(facts)
+
+
+@pytest.fixture
 def before() -> StepFacts:
     """The facts of a step without changes."""
-    return facts()
+    return _facts_once()
 
 
 def test_names_of_functions_and_seeds_of_dropout_do_not_count(before: StepFacts) -> None:
@@ -141,6 +145,7 @@ class Pull(keras.regularizers.Regularizer):
 
 
 def test_settings_are_in_words_whatever_an_object_tells_of_itself() -> None:
+    keras.backend.clear_session()
     layer = keras.layers.Dense(1, kernel_regularizer=Pull(), name="last")
     model = keras.Sequential([keras.Input((4,)), layer], name="own")
     model.compile(keras.optimizers.SGD(Falling()), "mse")
