@@ -75,6 +75,7 @@ _CURSOR = "cursor/"
 _STEP_PARTS = ("weights/", "optimizer/", "companion/")
 _MOST_PARTS = 256
 _RATE, _RATE_OF = "learning_rate", "learning rate of "
+_SCHEDULER = "LearningRateScheduler"
 
 
 def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
@@ -362,6 +363,10 @@ class StepRecord:
         facts = state.facts
         graphs = GraphFacts() if facts is None else facts.graphs
         asked = {} if facts is None else dict(islice(facts.settings().items(), _MOST_PARTS))
+        holder = state.callback_host
+        calls = holder.settings().get(CALLBACKS, "") if isinstance(holder, SettingsHolder) else ""
+        if _SCHEDULER in calls:
+            asked[_SCHEDULER] = "given"
         parts = graphs.parts
         if len(parts) > _MOST_PARTS:
             parts = {"the step": digest_of(repr(sorted(parts.items())).encode())}
@@ -380,7 +385,7 @@ class StepRecord:
     def going_on_from(self, saved: Mapping[str, object]) -> StepRecord:
         """Return the record for the next checkpoints: rates that are kept stay as they were."""
         before = _record_in(saved)
-        if before is None:
+        if before is None or _SCHEDULER in self.asked:  # a callback sets the rate from here on
             return self
         rates = {name: then for name, then, now in self.unlike(before) if _is_kept(name, then, now)}
         return replace(self, asked={**self.asked, **rates})
@@ -458,6 +463,8 @@ def check_same_record(
         for name, then, now in unlike[:1]:
             what = f"the {name} is {now}, and was {then}"
         raise UsageError(f"a training of the script is another one than in the run: {what}")
+    if _SCHEDULER in mine.asked:
+        unlike = [setting for setting in unlike if not _is_kept(*setting)]
     if is_first and unlike and (not mine.job or mine.job != before.job):
         context.notify(f"{'; '.join(_asked_anew(unlike[:_MOST_TOLD]))}; --fresh begins a new run")
     if not is_same:

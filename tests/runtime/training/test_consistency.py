@@ -536,6 +536,15 @@ def test_what_a_start_asks_for_is_told_with_what_the_run_keeps(script: str) -> N
     assert "momentum" not in line
 
 
+def test_rate_that_a_callback_sets_is_the_one_of_the_run_from_then_on() -> None:
+    new = {RATE: "0.01", MOMENTUM: "0.9"}
+    advised = replace(ASKED, job="another", asked={**new, "LearningRateScheduler": "given"})
+
+    assert heard(ASKED, advised) == []
+    following = advised.going_on_from({"step": to_plain(ASKED)})
+    assert heard(following, replace(ASKED, job="a third", asked=new)) == []
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [
