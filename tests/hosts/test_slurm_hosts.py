@@ -352,7 +352,7 @@ def test_command_of_the_page_trains(
     command: str,
 ) -> None:
     write_train(folder)
-    said = slurm.call("sh", "-c", f"cd {folder} && {command}", env=programs)
+    said = slurm.call("sh", "-c", f"cd {folder} && {command.splitlines()[0]}", env=programs)
     job = int(said.rpartition(" ")[2])
 
     end = slurm.wait_for_state(job, "COMPLETED", "FAILED", within_s=_LONG_S)
