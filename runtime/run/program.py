@@ -15,6 +15,7 @@ import ast
 import contextlib
 import hashlib
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -31,7 +32,7 @@ _PATHS = (
     *(*site.getsitepackages(), site.getusersitepackages()),
 )
 _LIBRARIES = tuple({f"{p}/" for path in _PATHS for p in (path, os.path.realpath(path))})
-_OF_ANY_PYTHON = ("/site-packages/", "/dist-packages/")
+_OF_ANY_PYTHON = re.compile(r"/lib(64)?/python3\.\d+/|/(site|dist)-packages/")
 _LARGEST_TEXT = 16 << 20
 _MOST_FILES = 1000
 """What is beyond is kept by the worker that imports it first."""
@@ -39,8 +40,9 @@ _MOST_FILES = 1000
 
 def is_users(file: str) -> bool:
     """Return whether the code in a file is neither a library's nor holdfast's."""
-    is_library = file.startswith(("<", *_LIBRARIES)) or any(m in file for m in _OF_ANY_PYTHON)
-    return not (is_library or is_holdfasts(file))
+    if file.startswith(("<", *_LIBRARIES)) or _OF_ANY_PYTHON.search(file):
+        return False
+    return not is_holdfasts(file)
 
 
 def is_holdfasts(file: str) -> bool:
