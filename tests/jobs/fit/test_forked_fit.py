@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing import JobRequest, start_job
+from script_jobs import train_text
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -49,15 +48,7 @@ def test_folds_in_processes_of_the_script_are_those_of_plain_keras(tmp_path: Pat
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path
     )
 
-    request = JobRequest(
-        script=script,
-        run_dir=tmp_path / "run",
-        workers=2,
-        options=("--threads", "1"),
-        directory=tmp_path,
-    )
-    with start_job(request, timeout_s=300) as running:
-        job = running.wait()
+    job = train_text(SCRIPT, tmp_path)
 
     assert job.exit_code == 0, job.stderr
     words = ("folds", "forked", "ended")

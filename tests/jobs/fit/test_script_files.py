@@ -13,8 +13,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from script_jobs import train_text
 
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -66,18 +67,7 @@ print(json.dumps([losses, out, sorted(os.listdir(out)), open("results/log.csv").
 
 
 def train(directory: Path, *faults: str) -> JobRun:
-    script = directory / "train.py"
-    script.write_text(SCRIPT)
-    request = JobRequest(
-        script=script,
-        run_dir=directory / "run",
-        workers=2,
-        faults=faults,
-        options=("--threads", "1", "--save-every", "3"),
-        directory=directory,
-    )
-    with start_job(request, timeout_s=300) as running:
-        job = running.wait()
+    job = train_text(SCRIPT, directory, *faults, options=("--save-every", "3"))
     assert job.exit_code == 0, job.stderr
     return job
 

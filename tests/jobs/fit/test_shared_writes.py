@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing import JobRequest, start_job
+from script_jobs import train_text
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -50,18 +49,7 @@ print("kept", sorted(os.listdir("kept")))
 
 
 def test_libraries_find_what_the_script_has_written_on_each_worker(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-
-    request = JobRequest(
-        script=script,
-        run_dir=tmp_path / "run",
-        workers=2,
-        options=("--threads", "1"),
-        directory=tmp_path,
-    )
-    with start_job(request, timeout_s=300) as running:
-        job = running.wait()
+    job = train_text(SCRIPT, tmp_path)
 
     assert job.exit_code == 0, job.stderr
     assert job.report.failures == ()
