@@ -149,7 +149,8 @@ def test_scopes_are_left_out_unless_the_user_wants_keras_left_alone(
     monkeypatch.setattr(graphs, "set_threads", threads.append)
     monkeypatch.setattr(script_setup, "keep_in_memory", lambda: kept.append(True))
     monkeypatch.setattr(script_setup, "leave_out", lambda *arguments: left_out.append(arguments))
-    monkeypatch.setattr(script_setup, "share_caches", lambda *_: None)
+    for name in ("share_caches", "share_checkpoints", "exchange_generator"):
+        monkeypatch.setattr(script_setup, name, lambda *_: None)
     monkeypatch.setattr(stages, "stages_of_script", lambda: context)
     script_setup.prepare(worker_config(fit=fit))
 
