@@ -273,7 +273,7 @@ class CallbackStates:
 
         Raises:
             ValueError: the notes are not those of these callbacks.
-        ProgramError: an attribute was too large to be kept, and nothing has made it again.
+            ProgramError: an attribute was too large to be kept, and nothing has made it again.
         """
         for name, kept in self._kept.items():
             if name not in notes:

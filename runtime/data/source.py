@@ -439,7 +439,8 @@ def _reads_model(dataset: Any) -> bool:
 
 def _held_by(value: Any) -> list[Any]:
     """Return what an object of the script holds, and what its methods name, but at epochs."""
-    if _is_of_library(value if isinstance(value, type | FunctionType) else type(value)):
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    if str(kind.__module__).partition(".")[0] in _LIBRARIES:
         return []
     if isinstance(value, FunctionType):
         used = [value.__globals__.get(name) for name in _names_in(value.__code__)]
@@ -455,10 +456,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
-
-
-def _is_of_library(value: Any) -> bool:
-    return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
 @contextlib.contextmanager

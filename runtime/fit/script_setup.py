@@ -279,11 +279,14 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.script
     run, record = RunDirectory(config.run_dir.resolve()), config.script_record
-    tell, is_early = (
-        (lambda text: current().notify(text)),
-        lambda: current().page.phase is Phase.STARTING,
+    own = OwnFiles(
+        config,
+        record,
+        lambda text: current().notify(text),
+        began=began,
+        is_early=lambda: current().page.phase is Phase.STARTING,
     )
-    run_as_begun(OwnFiles(config, record, tell, began=began, is_early=is_early))
+    run_as_begun(own)
     for module in config.options.named_modules:  # of the user's own, it may be an older text
         if is_users(getattr(sys.modules.get(module), "__file__", None) or "<built in>"):
             del sys.modules[module]

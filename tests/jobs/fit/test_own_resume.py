@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 import pytest
+from script_jobs import train_text
 
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -60,18 +61,7 @@ print(json.dumps([loaded, first, fit()]))
 
 def train(directory: Path, text: str, *faults: str, every: int = 2) -> JobRun:
     directory.mkdir()
-    script = directory.parent / "train.py"
-    script.write_text(text)
-    request = JobRequest(
-        script=script,
-        run_dir=directory / "run",
-        workers=2,
-        faults=faults,
-        options=("--threads", "1", "--save-every", str(every)),
-        directory=directory,
-    )
-    with start_job(request, timeout_s=300) as running:
-        job = running.wait()
+    job = train_text(text, directory, *faults, options=("--save-every", str(every)))
     assert job.exit_code == 0, job.stderr
     return job
 
