@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 from holdfast.recovery.ledger import Cursor
 
@@ -20,7 +21,7 @@ class Work(Enum):
     EVALUATE = "evaluate"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what each step asks for is worked out once
 class WorkPlan:
     """The whole job as a sequence of transactions.
 
@@ -53,7 +54,7 @@ class WorkPlan:
     validated: int | tuple[int, ...] = 1
     pass_steps: int | None = None
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """The step at which the job is complete."""
         return self.begin + self._updates_of(self.epochs)
@@ -94,7 +95,7 @@ class WorkPlan:
 
     def validates_cut(self, cursor: Cursor) -> bool:
         """Return whether the epoch would end with validation, if it were cut at ``cursor``."""
-        return self.next_work(cursor.after_cut()) is Work.EVALUATE
+        return self.has_validation and self.next_work(cursor.after_cut()) is Work.EVALUATE
 
     def epoch_of(self, cursor: Cursor) -> int:
         """Return the number, from 1, of the epoch that the last update belongs to."""
@@ -159,11 +160,11 @@ class WorkPlan:
         """Return the number of this job's epochs that have ended so far."""
         return self._epochs_in(self._updates(cursor)) + cursor.is_cut
 
-    @property
+    @cached_property
     def _pass(self) -> int:
         return max(self.pass_steps or 0, self.steps_per_epoch)
 
-    @property
+    @cached_property
     def _epochs_of_a_pass(self) -> int:
         return -(-self._pass // self.steps_per_epoch)
 

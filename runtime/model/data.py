@@ -101,8 +101,9 @@ class ArrayData:
     def read(self, ids: SampleIds) -> Samples:
         """Return these samples, with weights if there are any; views of consecutive ids."""
         rows = _rows(ids, len(self))
+        is_within = isinstance(rows, slice) or _are_within(rows, len(self))
         x, y, weights = (
-            map_leaves(lambda array: _taken(array, rows), part)
+            map_leaves(lambda array: _taken(array, rows, is_within=is_within), part)
             for part in (self._x, self._y, self._weights)
         )
         return (x, y) if weights is None else (x, y, weights)
@@ -243,12 +244,12 @@ def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:
     return slice(first, last + 1) if is_run and first >= 0 and last < samples else ids
 
 
-def _taken(array: Array, rows: slice | SampleIds) -> Array:
+def _taken(array: Array, rows: slice | SampleIds, *, is_within: bool) -> Array:
     """Return some samples: a view, or a copy that TensorFlow can use where it lies."""
-    if isinstance(rows, slice) or array.dtype.hasobject or not _are_within(rows, len(array)):
+    if isinstance(rows, slice) or array.dtype.hasobject or not is_within:
         return array[rows]
     found: Array = aligned_array((len(rows), *array.shape[1:]), array.dtype)
-    return np.take(array, rows, axis=0, out=found, mode="clip")  # without a second copy
+    return array.take(rows, axis=0, out=found, mode="clip")  # without a second copy
 
 
 def _are_within(ids: SampleIds, samples: int) -> bool:

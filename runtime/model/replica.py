@@ -48,7 +48,9 @@ def leaves(nest: Nest) -> list[Any]:
 
 def named_leaves(nest: Nest, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a nest, each with the expression that leads to it: ``x['age'][0]``."""
-    if isinstance(nest, Mapping):
+    if isinstance(nest, np.ndarray):
+        yield name, nest
+    elif isinstance(nest, Mapping):
         for key, value in nest.items():
             yield from named_leaves(value, f"{name}[{key!r}]")
     elif isinstance(nest, (list, tuple)):
@@ -63,6 +65,8 @@ def map_leaves(function: Callable[[Any], Any], nest: Nest) -> Nest:
 
     Keras hands tuples to a model too, also where the script gave lists to ``fit``.
     """
+    if isinstance(nest, np.ndarray):
+        return function(nest)
     if isinstance(nest, Mapping):
         return dict_like(nest, {key: map_leaves(function, value) for key, value in nest.items()})
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -299,12 +303,6 @@ def next_sums(replica: object, sums: Sums) -> Sums:
 def after_pass(replica: object, sums: Sums, passed: Sums) -> Sums:
     """Return the sums of an epoch, after a pass over validation data has added ``passed``."""
     return replica.with_pass(sums, passed) if isinstance(replica, Carrying) else sums
-
-
-def step_sums(replica: object, metrics: FloatVector, samples: int) -> Sums:
-    """Return what the metrics of one step's total add to the sums of its epoch."""
-    sums = metrics.astype(np.float64)
-    return replica.settle(sums, samples) if isinstance(replica, Settling) else sums
 
 
 class PassLayout:

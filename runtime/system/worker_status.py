@@ -239,8 +239,10 @@ class WorkerStatus:
 
         Without the lease of its host it ends here: its peers may have gone on without it.
         """
-        self.end_without_lease()
-        self._turn = ((self._turn >> 1) + 1) << 1 | waits_for_peers
+        words = self.words  # several times a step
+        if words[_LEASE_AT]:
+            self.end_without_lease()
+        words[_TURN_AT] = ((words[_TURN_AT] >> 1) + 1) << 1 | waits_for_peers
 
     @contextlib.contextmanager
     def needing_no_peer(self) -> Iterator[None]:
@@ -416,6 +418,7 @@ _MIRRORED: dict[Writer, dict[str, _Word[Any]]] = {
     writer: {word.name: word for word in _WORDS if word.writer is writer and not word.is_local}
     for writer in Writer
 }
+_TURN_AT, _LEASE_AT = WorkerStatus._turn.place, WorkerStatus.lease_ms.place
 _ROWS = "\n".join(f"    {word.row}" for word in _WORDS)
 WorkerStatus.__doc__ = f"{WorkerStatus.__doc__}\n{_ROWS}\n"
 

@@ -27,13 +27,13 @@ from holdfast.runtime.model.replica import (
     MetricsHolder,
     OverflowTaker,
     Replica,
+    Settling,
     Sums,
     TurnTaker,
     after_pass,
     first_cursor,
     next_sums,
     pass_sums,
-    step_sums,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import UNKNOWN, StepReport
@@ -64,6 +64,7 @@ class Progress:
     def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
         self._replica = replica
         self._turns = replica if isinstance(replica, TurnTaker) else None
+        self._settling = replica if isinstance(replica, Settling) else None
         self._job = job
         self._records = records
         self.cursor = first_cursor(replica, replica.shape.metrics, job.stage.begin)
@@ -195,8 +196,11 @@ class Progress:
             )
 
     def _step_sums(self, total: Total) -> Sums:
-        metrics = total.contribution[self._replica.shape.gradient :]
-        return step_sums(self._replica, metrics, max(total.samples, 1))
+        """Return what a step's total, whose memory is soon written again, adds to its epoch's."""
+        metrics = total.contribution[self._replica.shape.gradient :].astype(np.float64)
+        if self._settling is None:
+            return metrics
+        return self._settling.settle(metrics, max(total.samples, 1))
 
 
 def _shown(results: dict[str, float]) -> str:

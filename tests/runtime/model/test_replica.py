@@ -20,7 +20,6 @@ from holdfast.runtime.model.replica import (
     named_leaves,
     pack,
     pass_sums,
-    step_sums,
     structure_key,
 )
 
@@ -123,16 +122,6 @@ def leaf_of(layout: PassLayout) -> npt.NDArray[np.float32]:
 
 def metrics_of(*values: float) -> npt.NDArray[np.float32]:
     return np.array(values, np.float32)
-
-
-def test_sums_of_a_step_are_doubles_that_outlive_the_total() -> None:
-    total = metrics_of(0.5, 3.0)
-
-    sums = step_sums(object(), total, 4)
-    total[:] = 0.0
-
-    assert sums.dtype == np.float64
-    assert sums.tolist() == [0.5, 3.0]
 
 
 def test_batches_are_numbered_on_from_pass_to_pass() -> None:
