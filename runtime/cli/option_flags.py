@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -39,9 +38,6 @@ class _AnyPath(click.Path):
 PATH = _AnyPath(path_type=Path)
 SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
-
-_MOST_FILES = 1000
-"""Of packages beside a script, which are looked through for the names of its options."""
 
 _EPILOG = (
     "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
@@ -137,35 +133,25 @@ def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]
 
     An option of ours may be one that was removed.
     """
+    from holdfast.runtime.run.program import Program  # few commands ask
+
     values = dict.fromkeys((flag for flag in REMOVED if flag not in OF_SCRIPTS_TOO), 1)
     for option in OPTIONS.values():
         values |= dict.fromkeys(_flags_of(option), 0 if option.is_switch else option.words)
     known = {flag: count for flag, count in values.items() if flag.startswith("-")}
-    text = _text_of(script) if any(word.partition("=")[0] in known for word in argv) else None
+    is_asked = any(word.partition("=")[0] in known for word in argv)
+    texts = tuple(Program.of(script).texts.values()) if is_asked else ()
+    text = b"\n".join(texts).decode(errors="replace")
     stray: list[str] = []
     others: list[str] = []
     words = list(argv)
     while words:
         flag, sign, _ = words[0].partition("=")
-        is_stray = text is not None and flag in known and not _names(text, flag)
+        is_stray = bool(texts) and flag in known and not _names(text, flag)
         length = 1 + (known[flag] if is_stray and not sign else 0)
         (stray if is_stray else others).extend(words[:length])
         del words[:length]
     return stray, others
-
-
-def _text_of(script: Path) -> str | None:
-    """Return a script with what it imports from beside it; None if it cannot be read."""
-    from holdfast.runtime.head.preconditions import ScriptSource
-
-    places = [script.parent / name for name in ScriptSource.of(script).imported]
-    modules = [place.with_suffix(".py") for place in places]
-    packages = (file for place in places for file in place.rglob("*.py"))
-    try:
-        files = (script, *filter(Path.is_file, modules), *itertools.islice(packages, _MOST_FILES))
-        return "".join(file.read_text(errors="replace") for file in files)
-    except OSError:
-        return None
 
 
 def _flags_of(option: Option) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_terms
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _UNKNOWN = "time limit not known: give --deadline"
@@ -147,10 +148,10 @@ def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) ->
 class ChainLink:
     """This start of a run, among those of its chain."""
 
-    def __init__(self, options: JobOptions, allocation: Allocation) -> None:
+    def __init__(self, options: JobOptions, allocation: Allocation, program: Program) -> None:
         self._allocation = allocation
         self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
-        self._program = script_terms(options)
+        self._program = script_terms(options, program)
         self._before = self._file.read()
         self._begins_afresh = options.fresh and self._before is None
         self._chain: Chain | None = None

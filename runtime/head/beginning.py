@@ -78,7 +78,7 @@ def _advice(setup: JobSetup) -> Iterator[str]:
     yield from _of_hosts(setup)
     if _is_resuming(setup):
         yield from _unlike_the_begin(setup)
-    if "horovod" in ScriptSource.of(options.script).imported:
+    if "horovod" in ScriptSource.of(setup.program.text).imported:
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
             "docs/migration/horovod.md of holdfast shows which lines go"

@@ -44,6 +44,7 @@ from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
@@ -91,8 +92,9 @@ def run_job(
         JobError: the job cannot begin; nothing was started.
     """
     with answering(options.run_dir, say):
-        refuse_other_program(options)
-        complete = complete_run(options)
+        program = Program.of(options.script)
+        refuse_other_program(options, program)
+        complete = complete_run(options, program)
     if complete is not None:
         say(complete)
         return ExitCode.DONE
@@ -124,7 +126,7 @@ def _prepare(options: JobOptions) -> JobSetup | tuple[FoundHead, SignalPipe]:
             return prepare_job(options, watch)
         except RunDirectoryBusy as error:
             busy = error
-        refuse_other_program(options, is_owned=True)
+        refuse_other_program(options, Program.of(options.script), is_owned=True)
         try:
             found = _found(RunDirectory(options.run_dir), options)
             if found is not None:
@@ -215,8 +217,9 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     if not allocation.chain:
         return run_job(options, BatchJob.of(options, allocation, os.environ))
     with answering(options.run_dir, say):
-        refuse_other_program(options)
-        link = ChainLink(options, allocation)
+        program = Program.of(options.script)
+        refuse_other_program(options, program)
+        link = ChainLink(options, allocation, program)
     if link.is_complete:
         say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
         return ExitCode.DONE

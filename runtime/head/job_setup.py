@@ -27,7 +27,7 @@ from holdfast.runtime.head.preconditions import (
 )
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.host.launchers import OPEN_MPI, LaunchTerms, job_environment
-from holdfast.runtime.mpi.fitness import Verdict, assess, require
+from holdfast.runtime.mpi.fitness import assess, require
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
@@ -137,7 +137,7 @@ class JobSetup:
             "threads": record.threads,
             "script": str(options.script),
             "argv": list(options.argv),
-            "terms": script_terms(options),
+            "terms": script_terms(options, self.program),
             **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
             **({"options": list(options.told)} if options.told else {}),
         }
@@ -196,26 +196,29 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
-    source = ScriptSource.of(options.script)
+        program = Program.of(options.script)
+    source = ScriptSource.of(program.text)
     backend = source.backend if source.uses_keras else TENSORFLOW
     refuse_faults(found, Wishes(options.workers + options.spares, backend))
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
     _refuse_faults_elsewhere(options)
     if not options.hosts:  # otherwise their network has to be known first
-        verdict = _assessed(options, library, None)
+        _require_fitness(options, library, None)
     with answering(options.run_dir, say):
         directory = RunDirectory(options.run_dir)
         directory.prepare()
         lease = directory.acquire_lease(watch=watch)
     try:
-        options, checked = _check_hosts(options, library, lease)
+        asked, (options, checked) = options, _check_hosts(options, library, lease)
         if checked is not None:
             os.environ.update(checked.variables)  # it counts among the numerics of the record
         if options.hosts:
-            verdict = _assessed(options, library, checked)
+            _require_fitness(options, library, checked)
         with answering(options.run_dir, say):
-            setup = _setup_in(options, library, verdict, lease, checked)
+            if options.script != asked.script:
+                program = Program.of(options.script)  # by the paths that all hosts know
+            setup = _setup_in(options, program, library, lease, checked)
     except BaseException:
         # --fresh has perhaps moved what another job has saved: that job must see so.
         lease.end(is_refused=not options.fresh)
@@ -241,18 +244,14 @@ def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:
         )
 
 
-def _assessed(options: JobOptions, library: MpiLibrary, checked: CheckedHosts | None) -> Verdict:
-    """Return the verdict on an MPI that this job can rely on, used as the job will use it.
-
-    Raises:
-        UsageError: it cannot.
-    """
+def _require_fitness(
+    options: JobOptions, library: MpiLibrary, checked: CheckedHosts | None
+) -> None:
+    """Refuse an MPI that this job cannot rely on, used as the job will use it."""
     network = None if checked is None else checked.network.network
     terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
-    verdict = assess(library, os.environ, needed, terms)
-    require(library, verdict, needed, terms)
-    return verdict
+    require(library, assess(library, os.environ, needed, terms), needed, terms)
 
 
 def _refuse_faults_elsewhere(options: JobOptions) -> None:
@@ -325,16 +324,17 @@ def _losses_in(options: JobOptions) -> dict[str, int]:
 
 def _setup_in(
     options: JobOptions,
+    program: Program,
     library: MpiLibrary,
-    verdict: Verdict,
     lease: Lease,
     checked: CheckedHosts | None,
 ) -> JobSetup:
     """Return the setup of a job that has taken its run directory: record, journal and terms."""
     directory = RunDirectory(options.run_dir)
     set_aside = directory.set_aside() if options.fresh else None
-    threads, program = None if checked is None else checked.threads, Program.of(options.script)
-    record, is_resumed = open_or_create_record(directory, options, threads)
+    source = ScriptSource.of(program.text)
+    threads = None if checked is None else checked.threads
+    record, is_resumed = open_or_create_record(directory, options, program, threads)
     with contextlib.suppress(OSError):  # a launch that needs them then says so
         keep(directory.program_path, program.texts.values())
     history = HistoryReader(directory.journal_path)
@@ -349,10 +349,10 @@ def _setup_in(
         journal=open_journal(directory, record.run_id),
         lease=lease,
         first_generation=next_generation(directory),
-        preload=useful_preload(options.preload, options.script),
+        preload=useful_preload(options.preload, source),
         environment=job_environment(record.threads)
         | library.variables(os.environ)
-        | ScriptSource.of(options.script).variables,
+        | source.variables,
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         history=history,
@@ -416,13 +416,12 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
         ) from error
 
 
-def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
+def useful_preload(wanted: tuple[str, ...], source: ScriptSource) -> tuple[str, ...]:
     """Return the modules to import in warm processes.
 
     Of ``wanted``, those that the script names in an import; a script that
     cannot be parsed will import none.
     """
-    imported = ScriptSource.of(script).imported
-    needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
+    needed = {name for module in source.imported for name in _BRINGS_ALONG.get(module, (module,))}
     useful = tuple(module for module in wanted if module in needed)
     return (*FOR_ALL, *useful, *(FOR_KERAS if "keras" in useful else ()))

@@ -231,12 +231,11 @@ class ScriptSource:
     names_keras: bool = False
 
     @staticmethod
-    def of(script: Path) -> ScriptSource:
-        """Read a script."""
+    def of(text: bytes) -> ScriptSource:
+        """Return what the text of a script says."""
         try:
-            text = script.read_bytes()
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, OSError):
+        except (SyntaxError, ValueError):
             return ScriptSource()
         backend = next(_backends(tree), None)
         names = frozenset(name.partition(".")[0] for name, level in imports(tree) if not level)

@@ -29,9 +29,7 @@ from holdfast.runtime.system.codec import to_plain
 
 
 def open_or_create_record(
-    directory: RunDirectory,
-    options: JobOptions,
-    threads: int | None = None,
+    directory: RunDirectory, options: JobOptions, program: Program, threads: int | None = None
 ) -> tuple[RunRecord, bool]:
     """Return the record of the run in ``directory``, and whether there was one before.
 
@@ -51,17 +49,17 @@ def open_or_create_record(
             "restore RUN.json, or set the checkpoints aside with --fresh"
         )
     if before is None:
-        record = _new_record(options, threads)
+        record = _new_record(options, program, threads)
         directory.create_record(record)
         return record, False
-    refuse_other_program(options)
+    refuse_other_program(options, program)
     if _has_begun(directory, options):
         record = _resumed(options, before)
         if record.microbatches != before.microbatches:
             directory.replace_record(dataclasses.replace(before, microbatches=record.microbatches))
         return record, True
     record = dataclasses.replace(
-        _new_record(options, threads),
+        _new_record(options, program, threads),
         run_id=before.run_id,
         created=before.created,
         draw_seed=before.draw_seed,
@@ -81,7 +79,7 @@ def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
         return True
 
 
-def refuse_other_program(options: JobOptions, *, is_owned: bool = False) -> None:
+def refuse_other_program(options: JobOptions, program: Program, *, is_owned: bool = False) -> None:
     """Refuse to go on with the run of another script, or of another task of a job array.
 
     A run without a step is nobody's, unless a job owns it just now (``is_owned``).
@@ -93,7 +91,7 @@ def refuse_other_program(options: JobOptions, *, is_owned: bool = False) -> None
     record = None if options.fresh else directory.load_record()
     if record is None:
         return
-    other = _other_task(record, options) or _other_script(record, options)
+    other = _other_task(record, options) or _other_script(record, options, program)
     if other and (is_owned or _has_begun(directory, options)):
         raise UsageError(f"{options.run_dir} holds {other}")
 
@@ -115,7 +113,7 @@ def _other_task(record: RunRecord, options: JobOptions) -> str:
     return f"the run{begun}, and this is task {task.index} of {task.array}: {way}"
 
 
-def _other_script(record: RunRecord, options: JobOptions) -> str:
+def _other_script(record: RunRecord, options: JobOptions, program: Program) -> str:
     """Return in words that the run is another script's; "" if it is not.
 
     A script that was moved with its run directory has kept its place from there; one that was moved
@@ -129,7 +127,7 @@ def _other_script(record: RunRecord, options: JobOptions) -> str:
         if os.path.samefile(record.script, script):
             return ""
     may_be_same = not os.path.exists(record.script) or _is_named(options)
-    is_same = may_be_same and record.script_sha256 == Program.of(options.script).script_sha256
+    is_same = may_be_same and record.script_sha256 == program.script_sha256
     if is_same or not os.path.exists(script):
         return ""  # what is not there is refused by itself
     there = shlex.quote(os.path.dirname(record.script))
@@ -166,7 +164,7 @@ def _places_of(options: JobOptions) -> tuple[str, str]:
     return script, os.path.relpath(script, os.path.realpath(options.run_dir))
 
 
-def complete_run(options: JobOptions) -> str | None:
+def complete_run(options: JobOptions, program: Program) -> str | None:
     """Return what to say of a run for which there is nothing to do; None if its script shall run.
 
     It does for a user who asks for it, and for one whose wish will be refused.
@@ -182,7 +180,7 @@ def complete_run(options: JobOptions) -> str | None:
         return None
     done = completed.event
     is_over = ended.event.exit_code == ExitCode.DONE and done.error is None
-    if not is_over or began.event.terms != script_terms(options):
+    if not is_over or began.event.terms != script_terms(options, program):
         return None
     with contextlib.suppress(JobError, OSError):
         record = directory.load_record()
@@ -202,11 +200,10 @@ def _fits(options: JobOptions, record: RunRecord) -> bool:
     return all(wanted in (None, there) for wanted, there in pairs)
 
 
-def _new_record(options: JobOptions, threads: int | None) -> RunRecord:
+def _new_record(options: JobOptions, program: Program, threads: int | None) -> RunRecord:
     if threads is None or options.threads is not None:
         threads = options.new_threads
     (script, from_here), task = _places_of(options), find_array_task(os.environ)
-    program = Program.of(options.script)
     return RunRecord(
         run_id=RunRecord.new_id(),
         format=FORMAT,
@@ -261,9 +258,9 @@ _OF_COMPLETE_RUNS = (
 """Options by which the script of a complete run may do something else; others need a training."""
 
 
-def script_terms(options: JobOptions) -> str:
+def script_terms(options: JobOptions, program: Program) -> str:
     """Return a digest of the program, and of all options that count for a complete run."""
-    plain, program = to_plain(options), Program.of(options.script)
+    plain = to_plain(options)
     texts = program.script_sha256, sorted(program.modules.items())
     text = json.dumps([texts, *map(plain.get, _OF_COMPLETE_RUNS)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

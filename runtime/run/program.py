@@ -80,6 +80,11 @@ class Program:
         return Program(main, texts)
 
     @property
+    def text(self) -> bytes:
+        """The text of the script itself; nothing if it cannot be read."""
+        return self.texts.get(self.script, b"")
+
+    @property
     def digests(self) -> dict[str, str]:
         """The digest of each file, by its path."""
         return {path: digest_of(text) for path, text in self.texts.items()}

@@ -25,6 +25,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import LASTS_S, Lease
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import (
     FORMAT,
     DirectoryLost,
@@ -61,13 +62,12 @@ def take(directory: RunDirectory, watch: Stillness | None = None) -> Job:
     lease = directory.acquire_lease(watch=watch)
     try:
         options = JobOptions(script=Path("train.py"), run_dir=directory.path)
-        record, _ = open_or_create_record(directory, options, None)
+        record, _ = open_or_create_record(directory, options, Program.of(options.script))
         generation = next_generation(directory)
-        journal = open_journal(directory, record.run_id)
+        return Job(directory, lease, record, open_journal(directory, record.run_id), generation)
     except JobError:
         lease.release()  # a process that is refused ends
         raise
-    return Job(directory, lease, record, journal, generation)
 
 
 class Begin:

@@ -31,6 +31,7 @@ from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
@@ -333,8 +334,12 @@ def save(options: JobOptions, step: int) -> None:
     (RunDirectory(options.run_dir).checkpoints_path / step_name(step)).mkdir(parents=True)
 
 
+def _link(options: JobOptions, job: Allocation = JOB) -> ChainLink:
+    return ChainLink(options, job, Program.of(options.script))
+
+
 def start(options: JobOptions, job: Allocation = JOB) -> str:
-    return ChainLink(options, job).begin(RUN)
+    return _link(options, job).begin(RUN)
 
 
 def test_each_start_is_counted_and_names_its_step(options: JobOptions) -> None:
@@ -382,23 +387,23 @@ def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
 
 
 def test_link_of_a_complete_run_has_nothing_to_do(options: JobOptions) -> None:
-    link = ChainLink(options, JOB)
+    link = _link(options)
     link.begin(RUN)
-    assert not ChainLink(options, JOB).is_complete
+    assert not _link(options).is_complete
 
     link.completed()
 
-    assert ChainLink(options, JOB).is_complete
-    assert not ChainLink(replace(options, argv=("--epochs", "9")), JOB).is_complete
-    assert not ChainLink(options, replace(JOB, chain="slurm 8")).is_complete
+    assert _link(options).is_complete
+    assert not _link(replace(options, argv=("--epochs", "9"))).is_complete
+    assert not _link(options, replace(JOB, chain="slurm 8")).is_complete
 
 
 def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
     fresh = replace(options, fresh=True)
 
-    assert ChainLink(fresh, JOB).asked(fresh).fresh
+    assert _link(fresh).asked(fresh).fresh
     start(options)
-    assert not ChainLink(fresh, JOB).asked(fresh).fresh
+    assert not _link(fresh).asked(fresh).fresh
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -411,7 +416,7 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(incarnations, "write_whole", refuse)
-    link = ChainLink(replace(options, fresh=fresh), JOB)
+    link = _link(replace(options, fresh=fresh))
 
     with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
         link.begin(RUN)

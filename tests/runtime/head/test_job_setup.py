@@ -20,6 +20,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head import job_setup
 from holdfast.runtime.head.job_setup import JobSetup, check_files, open_journal, useful_preload
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchTerms
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
@@ -30,6 +31,7 @@ from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.network import own_name
@@ -373,7 +375,7 @@ def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
 ) -> None:
     """A user has removed its lease."""
     lease = directory.acquire_lease()
-    record, _ = open_or_create_record(directory, options, None)
+    record, _ = open_or_create_record(directory, options, Program.of(options.script))
     owner = Ownership(options.run_dir, record.run_id, lease.token)
     directory.lease_path.unlink()
     directory.journal_path.mkdir()
@@ -403,28 +405,19 @@ def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
         ("import numpy", ()),
     ],
 )
-def test_what_a_script_imports_is_warm(tmp_path: Path, source: str, more: tuple[str, ...]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(source)
-
-    assert useful_preload(WANTED, script) == (*ALWAYS, *more)
+def test_what_a_script_imports_is_warm(source: str, more: tuple[str, ...]) -> None:
+    assert useful_preload(WANTED, ScriptSource.of(source.encode())) == (*ALWAYS, *more)
 
 
-def test_what_nobody_wants_is_not_imported(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import keras, sklearn")
+def test_what_nobody_wants_is_not_imported() -> None:
+    script = ScriptSource.of(b"import keras, sklearn")
 
     assert useful_preload(("sklearn",), script) == (*ALWAYS, "sklearn")
     assert useful_preload((), script) == ALWAYS
 
 
-@pytest.mark.parametrize("source", [b"import keras\ndef (:", b"\x00import keras", b"\xff\xfe\xff"])
-def test_script_that_cannot_be_parsed_imports_nothing(tmp_path: Path, source: bytes) -> None:
-    script = tmp_path / "train.py"
-    script.write_bytes(source)
-
-    assert useful_preload(WANTED, script) == ALWAYS
-
-
-def test_script_that_is_not_there_imports_nothing(tmp_path: Path) -> None:
-    assert useful_preload(WANTED, tmp_path / "nowhere.py") == ALWAYS
+@pytest.mark.parametrize(
+    "source", [b"", b"import keras\ndef (:", b"\x00import keras", b"\xff\xfe\xff"]
+)
+def test_script_that_cannot_be_parsed_imports_nothing(source: bytes) -> None:
+    assert useful_preload(WANTED, ScriptSource.of(source)) == ALWAYS

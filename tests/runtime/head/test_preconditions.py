@@ -112,16 +112,14 @@ def test_only_a_file_in_pythonpath_hides_a_package(tmp_path: Path) -> None:
     ],
 )
 def test_script_says_which_backend_it_wants(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
     backend: str | None,
     uses_keras: bool,  # noqa: FBT001
 ) -> None:
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    (tmp_path / "train.py").write_text(text)
 
-    source = ScriptSource.of(tmp_path / "train.py")
+    source = ScriptSource.of(text.encode())
 
     assert (source.backend, source.uses_keras) == (backend, uses_keras)
     assert source.variables == ({} if backend is None else {"KERAS_BACKEND": backend})

@@ -24,6 +24,7 @@ from holdfast.runtime.options.run_terms import (
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import Completed, JobEnded
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 
@@ -50,12 +51,12 @@ def test_checkpoints_without_the_record_of_their_run_are_not_given_to_a_new_one(
     step.mkdir(parents=True)
 
     with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json.*--fresh"):
-        open_or_create_record(directory, options)
+        open_or_create_record(directory, options, Program.of(options.script))
 
     assert step.is_dir()
     assert directory.load_record() is None
     directory.set_aside()
-    record, is_resumed = open_or_create_record(directory, options)
+    record, is_resumed = open_or_create_record(directory, options, Program.of(options.script))
     assert not is_resumed
     assert directory.load_record() == record
 
@@ -64,7 +65,7 @@ def test_what_a_save_has_left_over_is_no_checkpoint(options: JobOptions) -> None
     directory = RunDirectory(options.run_dir)
     (directory.checkpoints_path / ".tmp-000000000040-g1-a1").mkdir(parents=True)
 
-    _, is_resumed = open_or_create_record(directory, options)
+    _, is_resumed = open_or_create_record(directory, options, Program.of(options.script))
 
     assert not is_resumed
 
@@ -76,12 +77,12 @@ def test_record_has_digest_and_arguments_of_the_script_that_begins_the_run(
     script.write_text("one()")
     options = dataclasses.replace(options, script=script, argv=("--rate", "0.1"))
     directory = RunDirectory(options.run_dir)
-    open_or_create_record(directory, options)
+    open_or_create_record(directory, options, Program.of(options.script))
     _train(options)
 
     script.write_text("two()")
     options = dataclasses.replace(options, argv=())
-    record, _ = open_or_create_record(directory, options)
+    record, _ = open_or_create_record(directory, options, Program.of(options.script))
 
     assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()
     assert record.argv == ["--rate", "0.1"]
@@ -107,8 +108,18 @@ def test_run_without_a_step_takes_script_and_options_as_they_are(
     assert _began(dataclasses.replace(options, microbatches=6)) == second
 
 
+def _refuse(options: JobOptions, **terms: bool) -> None:
+    refuse_other_program(options, Program.of(options.script), **terms)
+
+
+def _complete(options: JobOptions) -> str | None:
+    return complete_run(options, Program.of(options.script))
+
+
 def _began(options: JobOptions) -> RunRecord:
-    return open_or_create_record(RunDirectory(options.run_dir), options)[0]
+    return open_or_create_record(
+        RunDirectory(options.run_dir), options, Program.of(options.script)
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -197,20 +208,20 @@ def test_run_of_another_script_of_the_same_name_is_refused(
 ) -> None:
     first, second = experiment(tmp_path / "exp1"), experiment(tmp_path / "exp2")
     _began(first)
-    refuse_other_program(second)  # nothing is trained that it could take over
+    _refuse(second)  # nothing is trained that it could take over
 
     _train(first)
 
     outside.chdir(tmp_path)
-    for refuse in (refuse_other_program, _began):
+    for refuse in (_refuse, _began):
         with pytest.raises(UsageError) as refused:
             refuse(second)
         assert str(refused.value) == (
             f"{first.run_dir} holds the run of {first.script}: give {second.script} a run "
             "directory of its own by --run-dir, or set that run aside by --fresh"
         )
-    refuse_other_program(dataclasses.replace(second, fresh=True))
-    refuse_other_program(first)
+    _refuse(dataclasses.replace(second, fresh=True))
+    _refuse(first)
 
 
 def test_run_that_a_job_owns_is_refused_before_its_first_step(
@@ -219,7 +230,7 @@ def test_run_that_a_job_owns_is_refused_before_its_first_step(
     _began(experiment(tmp_path / "exp1"))
 
     with pytest.raises(UsageError, match="holds the run of"):
-        refuse_other_program(experiment(tmp_path / "exp2"), is_owned=True)
+        _refuse(experiment(tmp_path / "exp2"), is_owned=True)
 
 
 def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
@@ -233,23 +244,23 @@ def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
     (tmp_path / "here").rename(tmp_path / "there")
     moved = experiment(tmp_path / "there" / "exp1")
     moved.script.write_text("train('anything')")
-    refuse_other_program(moved)
+    _refuse(moved)
 
     experiment(tmp_path / "there" / "exp1")
     (tmp_path / "job7").mkdir()
     alone = moved.script.rename(tmp_path / "job7" / "train.py")
-    refuse_other_program(dataclasses.replace(moved, script=alone))
+    _refuse(dataclasses.replace(moved, script=alone))
     alone.write_text("train('anything')")
     _goes_on_as_the_refusal_says(dataclasses.replace(moved, script=alone))
 
 
 def _goes_on_as_the_refusal_says(options: JobOptions) -> None:
     with pytest.raises(UsageError) as refused:
-        refuse_other_program(options)
+        _refuse(options)
     command = str(refused.value).split("`")[1]
     assert command.startswith("mkdir -p ")
     subprocess.run(command, shell=True, check=True)
-    refuse_other_program(options)
+    _refuse(options)
 
 
 def test_script_of_another_release_goes_on_in_a_run_directory_that_is_named(
@@ -261,7 +272,7 @@ def test_script_of_another_release_goes_on_in_a_run_directory_that_is_named(
     _began(first)
     _train(first)
 
-    refuse_other_program(second)
+    _refuse(second)
     record = _began(second)
     assert elsewhere(record, second) == str(first.script)
     assert elsewhere(record, first) == ""
@@ -282,7 +293,7 @@ def test_default_run_directory_is_not_shared_by_scripts_of_one_text(
     _train(first)
 
     with pytest.raises(UsageError, match=r"set that run aside by --fresh$"):
-        refuse_other_program(second)
+        _refuse(second)
 
 
 def test_run_of_an_older_holdfast_goes_on_in_a_task_of_an_array(
@@ -295,7 +306,7 @@ def test_run_of_an_older_holdfast_goes_on_in_a_task_of_an_array(
     for name, value in TASK.items():
         outside.setenv(name, value)
 
-    refuse_other_program(options)
+    _refuse(options)
 
 
 def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyPatch) -> None:
@@ -304,13 +315,13 @@ def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyP
     _train(options)
 
     (tmp_path / "latest").symlink_to("exp1")
-    refuse_other_program(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
+    _refuse(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
 
     other = experiment(tmp_path / "exp2")
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to("exp2")
     with pytest.raises(UsageError, match=f"give {other.script} a run directory of its own"):
-        refuse_other_program(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
+        _refuse(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
 
 
 TASK = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "55"}
@@ -355,10 +366,10 @@ def test_run_belongs_to_one_task_of_a_job_array(
         outside.setenv(name, value)
 
     if refusal is None:
-        refuse_other_program(options)
+        _refuse(options)
     else:
         with pytest.raises(UsageError) as refused:
-            refuse_other_program(options)
+            _refuse(options)
         assert f"{options.run_dir} holds the run of " in str(refused.value)
         assert refusal in str(refused.value)
 
@@ -378,9 +389,9 @@ def test_task_with_a_directory_of_its_own_goes_on_under_another_index_as_the_ref
         UsageError,
         match="55: `export HOLDFAST_CHAIN=NAME` goes on with it under this index; another",
     ):
-        refuse_other_program(options)
+        _refuse(options)
     outside.setenv("HOLDFAST_CHAIN", "NAME")
-    refuse_other_program(options)
+    _refuse(options)
 
 
 def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:
@@ -390,7 +401,9 @@ def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:
     with contextlib.closing(
         Journal(options.run_dir / "journal.jsonl", run_id=run.run_id, source="head")
     ) as journal:
-        journal.record("job_started", workers=2, terms=script_terms(options))
+        journal.record(
+            "job_started", workers=2, terms=script_terms(options, Program.of(options.script))
+        )
         record(journal, Completed(9, "ab12", epochs=1, metrics=None, validation=None))
         record(journal, JobEnded(exit_code=exit_code, reason="completed step 9"))
     return dataclasses.replace(options, seed=run.seed, microbatches=run.microbatches)
@@ -399,7 +412,7 @@ def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:
 def test_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
     options = completed(experiment(tmp_path / "exp1"))
 
-    assert complete_run(dataclasses.replace(options, workers=4, save_every="50")) == (
+    assert _complete(dataclasses.replace(options, workers=4, save_every="50")) == (
         f"nothing to do: the run in {options.run_dir} has completed step 9, state sha256 ab12, and "
         "train.py, its modules, arguments and options are the same (--again runs it; --fresh "
         "trains anew, as on other data)"
@@ -419,21 +432,21 @@ def test_complete_run_that_is_asked_for_otherwise_runs(
 ) -> None:
     options = completed(experiment(tmp_path / "exp1"))
 
-    assert complete_run(dataclasses.replace(options, **asked)) is None
+    assert _complete(dataclasses.replace(options, **asked)) is None
 
 
 def test_run_is_not_complete_with_another_text_or_without_its_last_step(tmp_path: Path) -> None:
     options = completed(experiment(tmp_path / "exp1"))
     text = options.script.read_bytes()
     options.script.write_bytes(text + b"\n")
-    assert complete_run(options) is None
+    assert _complete(options) is None
 
     options.script.write_bytes(text)
-    assert complete_run(options) is not None
+    assert _complete(options) is not None
     (options.run_dir / "checkpoints" / "step-000000000009").rmdir()
-    assert complete_run(options) is None
+    assert _complete(options) is None
 
 
 def test_run_that_has_not_ended_well_is_not_complete(tmp_path: Path) -> None:
-    assert complete_run(experiment(tmp_path / "exp1")) is None
-    assert complete_run(completed(experiment(tmp_path / "exp2", run_dir="run"), 75)) is None
+    assert _complete(experiment(tmp_path / "exp1")) is None
+    assert _complete(completed(experiment(tmp_path / "exp2", run_dir="run"), 75)) is None
