@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from hpc_page import BLOCKS, COMMANDS, SLURM_SCRIPTS, write_train
 from slurm import SlurmCluster
 from slurm_jobs import HOLDFAST
@@ -48,7 +49,9 @@ def test_script_for_pbs_is_one_that_bash_reads() -> None:
 
 @pytest.mark.mpi
 @pytest.mark.process
-@pytest.mark.parametrize("script", SLURM_SCRIPTS, ids=["requeued", "chain"])
+@pytest.mark.parametrize(
+    "script", shortened(SLURM_SCRIPTS, SLURM_SCRIPTS[:1]), ids=["requeued", "chain"]
+)
 def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> None:
     (directory / "job.sh").write_text(_smaller(script))
     programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
@@ -63,7 +66,9 @@ def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> N
 
 @pytest.mark.mpi
 @pytest.mark.process
-@pytest.mark.parametrize("command", ON_ONE_NODE, ids=["requeued", "chain"])
+@pytest.mark.parametrize(
+    "command", shortened(ON_ONE_NODE, ON_ONE_NODE[1:]), ids=["requeued", "chain"]
+)
 def test_command_trains(cluster: SlurmCluster, directory: Path, command: str) -> None:
     programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
 

@@ -19,6 +19,7 @@ def run(cluster: SlurmCluster, tmp_path: Path) -> BatchRun:
     return BatchRun(cluster, tmp_path, pause_ms=50)
 
 
+@pytest.mark.extended  # ci/slurm; test_hpc_page.py has a job that is requeued
 def test_job_comes_back_by_requeue_until_it_is_complete(
     cluster: SlurmCluster, run: BatchRun, sha256: str
 ) -> None:

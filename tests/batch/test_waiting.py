@@ -73,6 +73,7 @@ def test_link_that_waits_goes_on_when_the_run_is_free(tmp_path: Path) -> None:
     assert ended.report.steps == EVEN.steps
 
 
+@pytest.mark.extended  # three jobs; the next test has a link that goes on
 def test_link_of_a_complete_run_ends_at_once_and_another_chain_looks_itself(
     tmp_path: Path,
 ) -> None:
@@ -98,6 +99,7 @@ def _task(index: int, run_dir: Path, workload: Workload = EVEN, *options: str) -
     return request_of(workload, run_dir, workers=2, options=options, environment=environment)
 
 
+@pytest.mark.extended  # four jobs; the test beside it has the tasks
 def test_task_of_an_array_does_not_take_the_run_of_another_over(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with start_job(_task(0, run_dir, LONG)) as first:

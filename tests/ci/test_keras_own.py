@@ -43,6 +43,7 @@ def test_a_test_has_passed_if_it_has_on_every_worker() -> None:
     }
 
 
+@pytest.mark.extended  # a part of ci/keras_own
 @pytest.mark.tensorflow
 def test_runner_notes_what_became_of_each_test_of_keras(tmp_path: Path) -> None:
     flow = "keras.src.trainers.trainer_test.TestTrainer.test_nested_input_predict"

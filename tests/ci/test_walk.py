@@ -26,6 +26,7 @@ def files_of(walk: str) -> dict[str, set[str]]:
     return files
 
 
+@pytest.mark.extended  # a tool that people call
 def test_a_worker_copies_and_the_writer_writes() -> None:
     files = files_of("save")
 

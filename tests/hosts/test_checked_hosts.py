@@ -70,6 +70,7 @@ def add_interface(cluster: Cluster, host: str, name: str, kind: str, address: st
     cluster.run(host, ["ip", "link", "set", name, "up"])
 
 
+@pytest.mark.extended  # the tests beside it choose networks
 def test_network_that_leads_nowhere_is_passed_over_whatever_its_name(
     cluster: Cluster, script: Path
 ) -> None:
@@ -216,6 +217,7 @@ def test_processors_of_one_name_with_other_flags_are_refused_by_a_strict_job(
         cluster.run("b", ["umount", "/proc/cpuinfo"])
 
 
+@pytest.mark.extended  # tests/runtime/hosts/test_link_trial.py has the links
 @pytest.mark.mpi
 def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) -> None:
     line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]

@@ -125,7 +125,7 @@ def test_only_the_host_of_the_first_worker_takes_memory_and_saves(
     assert had_memory == [True, False]
 
 
-@pytest.mark.parametrize("hosts", ["a:2,b:2", extended("a:0,b:2,c:2")])
+@pytest.mark.parametrize("hosts", [extended("a:2,b:2"), extended("a:0,b:2,c:2")])
 def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
     cluster: Cluster, tmp_path: Path, sha256: str, hosts: str
 ) -> None:

@@ -161,6 +161,7 @@ def test_run_goes_on_in_place_on_the_nodes_that_are_left(
     _assert_complete(run, undisturbed)
 
 
+@pytest.mark.extended  # ci/slurm
 @pytest.mark.mpi
 def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
     slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
@@ -189,6 +190,7 @@ def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
     _assert_complete(quick, undisturbed)
 
 
+@pytest.mark.extended  # ci/slurm
 @pytest.mark.mpi
 def test_heterogeneous_job_tells_of_the_component_that_stays_idle(
     slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed

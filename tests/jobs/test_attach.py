@@ -187,6 +187,7 @@ def test_job_is_attached_to_without_standard_streams(
     assert attached.report.relaunches == ()
 
 
+@pytest.mark.extended  # the tests beside it relaunch, too
 def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

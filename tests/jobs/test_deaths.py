@@ -45,7 +45,7 @@ def _train(
         return running.wait()
 
 
-@pytest.mark.parametrize("first", shortened(range(4), here=[0, 1]))
+@pytest.mark.parametrize("first", shortened(range(4), here=[0]))
 @pytest.mark.parametrize("addresses", [BEFORE_FIRST_SAVE, AROUND_FIRST_SAVE], ids=["early", "save"])
 def test_each_worker_is_killed_at_each_site(
     tmp_path: Path, undisturbed: Undisturbed, addresses: Sequence[str], first: int
@@ -164,6 +164,7 @@ def test_workers_die_during_the_final_checkpoint(tmp_path: Path, undisturbed: Un
     assert job.report.checkpoints[-1].step == EVEN.steps
 
 
+@pytest.mark.extended  # ci/campaign.py
 def test_random_faults_strike_in_all_launches_and_change_no_byte(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -76,7 +76,7 @@ speechless = pytest.mark.parametrize(
     [
         pytest.param(CLOSED_PIPE, id="closed pipe"),
         extended(FULL_DISK, id="full disk"),
-        pytest.param(HELD_TERMINAL, id="held terminal"),
+        extended(HELD_TERMINAL, id="held terminal"),
     ],
 )
 

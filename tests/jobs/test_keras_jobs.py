@@ -70,6 +70,7 @@ def test_the_undisturbed_run_counts_every_sample_and_every_metric(undisturbed: J
     assert report.epochs[-1].metrics["accuracy"] > report.epochs[0].metrics["accuracy"]
 
 
+@pytest.mark.extended  # test_deaths.py has the sites, ci/keras the deaths of Keras scripts
 def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
     undisturbed: JobRun, tmp_path: Path
 ) -> None:

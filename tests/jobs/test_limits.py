@@ -71,6 +71,7 @@ def test_memory_that_fills_up_is_told_and_saved_before_it_kills(
     assert_whole(job, SLOW, undisturbed(replace(SLOW, pause_ms=0)))
 
 
+@pytest.mark.extended  # tests/runtime/host/test_agent.py has the limit
 def test_limit_of_open_files_that_is_too_small_is_told_at_the_beginning(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -158,6 +158,7 @@ print("rate", f"{float(model.optimizer.learning_rate):.3g}", flush=True)
 """
 
 
+@pytest.mark.extended  # half a minute of three jobs; test_consistency.py has the sentences
 @pytest.mark.tensorflow
 def test_what_a_run_keeps_and_what_a_start_asks_for_are_told(tmp_path: Path) -> None:
     """A callback sets the rate that the second start asks for, so the run has that by then."""
@@ -200,6 +201,7 @@ for trial in range(3):
 """An ensemble that leaves out what it has written; four steps each."""
 
 
+@pytest.mark.extended  # half a minute of three jobs
 @pytest.mark.tensorflow
 def test_trials_that_a_script_leaves_out_are_no_other_trials(tmp_path: Path) -> None:
     for name in ("undisturbed", "struck"):

@@ -104,6 +104,7 @@ def test_deaths_of_one_cause_are_counted_when_the_budget_is_spent(tmp_path: Path
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # tests/recovery/test_stall.py has last owners
 def test_last_owner_of_a_sample_that_never_ends_is_fenced_though_nobody_waits(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

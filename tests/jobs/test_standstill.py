@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 SCRIPT = Path(__file__).parent / "scripts" / "lost_event.py"
 
 
+@pytest.mark.extended  # tests/recovery/test_stall.py has what waits for all
 def test_launch_in_which_mpi_has_lost_an_event_is_ended_and_relaunched(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

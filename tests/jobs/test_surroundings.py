@@ -190,6 +190,7 @@ def test_memory_of_a_job_that_was_killed_whole_is_freed_by_the_next_job(
     assert not directory.exists()  # a job of another test may have been faster
 
 
+@pytest.mark.extended  # tests/runtime/system has the directory
 def test_private_directory_that_is_removed_is_made_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

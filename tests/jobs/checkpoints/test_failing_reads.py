@@ -74,6 +74,7 @@ def test_death_in_a_wait_is_repaired(run_dir: Path, undisturbed: Undisturbed) ->
     assert job.report.relaunches == ()
 
 
+@pytest.mark.extended  # the test beside it outlives one
 def test_outage_that_lasts_ends_the_job_and_costs_no_checkpoint(
     run_dir: Path, undisturbed: Undisturbed
 ) -> None:

@@ -66,6 +66,7 @@ def hasty(request: JobRequest) -> PreparedJob:
     return PreparedJob(**asdict(request), preparation=HASTY)
 
 
+@pytest.mark.extended  # tests/runtime/run/test_lease.py has leases without locks
 def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
     assert job.stderr.count(told) == 1
 
 
+@pytest.mark.extended  # tests/checkpoint/test_repair.py puts files back
 def test_job_resumes_from_the_newest_step_after_its_files_were_put_back(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

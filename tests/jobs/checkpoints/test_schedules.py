@@ -49,6 +49,7 @@ def wait_for_saves(job: RunningJob, count: int, after: float = 0.0) -> list[floa
         job.wait_for("step", step=max(steps, default=0) + 1)
 
 
+@pytest.mark.extended  # tests/runtime/saving/test_save_clock.py has the clock
 def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) -> None:
     options = ["--save-every", "2s"]
     with start_job(request_of(ENDLESS, tmp_path, workers=3, options=options)) as job:

@@ -71,6 +71,7 @@ def test_job_whose_directory_was_moved_away_for_another_one_ends_with_76(
     assert (third.exit_code, third.sha256) == (0, undisturbed(LONG)), third.stderr
 
 
+@pytest.mark.extended  # the test beside it has another run
 def test_job_whose_directory_was_removed_ends_with_70_and_makes_none(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with start_job(request_of(replace(LONG, pause_ms=300), run_dir, workers=2)) as running:

@@ -41,6 +41,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended  # half a minute of fits in processes
 def test_folds_in_processes_of_the_script_are_those_of_plain_keras(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

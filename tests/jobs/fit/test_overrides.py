@@ -100,6 +100,7 @@ def test_figures_are_those_of_plain_keras(plain: Told, ours: Told) -> None:
         }
 
 
+@pytest.mark.extended  # half a minute; the table has the hooks of a dataset
 def test_dataset_that_depends_on_more_than_numbers_is_the_same_through_deaths(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from extended import extended
 from mpi_jobs import OVER_TCP, play_on_mpi
 
 PROGRAM = "mpi_sums.py"
@@ -38,7 +39,14 @@ def test_sums_over_hosts_have_the_bytes_of_one_rank(
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("site", "victim"),
-    [("before", 0), ("posted", 3), ("flight", 0), ("flight", 3), ("vote", 3), ("after", 0)],
+    [
+        extended("before", 0),
+        ("posted", 3),
+        ("flight", 0),
+        extended("flight", 3),
+        ("vote", 3),
+        extended("after", 0),
+    ],
 )
 def test_survivors_of_a_death_in_a_sum_go_on_with_the_same_bytes(
     tmp_path: Path, site: str, victim: int

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import BOUND_S, AgentHarness, agent_running, assert_ended, launcher_of
-from extended import shortened
+from extended import extended, shortened
 
 from holdfast.runtime.system.channel import Message, connect
 from holdfast.runtime.system.processes import is_stopped
@@ -353,15 +353,15 @@ def test_worker_that_leaves_ends_its_guard_in_peace(harness: AgentHarness) -> No
     ("behaviour", "status", "cause"),
     [
         ("exit_0", 0, "exit 0 without leaving"),
-        ("return_", 0, "exit 0 without leaving"),
+        extended("return_", 0, "exit 0 without leaving"),
         ("exit_1", 1, "exit 1"),
         ("leave_then_exit_3", 3, "exit 3"),
-        ("sys_exit_4", 4, "exit 4"),
+        extended("sys_exit_4", 4, "exit 4"),
         ("raise_", 1, "exit 1"),
         ("segfault", -11, "signal SIGSEGV"),
-        ("abort", -6, "signal SIGABRT"),
+        extended("abort", -6, "signal SIGABRT"),
         ("sigkill", -9, "signal SIGKILL"),
-        ("sigalrm", -14, "signal SIGALRM"),
+        extended("sigalrm", -14, "signal SIGALRM"),
     ],
 )
 def test_every_unclean_end_makes_the_guard_kill_itself(

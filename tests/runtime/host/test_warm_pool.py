@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 from configs import worker_config
+from extended import extended
 
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.host import pool_process
@@ -44,9 +45,9 @@ def test_workers_find_modules_imported_but_no_mpi(tmp_path: Path) -> None:
     ("module", "reason"),
     [
         ("there_is_no_such_module", "ModuleNotFoundError: No module named"),
-        ("raises", "the pool ended with exit 1 while importing it"),
+        extended("raises", "the pool ended with exit 1 while importing it"),
         ("ends_the_process", "the pool ended with signal SIGILL while importing it"),
-        ("leaves_a_thread", "the import of leaves_a_thread leaves 2 threads running"),
+        extended("leaves_a_thread", "the import of leaves_a_thread leaves 2 threads running"),
         ("brings_a_thread", "the import of leaves_a_thread leaves 2 threads running"),
     ],
 )

@@ -86,9 +86,7 @@ def lone(tf: SimpleNamespace, case: str) -> Any:
     return replica
 
 
-@pytest.mark.parametrize(
-    "case", shortened(MODELS, here=("convolutional", "scaled", "accumulating"))
-)
+@pytest.mark.parametrize("case", shortened(MODELS, here=("scaled", "accumulating")))
 def test_lone_worker_ends_with_the_bytes_of_workers_that_add_up(
     tf: SimpleNamespace, case: str
 ) -> None:
