@@ -34,7 +34,7 @@ from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotP
 from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
-from holdfast.runtime.run.progress import EndedEpoch
+from holdfast.runtime.run.events import Epoch
 from holdfast.runtime.training.callback_host import Commit, Notes
 
 _MOST_BYTES = 255
@@ -427,7 +427,7 @@ class CallbackRun:
         self._logs = self._epoch_logs(commit)
         self._rounds.call("on_epoch_end", at.epoch, self._logs)
         if self.tells_script:
-            print(EndedEpoch(at.epoch + 1, 0, self._epochs.stop, metrics=self._logs).line)
+            print(Epoch(at.epoch + 1, 0, self._logs, None, None, self._epochs.stop).line)
         at.epoch, at.batch, at.has_begun = at.epoch + 1, 0, False
         yield
         at.is_over = at.is_cut or bool(self._model.stop_training)

@@ -20,8 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.runtime.host.output import ERR, OUT, Streams
+from holdfast.runtime.run.event_kinds import EVENTS
+from holdfast.runtime.run.events import Epoch
 from holdfast.runtime.run.live_line import Part, Picture, live_line
-from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
+from holdfast.runtime.run.progress import LIVE, SILENT
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.line_sink import LineSink
 
@@ -158,11 +160,11 @@ class ProgressLog:
         if report.get("kind") == "checkpoint":
             self._picture = self._picture.saved(report["step"])
         elif report.get("kind") == "epoch":
-            epoch = EndedEpoch.of(report)
+            epoch = EVENTS["epoch"].read(report)
             if epoch is not None:
                 self._print(epoch)
 
-    def _print(self, epoch: EndedEpoch) -> None:
+    def _print(self, epoch: Epoch) -> None:
         if epoch.step <= self._shown_step:
             return
         self._shown_step = epoch.step

@@ -268,9 +268,12 @@ class Step(NamedTuple):
         return int(self.step - self.number + 1)
 
 
-@event("epoch", is_told=False)
+@event("epoch", is_told=False, hidden=["ledger", "generation"])
 class Epoch(NamedTuple):
-    """The end of an epoch; the ledger proves that it used every sample once."""
+    """The end of an epoch; the ledger proves that it used every sample once.
+
+    Without ``verbose`` it is shown as Keras would.
+    """
 
     epoch: Count
     step: Count
@@ -281,6 +284,15 @@ class Epoch(NamedTuple):
     verbose: int | None = None
     ledger: Ledger | None = None
     generation: int | None = None
+
+    @property
+    def line(self) -> str:
+        """The line that a log gets: ``Epoch 3/10 - 2.1 s - loss: 0.3100 - val_loss: 0.4000``."""
+        parts = [f"Epoch {self.epoch}" + ("" if self.epochs is None else f"/{self.epochs}")]
+        parts += [] if self.seconds is None else [progress.brief(self.seconds)]
+        parts += progress.metrics(self.metrics or {})
+        parts += progress.metrics(self.validation or {}, prefix="val_")
+        return " - ".join(parts)
 
 
 @event("stopped")

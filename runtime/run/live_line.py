@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.progress import EndedEpoch, StepReport
+from holdfast.runtime.run.events import Epoch
+from holdfast.runtime.run.progress import StepReport
 
 _MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
@@ -189,7 +190,7 @@ class Picture:
             pace=self.pace.observe(report.step, report.now),
         )
 
-    def printed(self, ended: EndedEpoch) -> Picture:
+    def printed(self, ended: Epoch) -> Picture:
         """Return the picture after the end of an epoch was printed, which no look has shown yet."""
         report = self.report
         if report is None or report.step >= ended.step:

@@ -3,7 +3,7 @@
 The first worker writes a `StepReport` into its status a few times a second, and its agent
 reads it there.  Nobody waits for anybody, and no message is queued.  So the answer of the agent
 is there while workers compute, and while no client lives.  Only the end of an epoch is a
-message, because none may be lost (`EndedEpoch`).
+message, because none may be lost (`events.Epoch`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import WrongValue, encode, from_plain, to_plain
@@ -110,49 +110,6 @@ def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
     return isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(number, (int, float)) for name, number in value.items()
     )
-
-
-@dataclass(frozen=True, slots=True)
-class EndedEpoch:
-    """An epoch that has ended at ``step``; ``epochs`` is None where nobody has told it."""
-
-    epoch: int
-    step: int
-    epochs: int | None = None
-    seconds: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    validation: Mapping[str, float] = field(default_factory=dict)
-    verbose: int = LIVE
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> EndedEpoch | None:
-        """Return the epoch of a message or a journal's record, None if it tells of none."""
-        epoch, step = fields.get("epoch"), fields.get("step")
-        if not isinstance(epoch, int) or not isinstance(step, int):
-            return None
-        metrics, validation = fields.get("metrics"), fields.get("validation")
-        seconds, epochs = fields.get("seconds"), fields.get("epochs")
-        verbose = fields.get("verbose")
-        return EndedEpoch(
-            epoch,
-            step,
-            epochs if isinstance(epochs, int) else None,
-            seconds if isinstance(seconds, (int, float)) else None,
-            metrics if is_metrics(metrics) else {},
-            validation if is_metrics(validation) else {},
-            verbose if isinstance(verbose, int) else LIVE,
-        )
-
-    @property
-    def line(self) -> str:
-        """The line that a log gets: ``Epoch 3/10 - 2.1 s - loss: 0.3100 - val_loss: 0.4000``."""
-        of_all = "" if self.epochs is None else f"/{self.epochs}"
-        parts = [f"Epoch {self.epoch}{of_all}"]
-        if self.seconds is not None:
-            parts.append(brief(self.seconds))
-        parts += metrics(self.metrics)
-        parts += metrics(self.validation, prefix="val_")
-        return " - ".join(parts)
 
 
 class Watched(Protocol):

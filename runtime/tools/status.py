@@ -36,7 +36,6 @@ from holdfast.runtime.run.live_line import Pace, next_save_of
 from holdfast.runtime.run.progress import (
     AFTER_TRAINING,
     CONCLUDING,
-    EndedEpoch,
     StepReport,
     WorkerReport,
     phase,
@@ -183,7 +182,7 @@ class JobStatus:
     workers: tuple[WorkerReport, ...]
     progress: StepReport | None
     steps_per_s: float
-    epoch: EndedEpoch | None
+    epoch: Epoch | None
     last_save: LastSave | None
     next_save: str | None
     goodput: Goodput | None
@@ -237,7 +236,7 @@ def job_status(
         workers=() if answer is None else answer.workers,
         progress=progress,
         steps_per_s=pace_of(of(job, Step)).per_s if trains else 0.0,
-        epoch=epoch and EndedEpoch.of(epoch.event._asdict()),
+        epoch=epoch and _with_mappings(epoch.event),
         last_save=_last_save(entries, wall),
         next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
         goodput=goodput_of(entries, None if ending.is_over else monotonic),
@@ -245,6 +244,10 @@ def job_status(
         pid=None if answer is None else answer.pid,
         command="" if answer is None else answer.command,
     )
+
+
+def _with_mappings(epoch: Epoch) -> Epoch:
+    return epoch._replace(metrics=epoch.metrics or {}, validation=epoch.validation or {})
 
 
 def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:

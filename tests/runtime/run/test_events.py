@@ -443,3 +443,25 @@ def test_newest_events_are_kept_and_the_newest_is_last() -> None:
 
     assert texts(*records, most=2) == ["restored step 3", "restored step 4"]
     assert len(texts(*records, most=5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000 - val_loss: 0.4000"),
+        ({"validation": None}, "Epoch 3/10 - 2.1 s - loss: 0.3100 - accuracy: 0.9000"),
+        ({"seconds": 0.021, "metrics": {}, "validation": {}}, "Epoch 3/10 - 21 ms"),
+        ({"metrics": {"loss": 2e-5}, "validation": {}}, "Epoch 3/10 - 2.1 s - loss: 2.0000e-05"),
+        ({"metrics": {"loss": math.nan}, "validation": {}}, "Epoch 3/10 - 2.1 s - loss: nan"),
+        ({"metrics": {"a\nb": 1}, "validation": {}}, "Epoch 3/10 - 2.1 s - a b: 1.0000"),
+        ({"epochs": "ten", "metrics": [0.5], "validation": {"loss": None}}, "Epoch 3 - 2.1 s"),
+    ],
+)  # fmt: skip
+def test_line_of_an_epoch_lacks_what_makes_no_sense(change: dict[str, Any], text: str) -> None:
+    metrics = {"accuracy": 0.9, "loss": 0.31}
+    told = {"epoch": 3, "step": 180, "epochs": 10, "seconds": 2.13, "metrics": metrics}
+
+    found = EVENTS["epoch"].read(told | {"validation": {"loss": 0.4}} | change)
+
+    assert found is not None
+    assert found.line == text
