@@ -17,6 +17,7 @@ from holdfast.runtime.cli.option_flags import PATH, run_dir_argument
 from holdfast.runtime.cli.terminal import fitted, grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
+from holdfast.runtime.run.entries import words_of
 from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace import read_trace, write_trace
@@ -32,7 +33,6 @@ from holdfast.runtime.tools.report import (
     describe_metrics,
     describe_ms,
     describe_outcome,
-    describe_suspected,
     describe_time,
     describe_troubles,
     epoch_table,
@@ -202,7 +202,7 @@ def _counts(summary: Report) -> Table:
 def _suspected(summary: Report) -> Table:
     table = Table("workers without progress")
     for suspected in summary.suspected:
-        table.add_row(Text(describe_suspected(suspected)))
+        table.add_row(Text(words_of(suspected)))
     return table
 
 

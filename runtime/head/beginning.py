@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from holdfast.recovery.placement import place_workers
+from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.run_terms import elsewhere
+from holdfast.runtime.run.events import Incarnation, Warned
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.program import changes
 from holdfast.runtime.run.progress import count
@@ -19,43 +21,23 @@ from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.own_process import usable_cores
 
 
-class Beginning:
-    """Tells the user how a job begins, and writes it down, before the job has a head."""
-
-    def __init__(self, setup: JobSetup, say: Callable[[str], None]) -> None:
-        self._setup = setup
-        self._say = say
-
-    def tell(self, batch: str) -> None:
-        """Say what begins and what to think of; ``batch`` says which batch job it is in, if any."""
-        setup = self._setup
-        if setup.warning:
-            self._say(f"warning: {setup.warning}")
-        self._inform(_first_line(setup))
-        for text in _advice(setup):
-            self._inform(text)
-        for module in setup.missing_modules:
-            reason = "there is no such module; correct --preload or install it"
-            self._say(f"{module} is not preloaded: {reason}")
-            setup.journal.record("preload_failed", module=module, message=reason)
-        for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
-            self.warn(f"{text} (--strict refuses such hosts)")
-        if setup.lost_step is not None:
-            self.warn(_lost(setup.lost_step, setup))
-        setup.journal.record("job_started", **setup.started)
-        if batch:
-            self._say(batch)
-            setup.journal.record("incarnation", text=batch)
-
-    def warn(self, text: str) -> None:
-        """Say a warning about the run, which goes on."""
-        self._say(text)
-        self._setup.journal.record("warning", text=text)
-
-    def _inform(self, text: str) -> None:
-        """Say something that nobody has to act on."""
-        if not self._setup.options.quiet:
-            self._say(text)
+def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
+    """Say what begins and what to think of; ``batch`` says which batch job it is in, if any."""
+    if setup.warning:
+        teller.say(f"warning: {setup.warning}")
+    for text in (_first_line(setup), *_advice(setup)):
+        teller.inform(text)
+    for module in setup.missing_modules:
+        reason = "there is no such module; correct --preload or install it"
+        teller.say(f"{module} is not preloaded: {reason}")
+        setup.journal.record("preload_failed", module=module, message=reason)
+    for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
+        teller.tell(Warned(f"{text} (--strict refuses such hosts)"))
+    if setup.lost_step is not None:
+        teller.tell(Warned(_lost(setup.lost_step, setup)))
+    setup.journal.record("job_started", **setup.started)
+    if batch:
+        teller.tell(Incarnation(batch))
 
 
 def _first_line(setup: JobSetup) -> str:

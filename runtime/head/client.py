@@ -23,7 +23,8 @@ from pathlib import Path
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
-from holdfast.runtime.head.beginning import Beginning
+from holdfast.runtime.head.beginning import tell_beginning
+from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.head_process import (
     FoundHead,
     HeadProcess,
@@ -40,6 +41,7 @@ from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
@@ -178,10 +180,11 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
             said.append(text)
             say(text)
 
-        beginning = Beginning(setup, tell)
+        teller = Teller(setup.journal, tell, is_quiet=setup.options.quiet)
         for path in removed:
-            beginning.warn(f"removed {path}, which a job that was killed has left in memory")
-        beginning.tell(batch.introduction)
+            text = f"removed {path}, which a job that was killed has left in memory"
+            teller.tell(Warned(text))
+        tell_beginning(setup, teller, batch.introduction)
         job = replace(setup.job(batch.limits), said=tuple(said))
         setup.journal.close()
         head = connect_to_head(terms, begun)

@@ -20,7 +20,16 @@ from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.screen import ProgressLog
-from holdfast.runtime.run.events import death_counts
+from holdfast.runtime.run.entries import Event, record, words_of
+from holdfast.runtime.run.event_kinds import EVENTS, Kind
+from holdfast.runtime.run.events import (
+    Failure,
+    OutputDropped,
+    Paused,
+    Warned,
+    at_work,
+    death_counts,
+)
 from holdfast.runtime.run.progress import brief, count
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.worker.stacks import users_trace
@@ -39,11 +48,38 @@ _COPIED = (
     *("stderr", "stacks", "samples", "traceback"),
 )
 
+PASSED_ON = frozenset(
+    {"host_lost", "host_refused", "host_back", "output_dropped", "pool_restarted", "pressure"}
+    | {"stalled", "suspected"}
+)
+"""Events that agents tell as they are recorded."""
+
 _LOST_WITH_ITS_HOST = "host"
 """The limit of a death that follows from the loss of its host."""
 
 
-class JobConsole:
+class Teller:
+    """Says sentences to the user of a job, and keeps what it tells in the journal."""
+
+    def __init__(
+        self, journal: Recorder, say: Callable[[str], None], *, is_quiet: bool = False
+    ) -> None:
+        self._journal = journal
+        self.say = say
+        self._is_quiet = is_quiet
+
+    def inform(self, text: str) -> None:
+        """Say something that nobody has to act on."""
+        if not self._is_quiet:
+            self.say(text)
+
+    def tell(self, event: Event) -> None:
+        """Say an event, and record it."""
+        self.say(words_of(event))
+        record(self._journal, event)
+
+
+class JobConsole(Teller):
     """Writes the head's lines."""
 
     def __init__(
@@ -54,11 +90,10 @@ class JobConsole:
         progress: ProgressLog | None = None,
     ) -> None:
         options = job.config.options
-        self._journal = journal
+        super().__init__(journal, self._say_in_a_line, is_quiet=options.quiet)
         self._write = write
         self._progress = progress
         self._is_verbose = options.verbose
-        self._is_quiet = options.quiet
         self._errors: dict[int, Message] = {}
         self._unsaid: list[_Unsaid] = []
         self._traces: set[str] = set()
@@ -91,10 +126,10 @@ class JobConsole:
         """Say that the head before this one is gone, and its workers with it."""
         self._show_launch(launch)
         if reason:
-            self._say(f"killed the agent of this host and its workers: {reason}")
+            self.say(f"killed the agent of this host and its workers: {reason}")
             self._journal.record("agent_killed", reason=reason)
         else:
-            self._say("the agent of this host died, and its workers with it")
+            self.say("the agent of this host died, and its workers with it")
 
     def recall(self, message: Message) -> None:
         """Remember a message that the head before this one has told about."""
@@ -112,7 +147,7 @@ class JobConsole:
         self._say_unsaid()
         self._show_launch(command)
         if command.relaunch:
-            self._inform(f"relaunching {count(len(command.workers), 'worker')} ({command.reason})")
+            self.inform(f"relaunching {count(len(command.workers), 'worker')} ({command.reason})")
             self._journal.record(
                 "relaunch",
                 reason=command.reason,
@@ -131,83 +166,47 @@ class JobConsole:
         """Say the part of an agent's message that concerns the user."""
         if self._progress is not None:
             self._progress.heard(message)
-        kind = message.get("kind")
-        if kind == "worker_report":
-            self._heard_report(int(message["worker"]), message["report"])
-        elif kind == "worker_fenced":
-            self._say(_fenced_line(message))
-        elif kind == "worker_suspected":
-            self._say(_suspected_line(message))
-            fields = {name: message[name] for name in message.keys() - {"kind", "now"}}
-            self._journal.record("suspected", **fields)
-        elif kind == "worker_exited" and not message["clean"]:
-            self._died(message)
-        elif kind == "stalled":
-            self._say(_stalled_line(message))
-            fields = {name: message[name] for name in ("limit", "seconds", "workers")}
-            self._journal.record("stalled", **fields)
-        elif kind in ("host_lost", "host_refused", "host_back", "cut_off"):
-            self._heard_of_host(message)
-        elif kind == "pressure":
-            self._say(message["text"])
-            fields = {name: one for name, one in message.items() if name not in ("kind", "now")}
-            self._journal.record("pressure", **fields)
-        elif kind == "paused":
-            self.paused(Pause(message["began"], message["ended"]))
-        elif kind == "pool_restarted":
-            self._journal.record("pool_restarted", cause=message["cause"])
-        elif kind == "output_dropped":
-            self._lost_lines = message["lines"]
-            self._journal.record("output_dropped", lines=message["lines"])
-        elif kind == "preload_failed":
-            self._not_preloaded(message["module"], message["message"], message.get("keeper"))
+        match message.get("kind"):
+            case "worker_report":
+                self._heard_report(int(message["worker"]), message["report"])
+            case "worker_fenced":
+                self.say(_fenced_line(message))
+            case "worker_exited" if not message["clean"]:
+                self._died(message)
+            case "cut_off":
+                self.tell(Warned(message["text"]))
+            case "paused":
+                self.paused(Pause(message["began"], message["ended"]))
+            case "preload_failed":
+                self._not_preloaded(message["module"], message["message"], message.get("keeper"))
+            case str(kind) if kind in PASSED_ON:
+                self._pass_on(EVENTS[kind], message)
 
     def saw(self, record: Record) -> None:
         """Say how the job goes on after deaths, as soon as the journal's records tell."""
         for sentence in self._comebacks.saw(record):
             self._say_unsaid()
-            self._inform(sentence)
-
-    def noted(self, text: str, event: str, **fields: object) -> None:
-        """Say something about the batch job around this one."""
-        self._say(text)
-        self._journal.record(event, text=text, **fields)
+            self.inform(sentence)
 
     def killing(self, reason: str) -> None:
         """Say that a launch is being killed."""
-        self._say(f"ending the launch: {reason}")
-
-    def renewing(self, reason: str) -> None:
-        """Say that a launch makes room for one of all workers."""
-        self._say(f"{reason}: stopping with a checkpoint, to go on with all workers")
-        self._journal.record("renewing", reason=reason)
+        self.say(f"ending the launch: {reason}")
 
     def paused(self, pause: Pause) -> None:
         """Say once that the whole job stood still, also if two processes have seen it."""
         if self._pause is None or not pause.overlaps(self._pause):
-            self._say(f"the job stood still for {pause.seconds:.0f} s, and goes on")
-            self._journal.record("paused", seconds=round(pause.seconds, 6), until=pause.ended)
+            self.tell(Paused(round(pause.seconds, 6), pause.ended))
         self._pause = pause
-
-    def warned(self, text: str) -> None:
-        """Say a warning about the run, which goes on."""
-        self._say(text)
-        self._journal.record("warning", text=text)
 
     def abandoning(self, reason: str) -> None:
         """Say that a launch is given up although some of its processes do not end."""
-        self._say(f"giving the launch up: {reason}")
+        self.say(f"giving the launch up: {reason}")
         self._journal.record("agent_killed", reason=reason)
-
-    def hung_up(self) -> None:
-        """Say that the terminal is gone, and that the job goes on."""
-        self._say("SIGHUP: the job goes on without its terminal")
-        self._journal.record("hung_up")
 
     def lost_output(self) -> None:
         """Say, once at the end, how many lines were lost."""
         if self._lost_lines:
-            self._say(
+            self.say(
                 f"{count(self._lost_lines, 'line')} of the job's output were lost, because "
                 "stdout or stderr took nothing; send the output to a place that takes it"
             )
@@ -217,10 +216,10 @@ class JobConsole:
         if self._progress is not None:
             self._progress.stopping()
         if is_second:
-            self._say(f"{asked_by}: stopping at once")
+            self.say(f"{asked_by}: stopping at once")
         else:
             again = "--now" if asked_by.startswith("holdfast") else "again"
-            self._say(f"{asked_by}: stopping at the next step with a checkpoint ({again}: at once)")
+            self.say(f"{asked_by}: stopping at the next step with a checkpoint ({again}: at once)")
 
     def ended(self, end: End) -> None:
         """Say the end of the job; a program's own traceback is shown once, as its user reads it.
@@ -237,17 +236,17 @@ class JobConsole:
                 self._write(trace.encode(errors="replace"))
         is_well = end.exit_code in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         is_bad = end.is_failure or not is_well
-        tell = self._say if is_bad else self._inform
+        tell = self.say if is_bad else self.inform
         tell(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.DONE and self._has_trained_nothing:
-            self._inform(
+            self.inform(
                 f"this run was complete already (step {self._completed_step}), and nothing was "
                 "trained: to train on, ask for more epochs in the script; to begin a new run, "
                 "give --fresh"
             )
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
             for sentence in death_counts(self._deaths.own):
-                self.warned(sentence)
+                self.tell(Warned(sentence))
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
 
     @property
@@ -259,7 +258,7 @@ class JobConsole:
     def failed(self, error: Exception) -> None:
         """Say that the head itself failed, and that the workers go on."""
         reason = f"{type(error).__name__}: {error}"
-        self._say(
+        self.say(
             f"error: the head failed ({reason}); the workers go on, but are not relaunched if all "
             "die; report this with the lines above"
         )
@@ -277,7 +276,7 @@ class JobConsole:
             self._journal.record("completed", **fields)
         elif report.get("kind") == "notice" and report["text"] not in self._notices:
             self._notices.add(report["text"])
-            tell = self._inform if report.get("is_progress") else self._say
+            tell = self.inform if report.get("is_progress") else self.say
             tell(report["text"])
 
     def _died(self, message: Message) -> None:
@@ -285,7 +284,7 @@ class JobConsole:
         if error is None:
             cause, trace = str(message["cause"]), {}
             if message.get("limit") != _LOST_WITH_ITS_HOST:  # one line tells of all its workers
-                self._say(_died_line(message, cause))
+                self.say(_died_line(message, cause))
         else:
             cause = f"{error['type']}: {error['message']}"
             trace = {"traceback": error.get("traceback", "")}
@@ -293,23 +292,16 @@ class JobConsole:
             self._unsaid.append(_Unsaid(line, error.get("traceback", "")))
         self._journal.record("failure", **self._deaths.died(message | trace, cause))
 
-    def _heard_of_host(self, message: Message) -> None:
-        if message["kind"] == "cut_off":
-            self.warned(message["text"])
+    def _pass_on(self, kind: Kind, message: Message) -> None:
+        """Record an event that an agent tells, and say it if people are told of its kind."""
+        event = kind.read(message)
+        if event is None:
             return
-        if message["kind"] == "host_back":
-            self._say(f"host {message['host']} is back, and takes workers of the next launch")
-            self._journal.record("host_back", host=message["host"])
-            return
-        if message["kind"] == "host_refused":
-            self._say(f"host {message['host']} stays out: {message['reason']}")
-            self._journal.record("host_refused", host=message["host"], reason=message["reason"])
-            return
-        fields = {name: message[name] for name in ("host", "reason", "workers")}
-        workers = ", ".join(map(str, fields["workers"]))
-        them = f" with its workers ({workers})" if workers else ""
-        self._say(f"host {fields['host']} was lost{them}: {fields['reason']}")
-        self._journal.record("host_lost", **fields)
+        if kind.is_told:
+            self.say(words_of(event))
+        if isinstance(event, OutputDropped):
+            self._lost_lines = event.lines
+        record(self._journal, event)
 
     def _not_preloaded(self, module: str, reason: str, keeper: str | None = None) -> None:
         """Say once that a module is not preloaded, if the user has named it or asks for more.
@@ -327,8 +319,12 @@ class JobConsole:
             is_told = module in self._named_modules
         if self._is_verbose or is_told:
             costs = "" if keeper is None else "; each launch imports it anew"
-            self._say(f"{module} is not preloaded: {reason}{costs}")
+            self.say(f"{module} is not preloaded: {reason}{costs}")
         self._journal.record("preload_failed", module=module, message=reason)
+
+    def _say_in_a_line(self, text: str) -> None:
+        one_line = " ".join(text.split())  # an error of the program may have several
+        self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
 
     def _show_launch(self, launch: Launch) -> None:
         self._deaths.launching(launch.workers)
@@ -337,21 +333,12 @@ class JobConsole:
 
     def _say_unsaid(self, *, is_traced: bool = True) -> None:
         for each in self._unsaid:
-            self._say(each.line)
+            self.say(each.line)
             trace = users_trace(each.traceback) if is_traced else ""
             if trace and trace not in self._traces:  # workers may die of the same, one by one
                 self._traces.add(trace)
                 self._write(_first_lines(trace).encode(errors="replace"))
         self._unsaid.clear()
-
-    def _inform(self, text: str) -> None:
-        """Say something that nobody has to act on."""
-        if not self._is_quiet:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        one_line = " ".join(text.split())  # an error of the program may have several
-        self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
 
 
 class _Unsaid(NamedTuple):
@@ -449,54 +436,15 @@ def _fenced_line(message: Message) -> str:
         how = f"has kept the others waiting for {seconds:.1f} s"
     else:
         how = f"has been silent for {seconds:.1f} s"
-    return f"worker {worker} {how} after step {step}{_at_work(message)}: killing it"
-
-
-def _suspected_line(message: Message) -> str:
-    """Return the line of a worker that will be killed, unless it makes progress."""
-    worker, seconds, step = message["worker"], message["seconds"], message["step"]
-    place = _at_work(message)
-    begin = f"worker {worker} has made no progress for {seconds:.0f} s after step {step}{place}"
-    limit_s = message["limit_s"]
-    if limit_s is None:
-        return f"{begin}, and no other worker waits for it"
-    why = "all others wait for it" if message["is_awaited"] else "others were killed there"
-    return f"{begin}, and {why}: it is killed after {limit_s:.0f} s"
-
-
-def _stalled_line(message: Message) -> str:
-    """Return the line of a launch that is ended because none of its workers makes progress."""
-    count, seconds = len(message["workers"]), message["seconds"]
-    if message["limit"] == "reading":
-        return (
-            f"none of {count} workers got a byte of the checkpoints for {seconds:.0f} s, so their "
-            "disk hangs: ending the launch (nothing is known to be damaged)"
-        )
-    if message["limit"] == "leaving":
-        return (
-            f"the scripts of all workers have come to their end, but {count} of them did not leave "
-            f"for {seconds:.0f} s: killed (nothing was left to do)"
-        )
-    return (
-        f"all {count} workers have waited for each other inside MPI for {seconds:.1f} s: "
-        "ending the launch"
-    )
-
-
-def _at_work(message: Message) -> str:
-    """Return the place in the script, and the batch or microbatch in hand, as far as known."""
-    work = message.get("samples")
-    if message.get("is_reading"):
-        return f"{_in(message)}, while it reads the batch of step {message['step'] + 1}"
-    if work is None:
-        return _in(message)
-    what = "the validation after step" if work["is_validation"] else "step"
-    return f"{_in(message)}, with microbatch {work['microbatch']} of {what} {work['step']}"
+    is_reading = bool(message.get("is_reading"))
+    place = at_work(message.get("where", ""), message.get("samples"), step, is_reading=is_reading)
+    return f"worker {worker} {how} after step {step}{place}: killing it"
 
 
 def _died_line(message: Message, cause: str) -> str:
     """Return the line of a worker that is dead, with the place in the script if it is known."""
-    return f"worker {message['worker']} died after step {message['step']} ({cause}){_in(message)}"
+    line, where = Failure(message["worker"], cause, message["step"]).words(), message.get("where")
+    return f"{line}, in {where}" if where else line
 
 
 def _first_lines(trace: str) -> str:
@@ -504,8 +452,3 @@ def _first_lines(trace: str) -> str:
     lines = trace.splitlines(keepends=True)
     rest = ["  ...\n"] if len(lines) > _TRACE_LINES else []
     return "".join([*lines[:_TRACE_LINES], *rest])
-
-
-def _in(message: Message) -> str:
-    where = message.get("where")
-    return f", in {where}" if where else ""

@@ -44,6 +44,7 @@ from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault
 from holdfast.runtime.head.orders import Order, SignalOrders
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Deadline, HungUp, Renewing, SignalRepeated, Warned
 from holdfast.runtime.run.failure_history import RunHistory
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.system.channel import Message
@@ -209,9 +210,9 @@ class Decider:
         if order is Order.SAVE:
             self.save()
         elif order is Order.GO_ON:
-            self._console.hung_up()
+            self._console.tell(HungUp())
         elif self.limits.repeats(number, is_stopping=self.is_stopping, now=self.limits.now):
-            self._console.noted(f"{number.name}: the job is stopping already", "signal_repeated")
+            self._console.tell(SignalRepeated(f"{number.name}: the job is stopping already"))
         else:
             self._stop(number.name, self.limits.stops[number])
 
@@ -256,7 +257,7 @@ class Decider:
             return
         is_late = due is Due.END
         if is_late or not self._console.is_after_training:  # nothing is left to be saved
-            self._console.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
+            self._console.tell(Deadline(_TIME_IS_UP[is_late], is_late))
         if not self.is_stopping:
             self._handle(StopAsked(ExitCode.STOPPED_EARLY))
         if is_late and self._machine.state is not JobState.ENDING:
@@ -289,7 +290,7 @@ class Decider:
                 case AskToStop():
                     self._obey_agent({"kind": "request", "what": "stop"})
                 case Renew(reason):
-                    self._console.renewing(reason)
+                    self._console.tell(Renewing(reason))
                     self._obey_agent({"kind": "request", "what": "renew"})
                 case End():
                     self._finish(command)
@@ -326,7 +327,7 @@ class Decider:
         self.end = end
         if end.exit_code == ExitCode.DONE:
             for sentence in self._missed_faults():
-                self._console.warned(sentence)
+                self._console.tell(Warned(sentence))
         self._console.ended(end)
 
     def _missed_faults(self) -> Iterator[str]:

@@ -34,6 +34,7 @@ from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Channel, Message
@@ -388,7 +389,7 @@ class Head:
         reason = self._hosts.why_wait(witnessed_s())
         if reason and self._held is None:
             with job.errors_told():
-                job.console.warned(reason)
+                job.console.tell(Warned(reason))
         return bool(reason)
 
     def _dismiss(self, channel: Channel) -> None:
@@ -455,7 +456,7 @@ class _RunningJob:
     def on_run_warning(self, text: str) -> None:
         """Show a sentence about the run directory."""
         with self.errors_told():
-            self.console.warned(text)
+            self.console.tell(Warned(text))
 
     def on_directory_lost(self, exit_code: int, reason: str) -> None:
         """End the job."""

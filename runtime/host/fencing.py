@@ -292,7 +292,7 @@ class Fencing:
         for hosted, found in them:
             self._tell(
                 {
-                    "kind": "worker_suspected",
+                    "kind": "suspected",
                     "worker": hosted.worker,
                     "seconds": round(standstill.seconds, 3),
                     "limit_s": round(standstill.limit_s, 3) if standstill.has_limit else None,

@@ -100,6 +100,3 @@ class Unreadable(NamedTuple):
     def words(self) -> str:
         waited = progress.duration(self.seconds)
         return f"gave up the checkpoint of step {self.step} after {waited}: {self.reason}"
-
-    def trouble(self) -> str:
-        return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"

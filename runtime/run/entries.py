@@ -38,6 +38,11 @@ def name_of(event: Event) -> str:
     return KINDS[type(event)].name
 
 
+def words_of(event: object) -> str:
+    """Return the event in a sentence of one line."""
+    return " ".join(KINDS[type(event)].words(event).split())
+
+
 def fields_of(event: Event) -> dict[str, object]:
     """Return the fields of the event's line."""
     fields, defaults = event._asdict(), event._field_defaults
@@ -62,9 +67,9 @@ class Entry(Generic[_Event_co]):
     def words(self) -> str:
         """The event in a sentence; nothing if people are not told of it."""
         kind = kind_of(self.event)
-        if kind is None or kind.words is None:
+        if kind is None or not kind.is_told:
             return ""
-        return " ".join(kind.words(self.event).split())
+        return words_of(self.event)
 
 
 def entries_of(lines: Iterable[Mapping[str, Any]]) -> list[Entry[Any]]:

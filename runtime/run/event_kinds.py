@@ -67,7 +67,7 @@ def _is_work(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and _are_counts(value.get("ids"))
-        and all(_is_count(value.get(name)) for name in ("microbatch", "count"))
+        and all(_is_count(value.get(name)) for name in ("step", "microbatch", "count"))
         and isinstance(value.get("is_validation"), bool)
     )
 
@@ -97,8 +97,10 @@ class Kind:
     name: str
     """In the journal."""
     type: type[Any]
-    words: Callable[[Any], str] | None
-    """Tells an event in a sentence; None if people are not told, as the status shows it anyway."""
+    words: Callable[[Any], str]
+    """Tells an event in a sentence: its method ``words``, or its text."""
+    is_told: bool
+    """Whether people are told of it; they are not if the status shows it anyway."""
     listed: str | None
     """The field of the report that has every such event; None if the report lists none."""
     hidden: frozenset[str]
@@ -149,8 +151,8 @@ def event(
     """Enter a class into the list; an event that is told has a method ``words``, or a text."""
 
     def enter(kind: _Class) -> _Class:
-        words = getattr(kind, "words", attrgetter("text")) if is_told else None
-        EVENTS[name] = KINDS[kind] = Kind(name, kind, words, listed, frozenset(hidden))
+        words = getattr(kind, "words", attrgetter("text"))
+        EVENTS[name] = KINDS[kind] = Kind(name, kind, words, is_told, listed, frozenset(hidden))
         return kind
 
     return enter

@@ -131,7 +131,7 @@ class Paused(NamedTuple):
     until: Seconds
 
     def words(self) -> str:
-        return f"the job stood still for {progress.duration(self.seconds)}"
+        return f"the job stood still for {self.seconds:.0f} s, and goes on"
 
 
 @event("job_ended")
@@ -180,7 +180,7 @@ class Renewing(NamedTuple):
     reason: str
 
     def words(self) -> str:
-        return f"renewing the launch: {self.reason}"
+        return f"{self.reason}: stopping with a checkpoint, to go on with all workers"
 
 
 @event("world", is_told=False)
@@ -354,7 +354,13 @@ class Suspected(NamedTuple):
     is_reading: bool | None = None
 
     def words(self) -> str:
-        return f"worker {self.worker} has made no progress after step {self.step}"
+        place = at_work(self.where, self.samples, self.step, is_reading=bool(self.is_reading))
+        lasts = f"has made no progress for {self.seconds:.0f} s after step {self.step}{place}"
+        if self.limit_s is None:
+            return f"worker {self.worker} {lasts}, and no other worker waits for it"
+        why = "all others wait for it" if self.is_awaited else "others were killed there"
+        killed = f"it is killed after {self.limit_s:.0f} s"
+        return f"worker {self.worker} {lasts}, and {why}: {killed}"
 
 
 @event("stalled")
@@ -366,7 +372,21 @@ class Stalled(NamedTuple):
     workers: Counts
 
     def words(self) -> str:
-        return f"{named_workers(self.workers)} stood still for {progress.duration(self.seconds)}"
+        number = len(self.workers)
+        if self.limit == "reading":
+            return (
+                f"none of {number} workers got a byte of the checkpoints for {self.seconds:.0f} s, "
+                "so their disk hangs: ending the launch (nothing is known to be damaged)"
+            )
+        if self.limit == "leaving":
+            return (
+                f"the scripts of all workers have come to their end, but {number} of them did not "
+                f"leave for {self.seconds:.0f} s: killed (nothing was left to do)"
+            )
+        return (
+            f"all {number} workers have waited for each other inside MPI for {self.seconds:.1f} s: "
+            "ending the launch"
+        )
 
 
 @event("host_lost")
@@ -378,7 +398,9 @@ class HostLost(NamedTuple):
     workers: Counts
 
     def words(self) -> str:
-        return f"host {self.host} was lost with {named_workers(self.workers)}: {self.reason}"
+        workers = ", ".join(map(str, self.workers))
+        them = f" with its workers ({workers})" if workers else ""
+        return f"host {self.host} was lost{them}: {self.reason}"
 
 
 @event("host_refused")
@@ -399,7 +421,7 @@ class HostBack(NamedTuple):
     host: str
 
     def words(self) -> str:
-        return f"host {self.host} is back"
+        return f"host {self.host} is back, and takes workers of the next launch"
 
 
 @event("failure", listed="failures")
@@ -445,9 +467,6 @@ class MemoryDiffers(NamedTuple):
     generation: int | None = None
 
     def words(self) -> str:
-        return f"the memory of {named_workers(self.workers)} differs at step {self.step}"
-
-    def trouble(self) -> str:
         fate = "fenced" if self.has_majority else "no majority shows whose state is right"
         return f"step {self.step} differs in the memory of {named_workers(self.workers)}: {fate}"
 
@@ -461,9 +480,6 @@ class Pressure(NamedTuple):
     place: str | None = None
     used: int | None = None
     limit: int | None = None
-
-    def trouble(self) -> str:
-        return self.text
 
 
 @event("preload_failed", is_told=False)
@@ -493,6 +509,17 @@ class JournalGap(NamedTuple):
     """So many lines before this one could not be written."""
 
     lines: Count
+
+
+def at_work(where: str, work: Work | None, step: int, *, is_reading: bool) -> str:
+    """Return the place in the script, and the batch or microbatch in hand, as far as known."""
+    place = f", in {where}" if where else ""
+    if is_reading:
+        return f"{place}, while it reads the batch of step {step + 1}"
+    if work is None:
+        return place
+    what = "the validation after step" if work["is_validation"] else "step"
+    return f"{place}, with microbatch {work['microbatch']} of {what} {work['step']}"
 
 
 def named_workers(workers: Sequence[int]) -> str:

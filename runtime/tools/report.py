@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.checkpoint_events import (
@@ -21,7 +21,7 @@ from holdfast.runtime.run.checkpoint_events import (
     Rejected,
     Unreadable,
 )
-from holdfast.runtime.run.entries import kind_of
+from holdfast.runtime.run.entries import Event, kind_of, words_of
 from holdfast.runtime.run.events import (
     Epoch,
     Failure,
@@ -36,13 +36,6 @@ from holdfast.runtime.tools.living_job import Life
 
 _MOST_SAMPLES = 20
 """So many are named of a microbatch."""
-
-
-class Troubling(Protocol):
-    """An event that the report tells in a sentence."""
-
-    def trouble(self) -> str:
-        """Return the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +177,14 @@ def describe_checkpoints(report: Report) -> str:
 def describe_troubles(report: Report) -> list[str]:
     """Return a line on each trouble with checkpoints and with memory."""
     failed = report.failed_checkpoints
-    last = [f"step {f.step} failed, the last of {len(failed)}: {f.reason}" for f in failed[-1:]]
-    rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
-    others: tuple[Troubling, ...] = (
+    of_all = f" (the last of {len(failed)} that failed)" if len(failed) > 1 else ""
+    others: tuple[Event, ...] = (
+        *report.rejected_checkpoints,
         *report.unread_checkpoints,
         *report.memory_differences,
         *report.pressures,
     )
-    return [*last, *rejected, *(event.trouble() for event in others)]
+    return [*(words_of(event) + of_all for event in failed[-1:]), *map(words_of, others)]
 
 
 def describe_failure(failure: Failure) -> str:
@@ -216,15 +209,6 @@ def describe_lost_lines(report: Report) -> str:
     """Return how much of the output was lost."""
     lines = "1 line was" if report.lost_lines == 1 else f"{report.lost_lines} lines were"
     return f"{lines} lost, because stdout or stderr took nothing" if report.lost_lines else "whole"
-
-
-def describe_suspected(suspected: Suspected) -> str:
-    """Return the worker that did not come on, for how long and where."""
-    where = f" in {suspected.where}" if suspected.where else ""
-    return (
-        f"worker {suspected.worker}: no progress for {suspected.seconds:.0f} s "
-        f"after step {suspected.step}{where}"
-    )
 
 
 def describe_evidence(failure: Failure) -> list[str]:

@@ -103,7 +103,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
         "    contribute (/home/ann/train.py:42)",
         "[red]not markup[/red]",
         "microbatch 1, samples 5, 17",
-        "worker 1: no progress for 300 s after step 7 in contribute (train.py:42)",
+        "worker 1 has made no progress for 300 s after step 7, in contribute (train.py:42)",
         "2 deaths: fenced",
     ):
         assert fact in text, text
@@ -168,7 +168,7 @@ def test_words_of_the_script_are_shown_as_they_are(
     for fact in (
         f"worker 1: {cause} after step 1",
         f"relaunch: {cause}",
-        f"step 1 rejected: {cause}",
+        f"rejected the checkpoint of step 1: {cause}",
         f"exit 1: {cause}",
         "[r1]",
     ):

@@ -15,7 +15,8 @@ from probed import facts
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.head import beginning
-from holdfast.runtime.head.beginning import Beginning
+from holdfast.runtime.head.beginning import tell_beginning
+from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
@@ -51,7 +52,9 @@ def run() -> Run:
 def told(batch: str = "", **fields: Any) -> list[str]:
     """Return the lines of the beginning of a job."""
     lines: list[str] = []
-    Beginning(setup_of(**fields), lines.append).tell(batch)
+    setup = setup_of(**fields)
+    teller = Teller(setup.journal, lines.append, is_quiet=setup.options.quiet)
+    tell_beginning(setup, teller, batch)
     return lines
 
 
@@ -397,12 +400,3 @@ def test_quiet_job_begins_with_warnings_alone(run: Run) -> None:
     lines = told(is_resumed=False, options={"quiet": True}, warning="MPI is slow", journal=run)
 
     assert lines == ["warning: MPI is slow"]
-
-
-def test_warning_of_the_beginning_is_told_and_recorded(run: Run) -> None:
-    lines: list[str] = []
-
-    Beginning(setup_of(journal=run), lines.append).warn("removed /dev/shm/x")
-
-    assert lines == ["removed /dev/shm/x"]
-    assert run.records == [{"event": "warning", "text": "removed /dev/shm/x"}]

@@ -430,7 +430,7 @@ def test_system_that_refuses_the_first_head_is_asked_again(
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError("no descriptor to spare")])
-@pytest.mark.parametrize("place", ["Beginning", "connect_to_head"])
+@pytest.mark.parametrize("place", ["tell_beginning", "connect_to_head"])
 def test_job_that_comes_to_no_client_leaves_no_head_and_no_directory(
     started: Started, monkeypatch: pytest.MonkeyPatch, fault: BaseException, place: str
 ) -> None:

@@ -16,6 +16,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import console
 from holdfast.runtime.head.console import DeathLog, JobConsole
+from holdfast.runtime.run.events import Deadline, HungUp, Renewing, Warned
 from holdfast.runtime.run.journal import Record
 
 DEATH = {
@@ -115,9 +116,9 @@ def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
 
 
 def test_lost_host_has_one_line_and_its_workers_none_but_all_are_recorded(told: Told) -> None:
-    lost = {"host": "b", "reason": "it has not answered for 2.0 s", "workers": [2, 3]}
+    lost = {"host": "b", "reason": "it has not answered for 2.0 s", "workers": (2, 3)}
 
-    told.voice.heard({"kind": "host_lost", "losses": 1, "slots": 2, **lost})
+    told.voice.heard({"kind": "host_lost", "losses": 1, "slots": 2, **lost, "workers": [2, 3]})
     for worker in (2, 3):
         cause = "host b was lost: it has not answered for 2.0 s"
         death = {**DEATH, "worker": worker, "cause": cause, "limit": "host", "host": "b"}
@@ -140,7 +141,7 @@ def test_lost_host_has_one_line_and_its_workers_none_but_all_are_recorded(told: 
 def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(
     told: Told,
 ) -> None:
-    figures = {"resource": "memory", "place": "the host", "used": 9, "limit": 10, "left_s": 50.0}
+    figures = {"resource": "memory", "place": "the host", "used": 9, "limit": 10}
 
     told.voice.heard({"kind": "pressure", "now": 3.0, "text": "memory of the host", **figures})
 
@@ -395,7 +396,7 @@ def test_suspicion_is_told_and_kept(
 ) -> None:
     seen = {"seconds": 300.2, "limit_s": limit_s, "is_awaited": is_awaited, "step": 7}
     place = {"where": "f (a.py:1)", "stacks": "f"}
-    told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen, **place})
+    told.voice.heard({"kind": "suspected", "now": 1.0, "worker": 4, **seen, **place})
 
     assert told.lines() == [
         f"holdfast: worker 4 has made no progress for 300 s after step 7, in f (a.py:1){rest}"
@@ -503,7 +504,7 @@ def test_quiet_job_says_only_what_goes_wrong() -> None:
     ("say", "line", "record"),
     [
         (
-            lambda voice: voice.renewing("1 of 4 workers are left"),
+            lambda voice: voice.tell(Renewing("1 of 4 workers are left")),
             "1 of 4 workers are left: stopping with a checkpoint, to go on with all workers",
             {"event": "renewing", "reason": "1 of 4 workers are left"},
         ),
@@ -518,17 +519,17 @@ def test_quiet_job_says_only_what_goes_wrong() -> None:
             {"event": "agent_killed", "reason": "it does not end"},
         ),
         (
-            lambda voice: voice.hung_up(),
+            lambda voice: voice.tell(HungUp()),
             "SIGHUP: the job goes on without its terminal",
             {"event": "hung_up"},
         ),
         (
-            lambda voice: voice.warned("the disk\n is slow"),
+            lambda voice: voice.tell(Warned("the disk\n is slow")),
             "the disk is slow",
             {"event": "warning", "text": "the disk\n is slow"},
         ),
         (
-            lambda voice: voice.noted("time is up", "deadline", is_late=True),
+            lambda voice: voice.tell(Deadline("time is up", is_late=True)),
             "time is up",
             {"event": "deadline", "text": "time is up", "is_late": True},
         ),
@@ -595,7 +596,7 @@ def test_launch_that_goes_on_no_more_is_told_with_its_reason(
     told.voice.heard({"kind": "stalled", "now": 1.0, **figures})
 
     assert told.lines() == [f"holdfast: {line}"]
-    assert told.records() == [{"event": "stalled", **figures}]
+    assert told.records() == [{"event": "stalled", **figures, "workers": (0, 1)}]
 
 
 def test_pool_that_was_replaced_concerns_the_journal_alone(told: Told) -> None:

@@ -206,7 +206,7 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     all_wait_for_worker_0(world)
 
     world.pass_time(19.0, 0, 1, 2)
-    (suspected,) = world.of_kind("worker_suspected")
+    (suspected,) = world.of_kind("suspected")
     assert (suspected["worker"], suspected["limit_s"]) == (0, 20.0)
     assert suspected["samples"] == {"microbatch": 0}
     assert world.of_kind("worker_fenced") == []
@@ -215,7 +215,7 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["limit"]) == (0, "stall")
     assert world.workers[0].causes[0].endswith(" s at one piece of work")
-    assert len(world.of_kind("worker_suspected")) == 1
+    assert len(world.of_kind("suspected")) == 1
 
 
 def test_place_of_a_worker_that_all_wait_for_is_found_out_once_for_people(world: World) -> None:

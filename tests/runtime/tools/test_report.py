@@ -17,12 +17,11 @@ from holdfast.runtime.run.checkpoint_events import (
     CheckpointFailed,
     Rejected,
 )
-from holdfast.runtime.run.events import Failure, MemoryDiffers, Pressure, Suspected
+from holdfast.runtime.run.events import Failure, Pressure
 from holdfast.runtime.tools.living_job import Life
 from holdfast.runtime.tools.report import (
     EpochReport,
     Report,
-    Troubling,
     describe_checkpoints,
     describe_evidence,
     describe_failure,
@@ -32,7 +31,6 @@ from holdfast.runtime.tools.report import (
     describe_metrics,
     describe_ms,
     describe_outcome,
-    describe_suspected,
     describe_time,
     describe_troubles,
     finite,
@@ -96,17 +94,6 @@ def test_time_of_a_death_is_that_in_its_job(
     job: int | None, after_s: float | None, words: str
 ) -> None:
     assert describe_time(Failure(0, "exit 1", job=job, after_s=after_s)) == words
-
-
-@pytest.mark.parametrize(
-    ("where", "ending"), [("", ""), ("contribute (train.py:42)", " in contribute (train.py:42)")]
-)
-def test_worker_without_progress_is_told_with_its_place(where: str, ending: str) -> None:
-    suspected = Suspected(3, 300.4, 7, where=where)
-
-    sentence = describe_suspected(suspected)
-
-    assert sentence == f"worker 3: no progress for 300 s after step 7{ending}"
 
 
 def test_evidence_begins_with_the_samples_and_ends_with_stderr() -> None:
@@ -228,19 +215,6 @@ def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
     assert describe_journal(report_of(**facts), life).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "sentence"),
-    [
-        (
-            MemoryDiffers(5, (1,), has_majority=True),
-            "step 5 differs in the memory of worker 1: fenced",
-        ),
-    ],
-)
-def test_trouble_says_what_was_done_about_it(trouble: Troubling, sentence: str) -> None:
-    assert trouble.trouble() == sentence
-
-
 def test_only_the_last_failed_checkpoint_is_told_and_each_rejected_one() -> None:
     report = report_of(
         failed_checkpoints=(CheckpointFailed(3, "disk full"), CheckpointFailed(4, "disk gone")),
@@ -249,9 +223,9 @@ def test_only_the_last_failed_checkpoint_is_told_and_each_rejected_one() -> None
     )
 
     assert describe_troubles(report) == [
-        "step 4 failed, the last of 2: disk gone",
-        "step 1 rejected: a bit",
-        "step 2 rejected: a block",
+        "the checkpoint of step 4 failed: disk gone (the last of 2 that failed)",
+        "rejected the checkpoint of step 1: a bit",
+        "rejected the checkpoint of step 2: a block",
         "980 of 1024 in use",
     ]
 

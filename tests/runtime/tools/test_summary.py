@@ -354,9 +354,9 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
         "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped"
     )
     assert describe_troubles(report) == [
-        "step 6 failed, the last of 2: disk gone",
-        "step 4 rejected: a bit",
-        "step 5 could not be read for 180 s: stale",
+        "the checkpoint of step 6 failed: disk gone (the last of 2 that failed)",
+        "rejected the checkpoint of step 4: a bit",
+        "gave up the checkpoint of step 5 after 3:00: stale",
         "step 5 differs in the memory of workers 0 and 2: no majority shows whose state is right",
     ]
 
