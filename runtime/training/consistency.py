@@ -20,10 +20,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, TypeAlias
 
 from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.manifest import Manifest
@@ -31,7 +31,6 @@ from holdfast.checkpoint.tensor import TensorSpec, specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
 from holdfast.runtime.run.entries import record
@@ -77,6 +76,9 @@ _MOST_PARTS = 256
 _RATE, _RATE_OF = "learning_rate", "learning rate of "
 _SCHEDULER = "LearningRateScheduler"
 
+_Told: TypeAlias = tuple[WorkerId, Any]
+"""What a worker has told the others."""
+
 
 def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
     """Compare the numerics of all workers of the world with those of rank 0.
@@ -85,12 +87,13 @@ def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) 
         UsageError: they differ and the job is strict; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = _gathered(membership.communicator, to_plain(mine))
-    everyones = [Numerics.from_json(card) for card in cards]
-    workers = membership.world.workers
-    for worker, theirs in zip(workers, everyones, strict=True):
-        subject = f"worker {worker} has other numerics than worker {workers[0]}"
-        _judge(context, subject, differences(everyones[0], theirs, f"worker {workers[0]} has"))
+    (one, first), *others = _told_by_all(membership, to_plain(mine))
+    for two, theirs in others:
+        subject = f"worker {two} has other numerics than worker {one}"
+        found = differences(
+            Numerics.from_json(first), Numerics.from_json(theirs), f"worker {one} has"
+        )
+        _judge(context, subject, found)
 
 
 def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
@@ -118,21 +121,15 @@ def check_same_work(membership: Membership, job: TrainingJob) -> None:
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    everyones = _gathered(membership.communicator, job.card)
-    workers = membership.world.workers
-    for worker, theirs in zip(workers, everyones, strict=True):
-        name = _first_difference(everyones[0], theirs)
-        if name is not None:
-            raise ProgramError(
-                f"{name} of worker {worker} is {theirs.get(name)}, and that of worker "
-                f"{workers[0]} is {everyones[0].get(name)}: every worker runs the whole script, so "
-                "all must see the same; seed every random generator, and sort lists of files"
-            )
+    _refuse_first(membership, job.card, _other_work)
 
 
-def _first_difference(mine: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
-    names = [*mine, *(name for name in theirs if name not in mine)]
-    return next((name for name in names if mine.get(name) != theirs.get(name)), None)
+def _other_work(name: str, one: _Told, two: _Told) -> str:
+    return (
+        f"{name} of worker {two[0]} is {two[1]}, and that of worker {one[0]} is {one[1]}: every "
+        "worker runs the whole script, so all must see the same; seed every random generator, and "
+        "sort lists of files"
+    )
 
 
 def check_same_run(
@@ -148,8 +145,8 @@ def check_same_run(
         raise UsageError(
             f"the run in {context.run_dir} and the script differ in the {difference}; {_WAYS_OUT}"
         )
-    _check_identity(context, job.identity, saved.cursor)
-    _check_first_epoch(context, job.work_plan.first_epoch, saved.cursor)
+    first_epoch = {FIRST_EPOCH: job.work_plan.first_epoch}  # older checkpoints do not tell
+    _check_identity(context, {**job.identity, **first_epoch}, {**first_epoch, **saved.cursor})
     before, now = saved.cursor.get("data"), job.data_fingerprint
     if before is not None and now is not None and before != now:
         raise UsageError(
@@ -173,17 +170,9 @@ def _check_identity(
 def _said(name: str, value: object) -> str:
     if name == "shuffle":
         return f"shuffle={value is None}"
+    if name == FIRST_EPOCH:
+        return f"initial_epoch={value}"
     return f"no {name}" if value is None else f"{name} {value}"
-
-
-def _check_first_epoch(context: WorkerContext, mine: int, saved: Mapping[str, object]) -> None:
-    """Refuse epochs that are counted from elsewhere; older checkpoints do not tell."""
-    before = saved.get(FIRST_EPOCH, mine)
-    if before != mine:
-        raise UsageError(
-            f"the run in {context.run_dir} was begun with initial_epoch={before}, and the script "
-            f"has initial_epoch={mine}: go back to that, {_WAYS_OUT}"
-        )
 
 
 def model_difference(saved: Iterable[TensorSpec], mine: Iterable[TensorSpec]) -> str | None:
@@ -237,21 +226,19 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    communicator = membership.communicator
-    if communicator.size == 1:
+    if membership.communicator.size == 1:
         return
     facts, shapes = state.facts, _shapes(state, cursor)
     holder = state.callback_host
     settings = dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
     mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
-    digests = _gathered(communicator, [*mine, "" if facts is None else facts.digest])
-    workers = membership.world.workers
-    if _is_any_other([digest[::2] for digest in digests]):
+    everyones = _told_by_all(membership, [*mine, "" if facts is None else facts.digest])
+    if len({(shape, step) for _, (shape, _, step) in everyones}) > 1:
         told = settings if facts is None else {**settings, **facts.settings()}
         rest = {} if facts is None else facts.rest()
-        _refuse_first(communicator, workers, {**told, **shapes, **rest})
-    if _is_any_other([digest[1] for digest in digests]):
-        _refuse_first(communicator, workers, settings, only_common=True)
+        _refuse_first(membership, {**told, **shapes, **rest}, _other_step)
+    if len({setting for _, (_, setting, _) in everyones}) > 1:
+        _refuse_first(membership, settings, _other_step, only_common=True)
 
 
 def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
@@ -269,16 +256,16 @@ def check_same_weights(membership: Membership, state: JobState, cursor: Cursor) 
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    communicator = membership.communicator
-    if communicator.size == 1:
+    if membership.communicator.size == 1:
         return
     values = {
         _initial(name): value_of(value)
         for name, value in state.tensors(cursor).items()
         if not name.startswith(_CURSOR)
     }
-    if _is_any_other(_gathered(communicator, digest_of(repr(values).encode()))):
-        _refuse_first(communicator, membership.world.workers, values)
+    everyones = _told_by_all(membership, digest_of(repr(values).encode()))
+    if len({digest for _, digest in everyones}) > 1:
+        _refuse_first(membership, values, _other_step)
 
 
 def _initial(name: str) -> str:
@@ -287,46 +274,38 @@ def _initial(name: str) -> str:
     return "the learning rate" if is_rate else f"the initial weights of {short}"
 
 
-def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
-    """Return what all workers have given, in rank order; a JSON value."""
-    found = communicator.allgather_bytes(json.dumps(mine).encode())
-    return [json.loads(text) for text in found]
-
-
-def _is_any_other(values: Sequence[object]) -> bool:
-    return any(value != values[0] for value in values)
+def _told_by_all(membership: Membership, mine: Any) -> list[_Told]:
+    """Return what all workers give, a JSON value, in rank order."""
+    found = membership.communicator.allgather_bytes(json.dumps(mine).encode())
+    return list(zip(membership.world.workers, map(json.loads, found), strict=True))
 
 
 def _refuse_first(
-    communicator: Communicator,
-    workers: Sequence[WorkerId],
-    mine: Mapping[str, str],
+    membership: Membership,
+    mine: Mapping[str, object],
+    say: Callable[[str, _Told, _Told], str],
     *,
     only_common: bool = False,
 ) -> None:
     """Name the first fact in which a worker differs; one that only one has comes last."""
-    everyones: list[dict[str, str]] = _gathered(communicator, dict(mine))
-    first = everyones[0]
-    for rank, theirs in enumerate(everyones):
+    (one, first), *others = _told_by_all(membership, dict(mine))
+    for two, theirs in others:
         common = [name for name in first if name in theirs]
         lone = [] if only_common else [name for name in (*first, *theirs) if name not in common]
         for name in (*common, *lone):
             if first.get(name) != theirs.get(name):
-                _refuse_difference(name, [facts.get(name) for facts in everyones], workers, rank)
+                raise ProgramError(say(name, (one, first.get(name)), (two, theirs.get(name))))
 
 
-def _refuse_difference(
-    name: str, values: Sequence[str | None], workers: Sequence[WorkerId], other: int
-) -> NoReturn:
-    """Raise the error of workers that differ: that of rank ``other``, and the first one."""
-    one, two = workers[0], workers[other]
-    mine, theirs = _shown(values[0], values[other])
+def _other_step(name: str, one: _Told, two: _Told) -> str:
+    mine, theirs = _shown(one[1], two[1])
     is_told = mine is not None or theirs is not None
-    told = f": {mine or 'none'} on worker {one}, {theirs or 'none'} on worker {two}"
-    workers_differ, mend = f"workers {one} and {two} build different steps, they differ", _MEND
+    told = f": {mine or 'none'} on worker {one[0]}, {theirs or 'none'} on worker {two[0]}"
+    both, mend = f"workers {one[0]} and {two[0]}", _MEND
+    differ = f"{both} build different steps, they differ"
     if name == CALLBACKS:
-        workers_differ, mend = f"workers {one} and {two} differ", _SAME_LIST
-    raise ProgramError(f"{workers_differ} in {name}{told if is_told else ''}; {mend}")
+        differ, mend = f"{both} differ", _SAME_LIST
+    return f"{differ} in {name}{told if is_told else ''}; {mend}"
 
 
 def _shown(*values: str | None) -> list[str | None]:
