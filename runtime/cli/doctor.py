@@ -22,7 +22,7 @@ from holdfast.runtime.cli.help import Documented
 from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.job_setup import FOR_ALL, FOR_KERAS
-from holdfast.runtime.head.preconditions import Wishes, faults, surroundings
+from holdfast.runtime.head.preconditions import host_faults, job_faults
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.hosts.checked_hosts import (
     Asked,
@@ -48,7 +48,7 @@ from holdfast.runtime.options.sources import Sources, build_options, seen_from
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.system.channel import Loopback, loopback_state
 from holdfast.runtime.system.devices import find_devices
 from holdfast.runtime.system.network import interfaces, own_name
 from holdfast.runtime.system.own_process import (
@@ -125,8 +125,7 @@ def _examine_hosts(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagno
 
 def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield what concerns MPI: what it needs of the host, the library, and how two ranks fare."""
-    found = surroundings(os.environ)
-    for sentence in faults(found, Wishes()):
+    for sentence in (*host_faults(os.environ), *job_faults(os.environ)):
         yield Diagnosis("host", sentence, is_good=False)
     try:
         library = identify(find_mpiexec(mpiexec))
@@ -134,7 +133,7 @@ def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosi
         yield Diagnosis("MPI", str(error), is_good=False)
         return
     yield Diagnosis("MPI", str(library))
-    if found.loopback is Loopback.WORKS:
+    if loopback_state() is Loopback.WORKS:
         try:
             terms = _terms_of(options)
         except UsageError as error:

@@ -21,9 +21,8 @@ from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import (
     TENSORFLOW,
     ScriptSource,
-    Wishes,
-    refuse_faults,
-    surroundings,
+    host_faults,
+    job_faults,
 )
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.host.launchers import OPEN_MPI, LaunchTerms, job_environment
@@ -193,13 +192,14 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
     """
-    found = surroundings(os.environ)  # while this process has one thread
+    faults = tuple(host_faults(os.environ))  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
         program = Program.of(options.script)
     source = ScriptSource.of(program.text)
     backend = source.backend if source.uses_keras else TENSORFLOW
-    refuse_faults(found, Wishes(options.workers + options.spares, backend))
+    for fault in (*faults, *job_faults(os.environ, options.workers + options.spares, backend)):
+        raise UsageError(fault)
     library = identify(find_mpiexec(options.mpiexec))
     _refuse_launcher(options, library)
     _refuse_faults_elsewhere(options)

@@ -1,7 +1,7 @@
 """What must hold before anything of a job is started, each with the way to mend it.
 
 A launch without one of these fails after a while, and its message names something else.  The rules
-are pure, a sentence for each; only `surroundings` looks at the host.  A `ScriptSource` is what a
+are a sentence each.  A `ScriptSource` is what a
 script says of itself before it runs: its imports, and the Keras backend that it sets.
 """
 
@@ -14,12 +14,11 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.limits import needed
 from holdfast.runtime.run.program import imports
 from holdfast.runtime.run.progress import count, memory
@@ -47,64 +46,28 @@ if len(os.listdir("/proc/self/task")) > 1:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What was found of a host."""
-
-    loopback: Loopback = Loopback.WORKS
-    most_files: int = 1 << 20
-    """What this user may raise the limit of open files to."""
-    most_bytes: int = resource.RLIM_INFINITY
-    """What this user may raise the limit of the size of files to."""
-    hidden: Mapping[str, str] = field(default_factory=dict)
-    """The files of the user that stand in the place of a package, by its name."""
-    threads_of: str = ""
-    """What starts a thread in every Python process, "" if nothing does."""
-    backend: str = ""
-    """The backend of Keras that the user has chosen, as a sentence's beginning; "" for none."""
-    backend_remedy: str = ""
+def host_faults(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each thing of this host that keeps any job from running."""
+    hidden = _hidden(environment.get("PYTHONPATH", "").split(os.pathsep))
+    starter = _starter_of_threads(environment)
+    yield from filter(None, (_loopback(loopback_state()), _packages(hidden), _threads(starter)))
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a job needs of its surroundings."""
+def job_faults(
+    environment: Mapping[str, str], workers: int = 1, backend: str | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each thing that keeps a job of so many workers from running.
 
-    workers: int = 1
-    backend: str | None = None
-    """The backend of Keras that the script itself sets, or TensorFlow if it has no Keras."""
-
-
-def faults(found: Surroundings, wishes: Wishes) -> Iterator[str]:
-    """Yield a sentence for each thing that keeps a job from running."""
-    yield from filter(None, (rule(found, wishes) for rule in _RULES))
-
-
-def refuse_faults(found: Surroundings, wishes: Wishes) -> None:
-    """Refuse a job that could not run.
-
-    Raises:
-        UsageError: the first fault, with its remedy.
+    ``backend`` is that of Keras which the script itself sets, or TensorFlow if it has no Keras.
     """
-    for sentence in faults(found, wishes):
-        raise UsageError(sentence)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)
+    rules = _files(most_files, workers), _file_size(most_bytes), _keras(environment, backend)
+    yield from filter(None, rules)
 
 
-def surroundings(environment: Mapping[str, str]) -> Surroundings:
-    """Look at this host."""
-    backend, remedy = _backend(environment)
-    return Surroundings(
-        loopback=loopback_state(),
-        threads_of=_starter_of_threads(environment),
-        most_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        most_bytes=resource.getrlimit(resource.RLIMIT_FSIZE)[1],
-        hidden=_hidden(environment.get("PYTHONPATH", "").split(os.pathsep)),
-        backend=backend,
-        backend_remedy=remedy,
-    )
-
-
-def _loopback(found: Surroundings, _: Wishes) -> str:
-    match found.loopback:
+def _loopback(state: Loopback) -> str:
+    match state:
         case Loopback.IS_DOWN:
             return "the loopback interface lo is down: `ip link set lo up`, then run again"
         case Loopback.HAS_NO_ADDRESS:
@@ -115,29 +78,30 @@ def _loopback(found: Surroundings, _: Wishes) -> str:
     return ""
 
 
-def _files(found: Surroundings, wishes: Wishes) -> str:
-    least = _FILES_OF_AGENT + _FILES_OF_WORKER * wishes.workers
-    if found.most_files == resource.RLIM_INFINITY or found.most_files >= least:
+def _files(most: int, workers: int) -> str:
+    """Return why this user cannot open enough files, "" if he can."""
+    least = _FILES_OF_AGENT + _FILES_OF_WORKER * workers
+    if most == resource.RLIM_INFINITY or most >= least:
         return ""
     return (
-        f"a process of this user may open {found.most_files} files, and the agent of "
-        f"{count(wishes.workers, 'worker')} needs more than {least}: "
+        f"a process of this user may open {most} files, and the agent of "
+        f"{count(workers, 'worker')} needs more than {least}: "
         "raise the limit (`ulimit -n`), or use fewer workers"
     )
 
 
-def _file_size(found: Surroundings, _: Wishes) -> str:
+def _file_size(most: int) -> str:
     least = needed(Resource.SHARED_MEMORY, 1)
-    if found.most_bytes == resource.RLIM_INFINITY or found.most_bytes >= least:
+    if most == resource.RLIM_INFINITY or most >= least:
         return ""
     return (
-        f"a process of this user may write files of {memory(found.most_bytes)}, and MPI has one of "
+        f"a process of this user may write files of {memory(most)}, and MPI has one of "
         f"{memory(least)}: raise the limit (`ulimit -f unlimited`)"
     )
 
 
-def _packages(found: Surroundings, _: Wishes) -> str:
-    for name, place in found.hidden.items():
+def _packages(hidden: Mapping[str, str]) -> str:
+    for name, place in hidden.items():
         return (
             f"PYTHONPATH hides the package {name}: {place} is found first, and workers need "
             f"{name}: rename that file, or take {Path(place).parent} out of PYTHONPATH"
@@ -145,28 +109,28 @@ def _packages(found: Surroundings, _: Wishes) -> str:
     return ""
 
 
-def _threads(found: Surroundings, _: Wishes) -> str:
-    if not found.threads_of:
+def _threads(starter: str) -> str:
+    if not starter:
         return ""
     return (
-        f"{found.threads_of} starts a thread in every Python process, and workers are forked from "
+        f"{starter} starts a thread in every Python process, and workers are forked from "
         "one with a single thread: start it in the script, or take that module out of Python's path"
     )
 
 
-def _keras(found: Surroundings, wishes: Wishes) -> str:
-    if wishes.backend is not None:
-        text, remedy = f"the script sets {_BACKEND} to {wishes.backend}", f"let it set {TENSORFLOW}"
-        is_fault = wishes.backend != TENSORFLOW
+def _keras(environment: Mapping[str, str], backend: str | None) -> str:
+    """Return why Keras would not train with TensorFlow: by the script, or else as Keras reads."""
+    named, remedy = environment.get(_BACKEND), f"`export {_BACKEND}={TENSORFLOW}`, then run again"
+    if backend is not None:
+        text, remedy = f"the script sets {_BACKEND} to {backend}", f"let it set {TENSORFLOW}"
+    elif named:
+        backend, text = named, f"{_BACKEND} is {named}"
     else:
-        text, remedy, is_fault = found.backend, found.backend_remedy, bool(found.backend)
+        file = _file_of_keras(environment)
+        backend = _backend_in(file)
+        text = f"{file} names the backend {backend}"
+    is_fault = backend != TENSORFLOW
     return f"{text}, and holdfast trains with TensorFlow: {remedy}" if is_fault else ""
-
-
-_RULES: Sequence[Callable[[Surroundings, Wishes], str]] = (
-    *(_loopback, _packages, _threads),
-    *(_files, _file_size, _keras),
-)
 
 
 def _hidden(places: Sequence[str]) -> dict[str, str]:
@@ -192,18 +156,6 @@ def _starter_of_threads(environment: Mapping[str, str]) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return answer_of(program_command(_TELL_THREADS), _ASKS_FOR_S, environment).stdout.strip()
     return ""
-
-
-def _backend(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the choice of another backend than TensorFlow, and what mends it; as Keras reads."""
-    named = environment.get(_BACKEND)
-    if named:
-        text, remedy = f"{_BACKEND} is {named}", f"`export {_BACKEND}={TENSORFLOW}`, then run again"
-        return ("", "") if named == TENSORFLOW else (text, remedy)
-    file = _file_of_keras(environment)
-    in_file = _backend_in(file)
-    text, remedy = f"{file} names the backend {in_file}", f"`export {_BACKEND}={TENSORFLOW}`"
-    return ("", "") if in_file == TENSORFLOW else (text, f"{remedy}, then run again")
 
 
 def _file_of_keras(environment: Mapping[str, str]) -> Path:

@@ -10,7 +10,7 @@ from commands import holdfast_code
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.doctor import Diagnosis
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.head.preconditions import Surroundings
+from holdfast.runtime.head import preconditions
 from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.mpi.trial import Outcome, Trial
 from holdfast.runtime.mpi.trial_run import Finding
@@ -63,8 +63,8 @@ def test_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_loopback_interface_that_is_down_is_told_and_no_mpi_is_blamed_for_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Surroundings(Loopback.IS_DOWN)
-    monkeypatch.setattr(doctor_file, "surroundings", lambda _: found)
+    for module in (doctor_file, preconditions):
+        monkeypatch.setattr(module, "loopback_state", lambda: Loopback.IS_DOWN)
 
     code, lines = _doctor(capsys)
 
