@@ -1,8 +1,8 @@
 """What must hold before anything of a job is started, each with the way to mend it.
 
 A launch without one of these fails after a while, and its message names something else.  The rules
-are a sentence each.  A `ScriptSource` is what a
-script says of itself before it runs: its imports, and the Keras backend that it sets.
+are a sentence each.  A `ScriptSource` is what a script says of itself before it runs: its imports,
+and the Keras backend that it sets.
 """
 
 from __future__ import annotations

@@ -373,10 +373,7 @@ class JobOptions:
     def __post_init__(self) -> None:
         """Refuse requests that make no sense, with one sentence each."""
         for name, found in OPTIONS.items():
-            try:
-                found.refuse(getattr(self, name))
-            except ValueError as error:
-                raise UsageError(str(error)) from error
+            found.refuse(getattr(self, name))
         if self.hosts:
             try:
                 check_between_hosts(self.mca)

@@ -17,6 +17,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.runtime.errors import UsageError
+
 Reader: TypeAlias = Callable[[Any], Any]
 """Makes a value of a text or of a value of TOML; raises ``ValueError`` with what is wrong."""
 
@@ -89,7 +91,7 @@ class Option:
         return self.read is read_switch
 
     def refuse(self, value: object, label: str = "") -> None:
-        """Raise ``ValueError`` with a whole sentence for a value that makes no sense.
+        """Raise ``UsageError`` for a value that makes no sense.
 
         ``label`` names the place where the value stands, if it is no flag.
         """
@@ -99,7 +101,7 @@ class Option:
         except ValueError as error:
             reason = str(error)
             link = " " if reason.startswith("must") else ": "
-            raise ValueError(f"{label or self.label}{link}{reason}") from error
+            raise UsageError(f"{label or self.label}{link}{reason}") from error
 
 
 def option(flag: str, help: str, default: Any, **terms: Any) -> Any:  # noqa: A002

@@ -43,6 +43,9 @@ _OF_SERVICE = re.compile(
 NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
 
+_OF_ALLOCATION, _NOWHERE = 3, 4
+"""The number of the last source, and what comes behind it."""
+
 _PATHS = frozenset(name for name, found in OPTIONS.items() if found.read is read_path)
 _RELATIVE = _PATHS - {"mpiexec"}
 """Paths that are meant from the working directory; that of mpiexec may be a plain name."""
@@ -100,15 +103,16 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
     """
     values: dict[str, Any] = {"script": script, "argv": argv}
     origins: dict[str, str] = {}
+    ranks: dict[str, int] = {}
     for name, found in OPTIONS.items():
         given = _given(name, found, sources)
         if given is not None:
-            origins[name], value = given
+            ranks[name], origins[name], value = given
             values[name] = _read(found, origins[name], value)
             if name not in sources.flags:
-                _refuse(found, origins[name], values[name])
-    _read_hostfile(values, origins, sources)
-    if values.get("hosts") and origins.get("workers") in (None, _of_allocation(sources)):
+                found.refuse(values[name], _place(found, origins[name]))
+    _read_hostfile(values, origins, ranks, sources.directory)
+    if values.get("hosts") and ranks.get("workers", _NOWHERE) >= _OF_ALLOCATION:
         origins["workers"], values["workers"] = f"slots of {origins['hosts']}", _free_slots(values)
     values.setdefault("run_dir", default_run_dir(script, sources.directory))
     for name in _RELATIVE:
@@ -232,45 +236,29 @@ def keys_of(command: str) -> list[str]:
     return sorted(option.key for option in options if command in option.commands)
 
 
-def _read_hostfile(values: dict[str, Any], origins: dict[str, str], sources: Sources) -> None:
+def _read_hostfile(
+    values: dict[str, Any], origins: dict[str, str], ranks: Mapping[str, int], directory: Path
+) -> None:
     """Take the hosts of the hostfile, if it stands before other hosts.
 
     Raises:
         UsageError: it cannot be read, or the same place names hosts and a hostfile.
     """
-    if values.get("hostfile") is None:
+    if "hostfile" not in values:
         return
-    given = [_rank(name, sources) for name in ("hosts", "hostfile")]
-    if given[0] == given[1]:
+    of_hosts, of_hostfile = (ranks.get(name, _NOWHERE) for name in ("hosts", "hostfile"))
+    if of_hosts == of_hostfile:
         raise UsageError(
             f"{origins['hosts']} and {origins['hostfile']} both name hosts; leave out one of them"
         )
-    if given[0] < given[1]:
+    if of_hosts < of_hostfile:
         del values["hostfile"], origins["hostfile"]
         return
     try:
-        values["hosts"] = read_hostfile(sources.directory / values["hostfile"])
+        values["hosts"] = read_hostfile(directory / values["hostfile"])
     except ValueError as error:
         raise UsageError(f"{_place(OPTIONS['hostfile'], origins['hostfile'])}: {error}") from error
     origins["hosts"] = origins["hostfile"]
-
-
-def _rank(name: str, sources: Sources) -> int:
-    """Return the number of the first source that has an option."""
-    found = OPTIONS[name]
-    places = (
-        name in sources.flags,
-        bool(sources.environ.get(found.variable)),
-        found.key in sources.table,
-        name in sources.allocation,
-    )
-    return next((number for number, is_there in enumerate(places) if is_there), len(places))
-
-
-def _of_allocation(sources: Sources) -> str | None:
-    """Return how the origin reads of a number of workers that the batch system has given."""
-    given = sources.allocation.get("workers")
-    return None if given is None else given[0]
 
 
 def _free_slots(values: Mapping[str, Any]) -> int:
@@ -279,18 +267,18 @@ def _free_slots(values: Mapping[str, Any]) -> int:
     return max(1, total_slots(values["hosts"]) - spares)
 
 
-def _given(name: str, found: Option, sources: Sources) -> tuple[str, Any] | None:
-    """Return where an option stands first, and its value there; None if nowhere."""
-    if name in sources.flags:
-        return _flag_of(found, sources.flags[name]), sources.flags[name]
-    if not found.flags or sources.command not in found.commands:
-        return None
-    text = sources.environ.get(found.variable)
-    if text:
-        return found.variable, text
-    if found.key in sources.table:
-        return CONFIG_FILE, sources.table[found.key]
-    return sources.allocation.get(name)
+def _given(name: str, found: Option, sources: Sources) -> tuple[int, str, Any] | None:
+    """Return the first source that has an option, by its number and name, and the value there."""
+    flag = sources.flags.get(name)
+    places = [(_flag_of(found, flag), flag)]
+    if found.flags and sources.command in found.commands:
+        places += [
+            (found.variable, sources.environ.get(found.variable) or None),
+            (CONFIG_FILE, sources.table.get(found.key)),
+            sources.allocation.get(name, ("", None)),
+        ]
+    given = ((number, *place) for number, place in enumerate(places) if place[1] is not None)
+    return next(given, None)
 
 
 def _flag_of(found: Option, value: object) -> str:
@@ -304,14 +292,6 @@ def _read(found: Option, origin: str, value: Any) -> Any:
         return found.read(value)
     except ValueError as error:
         raise UsageError(f"{_place(found, origin)}: {error}") from error
-
-
-def _refuse(found: Option, origin: str, value: Any) -> None:
-    """Refuse a value that makes no sense, and name the place where it stands."""
-    try:
-        found.refuse(value, _place(found, origin))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _place(found: Option, origin: str) -> str:
