@@ -160,10 +160,10 @@ def run_campaign(
             continue
         if trial.ulfm and not library.launcher.can_shrink:
             continue
-        finding = run_trial(library, environment, trial)
-        if finding.has_hung and not failed.count(level):
-            finding = run_trial(library, environment, trial)
-        found.append(Judged(level, finding.outcome))
+        outcome = run_trial(library, environment, trial)
+        if outcome.has_hung and not failed.count(level):
+            outcome = run_trial(library, environment, trial)
+        found.append(Judged(level, outcome))
         tell(found[-1])
     return tuple(found)
 
@@ -200,8 +200,7 @@ def _verdict(trust: Level | None) -> str:
 def _print_trial(judged: Judged) -> None:
     outcome = judged.outcome
     mark = "ok  " if outcome.has_passed else "FAIL"
-    fault = outcome.wrong or outcome.failure
-    name = f"{outcome.trial.name} ({outcome.seconds:.1f} s)"
+    name, fault = f"{outcome.trial.name} ({outcome.seconds:.1f} s)", outcome.fault
     line = f"{mark}  {judged.level.name.lower():<8} {name}{': ' if fault else ''}{fault}"
     print(line, flush=True)
 

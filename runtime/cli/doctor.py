@@ -155,17 +155,16 @@ def _terms_of(options: JobOptions) -> LaunchTerms:
 
 def _try_out(library: MpiLibrary, terms: LaunchTerms) -> Iterator[Diagnosis]:
     """Start two ranks; where survivors can go on, kill one of two."""
-    started = run_trial(library, os.environ, PLAIN_START, terms).outcome
+    started = run_trial(library, os.environ, PLAIN_START, terms)
     yield Diagnosis("MPI start", started.failure or "two ranks started", is_good=started.has_passed)
     if not library.launcher.can_shrink:
         sentence = f"{library.name} has none; run jobs with --no-shrink"
         yield Diagnosis("ULFM", sentence, is_good=False)
         return
-    survived = run_trial(library, os.environ, FIRST_DEATH, terms).outcome
+    survived = run_trial(library, os.environ, FIRST_DEATH, terms)
     sentence = "one of two ranks was killed and the other went on"
     if not survived.has_passed:
-        fault = survived.wrong or survived.failure
-        sentence = f"survivors cannot go on: {fault}; {INSTALL_HINT}, or use --no-shrink"
+        sentence = f"survivors cannot go on: {survived.fault}; {INSTALL_HINT}, or use --no-shrink"
     yield Diagnosis("ULFM", sentence, is_good=survived.has_passed)
     if terms != ON_ONE_HOST:
         yield Diagnosis("MPI settings", f"both ranks were on this host, with {terms}; {_UNTRIED}")

@@ -43,20 +43,18 @@ def assess(
     terms: LaunchTerms = ON_ONE_HOST,
 ) -> Verdict:
     """Return the kept verdict, or that of a short trial if it does not tell enough."""
-    kept = find_verdict(library, environment, terms)
-    if kept is not None and kept.trust >= needed:
-        return kept
+    kept = kept_trust(library, environment, terms)
+    if kept >= needed:
+        return Verdict(kept)
     if needed >= Trust.ONE and not library.launcher.can_shrink:
         return Verdict(Trust.RELAUNCH, f"{library.name} ends all workers with the first that dies")
     from holdfast.runtime.mpi.trial_run import run_trial  # most jobs find a kept verdict
 
-    finding = run_trial(library, environment, _SHORT_TRIALS[needed], terms)
-    if finding.outcome.has_passed:
-        verdict = Verdict(needed)
-        keep_verdict(library, environment, verdict, finding.files, terms)
-        return verdict
-    fault = finding.outcome.wrong or finding.outcome.failure
-    return Verdict(Trust(needed - 1), fault)
+    outcome = run_trial(library, environment, _SHORT_TRIALS[needed], terms)
+    if outcome.has_passed:
+        keep_trust(library, environment, needed, outcome.files, terms)
+        return Verdict(needed)
+    return Verdict(Trust(needed - 1), outcome.fault)
 
 
 def require(
@@ -88,27 +86,27 @@ class Verdict:
     fault: str = ""
 
 
-def find_verdict(
+def kept_trust(
     library: MpiLibrary, environment: Mapping[str, str], terms: LaunchTerms = ON_ONE_HOST
-) -> Verdict | None:
-    """Return the kept verdict, None if there is none or the library has changed since."""
+) -> Trust:
+    """Return what was found out before: nothing, too, if the library has changed since."""
     try:
         kept = json.loads(_path(library, environment, terms).read_text(encoding="utf-8"))
         if any(_digest(Path(name)) != digest for name, digest in kept["files"].items()):
-            return None
-        return Verdict(Trust[kept["trust"]], str(kept["fault"]))
+            return Trust.NOTHING
+        return Trust[kept["trust"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return Trust.NOTHING
 
 
-def keep_verdict(
+def keep_trust(
     library: MpiLibrary,
     environment: Mapping[str, str],
-    verdict: Verdict,
+    trust: Trust,
     files: Iterable[str],
     terms: LaunchTerms = ON_ONE_HOST,
 ) -> Path | None:
-    """Keep a verdict; return its file, None if the cache cannot be written.
+    """Keep what was found out; return the file, None if the cache cannot be written.
 
     Without a cache the next run costs a trial, and no more.
     """
@@ -118,8 +116,7 @@ def keep_verdict(
         text = json.dumps(
             {
                 "library": str(library),
-                "trust": verdict.trust.name,
-                "fault": verdict.fault,
+                "trust": trust.name,
                 "files": {name: _digest(Path(name)) for name in names},
             },
             indent=1,

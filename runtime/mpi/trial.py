@@ -107,16 +107,22 @@ class Outcome:
     failure: str = ""
     wrong: str = ""
     seconds: float = 0.0
+    files: tuple[str, ...] = ()
+    """The files of the MPI library that the ranks had loaded."""
+    has_hung: bool = False
 
     @property
     def has_passed(self) -> bool:
         """Whether all survivors came to the end with right results."""
-        return not self.failure and not self.wrong
+        return not self.fault
+
+    @property
+    def fault(self) -> str:
+        """The gravest fault that was seen, "" for none."""
+        return self.wrong or self.failure
 
 
-def judge(
-    trial: Trial, reports: Mapping[int, RankReport], ending: str, seconds: float = 0.0
-) -> Outcome:
+def judge(trial: Trial, reports: Mapping[int, RankReport], ending: str) -> Outcome:
     """Return the outcome that the reports of ranks tell; ``ending`` says how mpiexec ended."""
     wrong = next((report.wrong for report in reports.values() if report.wrong), "")
     failure = next((report.failure for report in reports.values() if report.failure), "")
@@ -130,4 +136,5 @@ def judge(
         failure = f"rank {ranks} of {trial.ranks} was lost, although nobody killed it; {ending}"
         if set(lost) == trial.survivors:
             failure = ending
-    return Outcome(trial, failure, wrong, seconds)
+    files = next((report.files for report in reports.values() if report.files), ())
+    return Outcome(trial, failure, wrong, files=files)

@@ -12,7 +12,7 @@ import select
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchLine, LaunchTerms
@@ -27,15 +27,6 @@ _TRIAL_TIMEOUT_S = 45.0
 """A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The outcome of a trial, and the files of the MPI library that its ranks had loaded."""
-
-    outcome: Outcome
-    files: tuple[str, ...] = ()
-    has_hung: bool = False
-
-
 def run_trial(
     library: MpiLibrary,
     environment: Mapping[str, str],
@@ -43,7 +34,7 @@ def run_trial(
     terms: LaunchTerms = ON_ONE_HOST,
     *,
     timeout_s: float = _TRIAL_TIMEOUT_S,
-) -> Finding:
+) -> Outcome:
     """Run one trial to its end or the timeout; leaves nothing behind.
 
     All ranks are on this host, and use the network and the settings of ``terms``.
@@ -66,9 +57,8 @@ def run_trial(
         base = dict(environment) | library.variables(environment)
         ending, has_hung = _run(line, base, timeout_s)
         reports = _read_reports(directory)
-    outcome = judge(trial, reports, ending, time.monotonic() - began)
-    files = next((report.files for report in reports.values() if report.files), ())
-    return Finding(outcome, files, has_hung)
+    outcome = judge(trial, reports, ending)
+    return replace(outcome, seconds=time.monotonic() - began, has_hung=has_hung)
 
 
 def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> tuple[str, bool]:

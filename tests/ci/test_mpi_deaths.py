@@ -14,7 +14,6 @@ from mpi_programs import FAILING, PASSING, library_of, starts_of
 from holdfast.runtime.host.launchers import MPICH
 from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
 from holdfast.runtime.mpi.trial import PLAIN_START, Outcome, Trial
-from holdfast.runtime.mpi.trial_run import Finding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
 import mpi_deaths
@@ -59,10 +58,10 @@ def test_only_the_first_failure_of_a_level_has_a_second_chance_and_only_if_it_hu
     """Each hang takes the whole timeout."""
     tries: list[str] = []
 
-    def hang(_library: object, _environment: object, trial: Trial) -> Finding:
+    def hang(_library: object, _environment: object, trial: Trial) -> Outcome:
         tries.append(trial.name)
         is_well = trial.name == "later 0" and len(tries) > 1
-        return Finding(Outcome(trial, "" if is_well else "it failed"), has_hung=not is_well)
+        return Outcome(trial, "" if is_well else "it failed", has_hung=not is_well)
 
     monkeypatch.setattr(mpi_deaths, "run_trial", hang)
 
@@ -139,8 +138,8 @@ def test_each_trial_has_its_line_and_the_verdict_is_the_last(
     mpiexec.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.9'\n")
     mpiexec.chmod(0o755)
 
-    def run_trial(_library: object, _environment: object, trial: Trial) -> Finding:
-        return Finding(Outcome(trial, failure if trial.deaths else "", seconds=0.4))
+    def run_trial(_library: object, _environment: object, trial: Trial) -> Outcome:
+        return Outcome(trial, failure if trial.deaths else "", seconds=0.4)
 
     monkeypatch.setattr(mpi_deaths, "run_trial", run_trial)
 

@@ -63,7 +63,7 @@ from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH
 from holdfast.runtime.mpi.trial_run import run_trial
 terms = LaunchTerms(IPv4Network("{NETWORK}"))
-print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).outcome.has_passed)
+print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).has_passed)
 """
 
 

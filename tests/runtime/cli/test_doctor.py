@@ -13,7 +13,6 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import preconditions
 from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.mpi.trial import Outcome, Trial
-from holdfast.runtime.mpi.trial_run import Finding
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.channel import Loopback
 from holdfast.runtime.system.network import Interface
@@ -32,8 +31,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return mpiexec
 
 
-def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> Finding:
-    return Finding(Outcome(trial))
+def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
+    return Outcome(trial)
 
 
 def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
@@ -87,8 +86,8 @@ def test_missing_mpi_is_found_and_the_rest_still_examined(
 def test_mpi_without_ulfm_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> Finding:
-        return Finding(Outcome(trial, "no Revoke" if trial.deaths else ""))
+    def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
+        return Outcome(trial, "no Revoke" if trial.deaths else "")
 
     monkeypatch.setattr(doctor_file, "run_trial", dying)
 
@@ -228,9 +227,9 @@ def test_mpi_is_tried_with_the_settings_of_a_job_and_the_answer_names_them(
 ) -> None:
     tried: list[object] = []
 
-    def passing(_library: object, _environment: object, trial: Trial, terms: object) -> Finding:
+    def passing(_library: object, _environment: object, trial: Trial, terms: object) -> Outcome:
         tried.append(terms)
-        return Finding(Outcome(trial))
+        return Outcome(trial)
 
     monkeypatch.setattr(doctor_file, "run_trial", passing)
     found = (Interface("eth1", "10.1.2.3", 16),)

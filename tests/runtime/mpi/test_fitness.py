@@ -14,14 +14,12 @@ from holdfast.runtime.host.launchers import MPICH, LaunchTerms
 from holdfast.runtime.mpi.fitness import (
     Verdict,
     assess,
-    find_verdict,
-    keep_verdict,
+    keep_trust,
+    kept_trust,
     require,
 )
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Trust
-
-VERDICT = Verdict(Trust.ONE, 'a "fault"')
 
 
 @pytest.fixture
@@ -115,11 +113,11 @@ def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
 def test_later_verdict_replaces_an_earlier_one(
     tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    keep_verdict(library, environment, VERDICT, [])
+    keep_trust(library, environment, Trust.ONE, [])
 
-    keep_verdict(library, environment, Verdict(Trust.RELAUNCH), [])
+    keep_trust(library, environment, Trust.RELAUNCH, [])
 
-    assert find_verdict(library, environment) == Verdict(Trust.RELAUNCH)
+    assert kept_trust(library, environment) is Trust.RELAUNCH
     assert len(list((tmp_path / "cache" / "holdfast").iterdir())) == 1
 
 
@@ -127,14 +125,14 @@ def test_later_verdict_replaces_an_earlier_one(
 def test_changed_file_of_the_build_ends_the_verdict(
     tmp_path: Path, library: MpiLibrary, environment: dict[str, str], changed: str
 ) -> None:
-    keep_verdict(library, environment, VERDICT, [environment["LIBRARY"]])
+    keep_trust(library, environment, Trust.ONE, [environment["LIBRARY"]])
 
     with (tmp_path / changed).open("a") as file:
         file.write("# another build\n")
-    assert find_verdict(library, environment) is None
+    assert kept_trust(library, environment) is Trust.NOTHING
 
     (tmp_path / changed).unlink()
-    assert find_verdict(library, environment) is None
+    assert kept_trust(library, environment) is Trust.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -148,22 +146,22 @@ def test_changed_file_of_the_build_ends_the_verdict(
 def test_another_choice_of_library_has_a_verdict_of_its_own(
     library: MpiLibrary, environment: dict[str, str], choice: dict[str, str]
 ) -> None:
-    keep_verdict(library, environment, VERDICT, [])
+    keep_trust(library, environment, Trust.ONE, [])
 
-    assert find_verdict(library, environment | choice) is None
-    assert find_verdict(library, environment | {"LANG": "C"}) == VERDICT
+    assert kept_trust(library, environment | choice) is Trust.NOTHING
+    assert kept_trust(library, environment | {"LANG": "C"}) is Trust.ONE
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "ALL", "files": {}}', "\x00"])
 def test_damaged_file_is_no_verdict(
     library: MpiLibrary, environment: dict[str, str], text: str
 ) -> None:
-    kept = keep_verdict(library, environment, VERDICT, [])
+    kept = keep_trust(library, environment, Trust.ONE, [])
     assert kept is not None
 
     kept.write_text(text)
 
-    assert find_verdict(library, environment) is None
+    assert kept_trust(library, environment) is Trust.NOTHING
 
 
 def test_cache_that_cannot_be_written_costs_only_the_next_trial(
@@ -171,8 +169,8 @@ def test_cache_that_cannot_be_written_costs_only_the_next_trial(
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
 
-    assert keep_verdict(library, environment, VERDICT, []) is None
-    assert find_verdict(library, environment) is None
+    assert keep_trust(library, environment, Trust.ONE, []) is None
+    assert kept_trust(library, environment) is Trust.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -182,11 +180,11 @@ def test_other_options_of_the_launcher_have_a_verdict_of_their_own(
     library: MpiLibrary, environment: dict[str, str], change: dict[str, tuple[str, ...]]
 ) -> None:
     """A newer holdfast may start ranks in another way."""
-    keep_verdict(library, environment, VERDICT, [])
+    keep_trust(library, environment, Trust.ONE, [])
 
     launcher = dataclasses.replace(library.launcher, **change)
 
-    assert find_verdict(dataclasses.replace(library, launcher=launcher), environment) is None
+    assert kept_trust(dataclasses.replace(library, launcher=launcher), environment) is Trust.NOTHING
 
 
 def test_each_network_and_each_set_of_settings_has_a_verdict_of_its_own(
@@ -201,9 +199,9 @@ def test_each_network_and_each_set_of_settings_has_a_verdict_of_its_own(
         LaunchTerms(None, settings),
     ]
     for kept, terms in enumerate(every):
-        found = [find_verdict(library, environment, one) for one in every]
-        assert found == [VERDICT] * kept + [None] * (len(every) - kept)
-        keep_verdict(library, environment, VERDICT, [], terms)
+        found = [kept_trust(library, environment, one) for one in every]
+        assert found == [Trust.ONE] * kept + [Trust.NOTHING] * (len(every) - kept)
+        keep_trust(library, environment, Trust.ONE, [], terms)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +230,8 @@ def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
-    kept = keep_verdict(
-        library_of(tmp_path, PASSING), environment | {"XDG_CACHE_HOME": ""}, VERDICT, []
+    kept = keep_trust(
+        library_of(tmp_path, PASSING), environment | {"XDG_CACHE_HOME": ""}, Trust.ONE, []
     )
 
     assert kept is not None
@@ -244,5 +242,5 @@ def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(
 def test_library_that_cannot_be_read_is_not_judged_for_later_runs(
     tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    assert keep_verdict(library, environment, VERDICT, [str(tmp_path / "gone.so")]) is None
-    assert find_verdict(library, environment) is None
+    assert keep_trust(library, environment, Trust.ONE, [str(tmp_path / "gone.so")]) is None
+    assert kept_trust(library, environment) is Trust.NOTHING

@@ -24,7 +24,7 @@ SHOW = 'echo "$@" > "$COUNT"; echo "MPI4PY_LIBMPI=$MPI4PY_LIBMPI" >> "$COUNT"'
 def test_refusal_of_mpiexec_is_quoted(tmp_path: Path, environment: dict[str, str]) -> None:
     library = library_of(tmp_path, "echo '-----'; echo 'unknown option --with-ft' >&2; exit 213")
 
-    outcome = run_trial(library, environment, FIRST_DEATH).outcome
+    outcome = run_trial(library, environment, FIRST_DEATH)
 
     assert outcome.failure == "mpiexec ended with code 213 (unknown option --with-ft)"
 
@@ -32,10 +32,10 @@ def test_refusal_of_mpiexec_is_quoted(tmp_path: Path, environment: dict[str, str
 def test_files_of_the_library_come_with_the_outcome(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    finding = run_trial(library_of(tmp_path, PASSING), environment, FIRST_DEATH)
+    outcome = run_trial(library_of(tmp_path, PASSING), environment, FIRST_DEATH)
 
-    assert finding.outcome.has_passed
-    assert finding.files == (environment["LIBRARY"],)
+    assert outcome.has_passed
+    assert outcome.files == (environment["LIBRARY"],)
 
 
 @pytest.mark.process
@@ -47,7 +47,7 @@ def test_hanging_trial_is_ended_with_everything_it_started(
         tmp_path, f"sleep 600 & echo $! > {pids}; trap '' TERM; echo $$ >> {pids}; wait; wait"
     )
 
-    outcome = run_trial(library, environment, FIRST_DEATH, timeout_s=5.0).outcome
+    outcome = run_trial(library, environment, FIRST_DEATH, timeout_s=5.0)
 
     assert outcome.failure == "2 ranks did not end within 5 s"
     assert wait_all_ended(map(int, pids.read_text().split()), BOUND_S) == ()
@@ -68,10 +68,10 @@ def test_trial_leaves_no_directory(
 @pytest.mark.mpi
 @pytest.mark.parametrize("trial", [PLAIN_START, FIRST_DEATH], ids=lambda trial: trial.name)
 def test_installed_mpi_passes(trial: Trial) -> None:
-    finding = run_trial(identify(find_mpiexec()), os.environ, trial)
+    outcome = run_trial(identify(find_mpiexec()), os.environ, trial)
 
-    assert finding.outcome.has_passed, finding.outcome
-    assert any("libmpi" in name for name in finding.files)
+    assert outcome.has_passed, outcome
+    assert any("libmpi" in name for name in outcome.files)
 
 
 @pytest.mark.mpi
@@ -80,9 +80,9 @@ def test_installed_mpi_without_fault_tolerance_does_not_pass() -> None:
     library = identify(find_mpiexec())
     without = dataclasses.replace(OPEN_MPI, ulfm_options=())
 
-    finding = run_trial(dataclasses.replace(library, launcher=without), os.environ, FIRST_DEATH)
+    outcome = run_trial(dataclasses.replace(library, launcher=without), os.environ, FIRST_DEATH)
 
-    assert not finding.outcome.has_passed
+    assert not outcome.has_passed
 
 
 @pytest.mark.mpi
@@ -91,9 +91,9 @@ def test_mpiexec_of_another_library_is_found_out(tmp_path: Path) -> None:
     segments = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
     script = 'while [ "$1" != -n ]; do shift; done; shift 2; "$@" & "$@"; wait'
 
-    finding = run_trial(library_of(tmp_path, script), os.environ | segments, PLAIN_START)
+    outcome = run_trial(library_of(tmp_path, script), os.environ | segments, PLAIN_START)
 
-    assert "which is not the MPI of this mpiexec" in finding.outcome.failure
+    assert "which is not the MPI of this mpiexec" in outcome.failure
 
 
 def _started(library: MpiLibrary, environment: dict[str, str], trial: Trial) -> tuple[str, str]:
