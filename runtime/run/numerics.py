@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.system.codec import WrongValue, from_plain
 from holdfast.runtime.system.devices import find_devices
 
 _LIBRARIES = {
@@ -96,17 +97,13 @@ class Numerics:
         Raises:
             ValueError: a field is missing, unknown or of another type.
         """
-        kinds = {field.name: field.type for field in dataclasses.fields(Numerics)}
-        odd = sorted(kinds.keys() ^ fields.keys())
-        odd += [
-            name for name in kinds if name in fields and type(fields[name]).__name__ != kinds[name]
-        ]
-        if odd:
+        try:
+            return from_plain(Numerics, fields)
+        except WrongValue as error:
             raise ValueError(
-                f"the job's numerics have missing, unknown or mistyped fields {odd}: they were "
-                "written by another version of holdfast; resume with that one"
-            )
-        return Numerics(**fields)  # type: ignore[arg-type]  # checked above
+                f"the job's numerics have missing, unknown or mistyped fields {[error.field]}: "
+                "they were written by another version of holdfast; resume with that one"
+            ) from error
 
 
 def differences(
