@@ -11,14 +11,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker, exit_event
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import HeldProcess
+from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.worker_status import Phase
+
+_IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
+"""A worker leaves when its script has come to its end."""
 
 
 class GuardLink:
@@ -223,3 +230,39 @@ class HostedWorker:
         self.page.close()
         if self.guard is not None:
             self.guard.close()
+
+
+def describe(hosted: HostedWorker, standing_s: float | None) -> Message:
+    """Return the fields of a ``WorkerReport``."""
+    page, silent_s = hosted.page, hosted.silence_s
+    report = WorkerReport(
+        worker=hosted.worker,
+        pid=hosted.pid,
+        phase=page.phase.label,
+        step=page.step,
+        generation=page.generation,
+        resident_bytes=hosted.resident_bytes,
+        silent_s=None if silent_s is None else round(silent_s, 3),
+        standing_s=None if standing_s is None else round(standing_s, 3),
+        where="" if standing_s is None else hosted.place,
+        host=hosted.host_name,
+        spent_s={a.label: round(page.spent_ns[a] / 1e9, 3) for a in Activity if page.spent_ns[a]},
+    )
+    fields: Message = to_plain(report)
+    return fields
+
+
+def short_report(workers: Sequence[HostedWorker]) -> Message:
+    """Return how far training has come, as fields of a message: cheap at any number of workers.
+
+    The newest word of any worker counts: the first one of today's world has written it.  The phase
+    is that of the worker that has come least far.
+    """
+    told = [StepReport.decode(hosted.page.progress) for hosted in workers]
+    newest = max(filter(None, told), key=lambda report: report.now, default=None)
+    phases = [hosted.page.phase for hosted in workers]
+    return {
+        "progress": newest and to_plain(newest),
+        "workers": sum(hosted.pid is not None for hosted in workers),
+        "phase": min(phases, key=_IN_ORDER.index).label if phases else None,
+    }

@@ -53,10 +53,16 @@ from holdfast.runtime.host.host_messages import (
     Up,
     Watch,
 )
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.hosted_worker import (
+    GuardHello,
+    GuardLink,
+    HostedLaunch,
+    HostedWorker,
+    describe,
+    short_report,
+)
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
-from holdfast.runtime.run.progress import describe, short_report
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -146,11 +152,8 @@ class LaunchPart:
         """Return how far training has come, with a line for each worker."""
         self._post_all(Describe())
         standing_s = self._fencing.standing_s()
-        workers = [
-            describe(hosted, hosted.resident_bytes, hosted.silence_s, standing_s.get(hosted.worker))
-            for hosted in self.workers
-        ]
-        return {**self.progress, "workers": workers}
+        told = [describe(hosted, standing_s.get(hosted.worker)) for hosted in self.workers]
+        return {**self.progress, "workers": told}
 
     @property
     def is_helpless(self) -> bool:

@@ -177,7 +177,7 @@ class Picture:
         return dataclasses.replace(self, wanted=workers, living=0, phase=STARTING, printed_step=0)
 
     def seen(self, fields: Mapping[str, Any]) -> Picture:
-        """Return the picture after the agent's short report (`progress.short_report`)."""
+        """Return the picture after the agent's short report (`hosted_worker.short_report`)."""
         report = StepReport.of(fields.get("progress"))
         living, phase = fields.get("workers", self.living), fields.get("phase")
         if report is None or report.step < self.printed_step:

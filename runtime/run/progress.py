@@ -12,14 +12,12 @@ import dataclasses
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import WrongValue, encode, from_plain, to_plain
-from holdfast.runtime.system.timeline import Activity
-from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
+from holdfast.runtime.system.codec import WrongValue, encode, from_plain
+from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES
 
 CONCLUDING = "concluding"
 
@@ -33,9 +31,6 @@ SILENT, LIVE, LINES = range(3)
 
 UNKNOWN = 0
 """Steps of a training that goes on until its data end, or until a callback ends it."""
-
-_IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
-"""A worker leaves when its script has come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +107,6 @@ def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
     )
 
 
-class Watched(Protocol):
-    """A worker that is hosted; ``pid`` is None before it has a process."""
-
-    @property
-    def worker(self) -> int:
-        """Its id."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process."""
-
-    @property
-    def page(self) -> WorkerStatus:
-        """Its status."""
-
-    @property
-    def place(self) -> str:
-        """Where it was when it had not come on for long."""
-
-    @property
-    def host_name(self) -> str:
-        """The name of its host, empty if the job has one."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched.
@@ -164,54 +135,6 @@ class WorkerReport:
             return from_plain(WorkerReport, fields)
         except WrongValue:
             return None
-
-
-def short_report(workers: Sequence[Watched]) -> Message:
-    """Return how far training has come, as fields of a message: cheap at any number of workers."""
-    newest = newest_of(watched.page for watched in workers)
-    return {
-        "progress": newest and to_plain(newest),
-        "workers": sum(watched.pid is not None for watched in workers),
-        "phase": slowest_phase(workers),
-    }
-
-
-def newest_of(pages: Iterable[WorkerStatus]) -> StepReport | None:
-    """Return the newest word of any worker: the first one of today's world has written it."""
-    contents = (page.progress for page in pages)
-    told = [StepReport.decode(content) for content in contents if content]
-    return max(filter(None, told), key=lambda report: report.now, default=None)
-
-
-def slowest_phase(workers: Iterable[Watched]) -> str | None:
-    """Return the phase of the worker that has come least far, None without workers."""
-    phases = [watched.page.phase for watched in workers]
-    return min(phases, key=_IN_ORDER.index).label if phases else None
-
-
-def describe(
-    watched: Watched,
-    resident_bytes: int | None,
-    silent_s: float | None,
-    standing_s: float | None = None,
-) -> Message:
-    """Return the fields of a ``WorkerReport``."""
-    page = watched.page
-    report = WorkerReport(
-        worker=watched.worker,
-        pid=watched.pid,
-        phase=page.phase.label,
-        step=page.step,
-        generation=page.generation,
-        resident_bytes=resident_bytes,
-        silent_s=None if silent_s is None else round(silent_s, 3),
-        standing_s=None if standing_s is None else round(standing_s, 3),
-        where="" if standing_s is None else watched.place,
-        host=watched.host_name,
-        spent_s={a.label: round(page.spent_ns[a] / 1e9, 3) for a in Activity if page.spent_ns[a]},
-    )
-    fields: Message = to_plain(report)
-    return fields
 
 
 def number(value: float) -> str:

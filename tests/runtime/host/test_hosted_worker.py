@@ -13,10 +13,27 @@ from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, KillWorker
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.hosted_worker import (
+    GuardHello,
+    GuardLink,
+    HostedLaunch,
+    HostedWorker,
+    describe,
+    short_report,
+)
+from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import pair
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
+from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
+
+WORD = StepReport(
+    now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
+    metrics={"loss": 0.5}, next_save_step=100,
+)  # fmt: skip
+FARTHEST_FIRST = (
+    Phase.LEAVING, Phase.FAILED, Phase.CONCLUDING, Phase.REPAIRING, Phase.SAVING, Phase.TRAINING,
+    Phase.COMPILING, Phase.RESTORING, Phase.JOINING, Phase.STARTING,
+)  # fmt: skip
 
 CONFIG = worker_config(
     0,
@@ -177,3 +194,111 @@ def test_guard_that_is_turned_away_keeps_no_connection_open() -> None:
 
     assert os.read(read, 1) == b""
     os.close(read)
+
+
+@dataclasses.dataclass
+class Hosted:
+    worker: int
+    page: WorkerStatus
+    pid: int | None = None
+    place: str = ""
+    host_name: str = ""
+    resident_bytes: int | None = None
+    silence_s: float | None = None
+
+
+@pytest.fixture
+def both() -> Iterator[list[Hosted]]:
+    both = [Hosted(worker, WorkerStatus.create()) for worker in range(2)]
+    yield both
+    for one in both:
+        one.page.close()
+
+
+def test_worker_is_described_by_its_page(both: list[Hosted]) -> None:
+    one = both[1]
+    one.page.phase, one.page.generation = Phase.SAVING, 3
+    one.page.commit(7)
+    one.pid = os.getpid()
+
+    one.place, one.host_name = "stall (train.py:7)", "node2"
+
+    one.resident_bytes, one.silence_s = 4096, 0.12345
+
+    fields = describe(one, 12.3456)
+
+    assert (describe(one, None)["standing_s"], describe(one, None)["where"]) == (None, "")
+    assert fields.pop("resident_bytes") == 4096
+    assert fields == {
+        "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
+        "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
+        "host": "node2", "spent_s": {},
+    }  # fmt: skip
+
+
+def test_worker_without_a_process_has_neither_memory_nor_a_heartbeat(both: list[Hosted]) -> None:
+    fields = describe(both[0], None)
+
+    assert (fields["pid"], fields["resident_bytes"], fields["silent_s"]) == (None, None, None)
+    assert (fields["phase"], fields["step"]) == ("starting", 0)
+
+
+def test_worker_of_a_message_is_the_one_that_was_described(both: list[Hosted]) -> None:
+    both[1].silence_s = 2.0
+
+    found = WorkerReport.of(describe(both[1], None))
+
+    assert found == WorkerReport(1, None, "starting", 0, 0, None, 2.0)
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"worker": 1}, [], "worker", 7], ids=repr)
+def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
+    assert WorkerReport.of(fields) is None
+
+
+def test_field_that_this_version_does_not_know_makes_a_worker_none(both: list[Hosted]) -> None:
+    assert WorkerReport.of(describe(both[0], None) | {"colour": "blue"}) is None
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    list(zip(FARTHEST_FIRST[1:], FARTHEST_FIRST, strict=False)),
+    ids=[phase.label for phase in FARTHEST_FIRST[1:]],
+)
+def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
+    near: Phase, far: Phase, both: list[Hosted]
+) -> None:
+    """All phases are in the table, so a new one needs its place in the order."""
+    assert set(FARTHEST_FIRST) == set(Phase)
+    for phases in ((near, far), (far, near)):
+        for one, phase in zip(both, phases, strict=True):
+            one.page.phase = phase
+
+        assert short_report(both)["phase"] == near.label
+
+
+def test_word_of_a_worker_that_has_died_still_counts(both: list[Hosted]) -> None:
+    both[0].page.tell_progress(WORD.encode())
+    both[0].pid, both[1].pid = None, os.getpid()
+    both[1].page.phase = Phase.TRAINING
+
+    assert short_report(both) == {
+        "progress": to_plain(WORD), "workers": 1, "phase": "starting",
+    }  # fmt: skip
+
+
+def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[Hosted]) -> None:
+    """A relaunch takes the step back, and the page of the first launch may still be there."""
+    pages = [one.page for one in both]
+    back = dataclasses.replace(WORD, now=20.0, step=16)
+    found = [short_report(both)["progress"]]
+    for content in (b"{}", back.encode()):
+        pages[0].tell_progress(WORD.encode())
+        pages[1].tell_progress(content)
+        found.append(short_report(both)["progress"])
+
+    assert found == [None, to_plain(WORD), to_plain(back)]
+
+
+def test_host_without_workers_says_as_much() -> None:
+    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}

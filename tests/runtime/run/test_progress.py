@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -15,24 +13,14 @@ from hypothesis import strategies as st
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.progress import (
     StepReport,
-    WorkerReport,
-    describe,
     is_metrics,
-    newest_of,
-    short_report,
-    slowest_phase,
 )
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES, Phase, WorkerStatus
+from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES
 
 REPORT = StepReport(
     now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
     metrics={"loss": 0.5, "accuracy": math.nan}, next_save_step=100,
-)  # fmt: skip
-WORD = dataclasses.replace(REPORT, metrics={"loss": 0.5})
-FARTHEST_FIRST = (
-    Phase.LEAVING, Phase.FAILED, Phase.CONCLUDING, Phase.REPAIRING, Phase.SAVING, Phase.TRAINING,
-    Phase.COMPILING, Phase.RESTORING, Phase.JOINING, Phase.STARTING,
 )  # fmt: skip
 
 
@@ -243,105 +231,3 @@ def test_metrics_that_do_not_fit_are_halved_from_the_end() -> None:
 )  # fmt: skip
 def test_metrics_are_numbers_by_name(value: object, *, is_one: bool) -> None:
     assert is_metrics(value) is is_one
-
-
-@dataclasses.dataclass
-class Hosted:
-    worker: int
-    page: WorkerStatus
-    pid: int | None = None
-    place: str = ""
-    host_name: str = ""
-
-
-@pytest.fixture
-def hosted() -> Iterator[list[Hosted]]:
-    hosted = [Hosted(worker, WorkerStatus.create()) for worker in range(2)]
-    yield hosted
-    for one in hosted:
-        one.page.close()
-
-
-def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
-    one = hosted[1]
-    one.page.phase, one.page.generation = Phase.SAVING, 3
-    one.page.commit(7)
-    one.pid = os.getpid()
-
-    one.place, one.host_name = "stall (train.py:7)", "node2"
-
-    fields = describe(one, 4096, 0.12345, 12.3456)
-
-    assert (describe(one, 4096, 0.1)["standing_s"], describe(one, 4096, 0.1)["where"]) == (None, "")
-    assert fields.pop("resident_bytes") == 4096
-    assert fields == {
-        "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
-        "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
-        "host": "node2", "spent_s": {},
-    }  # fmt: skip
-
-
-def test_worker_without_a_process_has_neither_memory_nor_a_heartbeat(hosted: list[Hosted]) -> None:
-    fields = describe(hosted[0], None, None)
-
-    assert (fields["pid"], fields["resident_bytes"], fields["silent_s"]) == (None, None, None)
-    assert (fields["phase"], fields["step"]) == ("starting", 0)
-
-
-def test_worker_of_a_message_is_the_one_that_was_described(hosted: list[Hosted]) -> None:
-    found = WorkerReport.of(describe(hosted[1], None, 2.0))
-
-    assert found == WorkerReport(1, None, "starting", 0, 0, None, 2.0)
-
-
-@pytest.mark.parametrize("fields", [None, {}, {"worker": 1}, [], "worker", 7], ids=repr)
-def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
-    assert WorkerReport.of(fields) is None
-
-
-def test_field_that_this_version_does_not_know_makes_a_worker_none(hosted: list[Hosted]) -> None:
-    assert WorkerReport.of(describe(hosted[0], None, None) | {"colour": "blue"}) is None
-
-
-@pytest.mark.parametrize(
-    ("near", "far"),
-    list(zip(FARTHEST_FIRST[1:], FARTHEST_FIRST, strict=False)),
-    ids=[phase.label for phase in FARTHEST_FIRST[1:]],
-)
-def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
-    near: Phase, far: Phase, hosted: list[Hosted]
-) -> None:
-    """All phases are in the table, so a new one needs its place in the order."""
-    assert set(FARTHEST_FIRST) == set(Phase)
-    for pair in ((near, far), (far, near)):
-        for one, phase in zip(hosted, pair, strict=True):
-            one.page.phase = phase
-
-        assert slowest_phase(hosted) == near.label
-
-
-def test_word_of_a_worker_that_has_died_still_counts(hosted: list[Hosted]) -> None:
-    hosted[0].page.tell_progress(WORD.encode())
-    hosted[0].pid, hosted[1].pid = None, os.getpid()
-    hosted[1].page.phase = Phase.TRAINING
-
-    assert short_report(hosted) == {
-        "progress": to_plain(WORD), "workers": 1, "phase": "starting",
-    }  # fmt: skip
-
-
-def test_word_is_the_newest_by_its_moment_and_not_by_its_step(hosted: list[Hosted]) -> None:
-    """A relaunch takes the step back, and the page of the first launch may still be there."""
-    pages = [one.page for one in hosted]
-    back = dataclasses.replace(WORD, now=20.0, step=16)
-    found = [newest_of(pages)]
-    for content in (b"{}", back.encode()):
-        pages[0].tell_progress(WORD.encode())
-        pages[1].tell_progress(content)
-        found.append(newest_of(pages))
-
-    assert found == [None, WORD, back]
-
-
-def test_host_without_workers_says_as_much() -> None:
-    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}
