@@ -80,9 +80,8 @@ def page(users: dict[str, str]) -> str:
             text += row(flags, _default(name, found), found.help)
     for group, names in GROUPS.items():
         text += _COMMANDS.format(group=group) + "".join(row(f"`{name}`") for name in names)
-    reasons = (
-        f"| `{name}` | {found.absent} |\n" for name, found in OPTIONS.items() if found.absent
-    )
+    without = ((name, found) for name, found in OPTIONS.items() if not found.flags)
+    reasons = (f"| `{name}` | {found.help} |\n" for name, found in without)
     return text + _WITHOUT + "".join(reasons)
 
 

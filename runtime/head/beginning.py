@@ -23,8 +23,8 @@ from holdfast.runtime.system.own_process import usable_cores
 
 def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
     """Say what begins and what to think of; ``batch`` says which batch job it is in, if any."""
-    if setup.warning:
-        teller.say(f"warning: {setup.warning}")
+    if setup.options.shrink and setup.library.warning:
+        teller.say(f"warning: {setup.library.warning}")
     for text in (_first_line(setup), *_advice(setup)):
         teller.inform(text)
     for module in setup.missing_modules:
@@ -115,7 +115,7 @@ def _in_words(argv: Sequence[str]) -> str:
 def _of_hosts(setup: JobSetup) -> Iterator[str]:
     """Yield a line on the hosts of the job if there are several, and on the devices of each."""
     checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
-    before = setup.hosts_before or ()
+    before = setup.history.history.hosts
     if len(before) > 1 and not setup.options.hosts and _is_resuming(setup):
         yield (
             f"the job before had the hosts {', '.join(before)}, and this one has this host alone; "
@@ -166,7 +166,7 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
         kept = RunDirectory(options.run_dir).previous_runs
         many = f"; {kept} are there now, and `rm -r {options.run_dir}/previous-*` removes them"
         yield f"moved the previous run to {setup.set_aside} (--fresh)" + (many if kept > 1 else "")
-    if setup.is_without_locks:
+    if setup.lease.is_renewed:
         yield (
             f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "
             f"of life into its lease every {RENEWED_EVERY_S:.0f} s; should it be killed, the next "

@@ -67,16 +67,13 @@ class JobSetup:
 
     options: JobOptions
     record: RunRecord
-    mpiexec: Path
-    mpi_library: str
-    """The name of the library that mpiexec belongs to."""
+    library: MpiLibrary
     journal: Journal
     lease: Lease
     first_generation: int
     preload: tuple[str, ...]
     environment: dict[str, str]
     is_resumed: bool
-    warning: str | None
     history: HistoryReader
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
@@ -86,10 +83,6 @@ class JobSetup:
     """The newest step, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if none so new is left."""
-    hosts_before: tuple[str, ...] = ()
-    """The hosts that were named for the job before, with their slots."""
-    is_without_locks: bool = False
-    """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
     """Where the run lies now that ``--fresh`` has moved out of the way."""
     checked_hosts: CheckedHosts | None = None
@@ -157,8 +150,8 @@ class JobSetup:
         )
         return Job(
             config=config,
-            mpiexec=self.mpiexec,
-            mpi_library=self.mpi_library,
+            mpiexec=self.library.mpiexec,
+            mpi_library=self.library.name,
             preload=self.preload,
             missing_modules=self.missing_modules,
             saved_step=self.saved_step,
@@ -344,8 +337,7 @@ def _setup_in(
     return JobSetup(
         options=options,
         record=record,
-        mpiexec=library.mpiexec,
-        mpi_library=library.name,
+        library=library,
         journal=open_journal(directory, record.run_id),
         lease=lease,
         first_generation=next_generation(directory),
@@ -354,14 +346,11 @@ def _setup_in(
         | library.variables(os.environ)
         | source.variables,
         is_resumed=is_resumed,
-        warning=library.warning if options.shrink else None,
         history=history,
         cwd=logical_directory() if checked else Path.cwd(),
         program=program,
         saved_step=saved_step,
         lost_step=lost_step,
-        hosts_before=history.history.hosts,
-        is_without_locks=lease.is_renewed,
         set_aside=set_aside,
         checked_hosts=checked,
     )

@@ -43,7 +43,7 @@ class Option:
 
     Attributes:
         flags: names on the command line, the long one last; none for a field that no
-            person sets, whose ``absent`` says why.
+            person sets, whose help says why.
         help: what it is for, in one sentence.
         read: makes the field's value of a text or of a value of TOML.
         metavar: what stands for the value in the help; none for a switch.
@@ -66,7 +66,6 @@ class Option:
     off_flag: str | None = None
     is_repeated: bool = False
     words: int = 1
-    absent: str | None = None
     group: str = ""
 
     @property
@@ -118,7 +117,7 @@ def option(flag: str, help: str, default: Any, **terms: Any) -> Any:  # noqa: A0
 
 def without_flag(reason: str, default: Any = dataclasses.MISSING, *, read: Reader) -> Any:
     """Return a field of ``JobOptions`` that has no flag, and why."""
-    found = Option((), reason, read, absent=reason)
+    found = Option((), reason, read)
     return dataclasses.field(default=default, metadata={"option": found})
 
 

@@ -20,6 +20,7 @@ from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
+from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.devices import Devices
@@ -35,7 +36,14 @@ def setup_of(**fields: Any) -> JobSetup:
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     asked = JobOptions(**(options | fields.pop("options", {})))
     given = {"options": asked, "record": record, "program": Program.of(asked.script)}
-    return JobSetup(**(rest | given | {"journal": Run()} | fields))
+    given |= {"journal": Run(), "library": MpiLibrary(Path("mpiexec"), "5.0.9")}
+    given |= {"history": _before(), "lease": SimpleNamespace(is_renewed=False)}
+    return JobSetup(**(rest | given | fields))
+
+
+def _before(*hosts: str) -> SimpleNamespace:
+    """Return a history of a job with these hosts."""
+    return SimpleNamespace(history=SimpleNamespace(hosts=hosts))
 
 
 @pytest.fixture(autouse=True)
@@ -192,19 +200,19 @@ def test_hosts_are_told_with_the_workers_that_they_get() -> None:
 
 
 def test_resume_on_this_host_alone_is_told_of_the_hosts_before() -> None:
-    before = ("a:4", "b:4")
+    before = _before("a:4", "b:4")
     hint = (
         "the job before had the hosts a:4, b:4, and this one has this host alone; "
         "--hosts a:4,b:4 takes them again"
     )
 
-    assert told(is_resumed=True, saved_step=9, hosts_before=before)[1:] == [hint]
-    assert told(is_resumed=True, saved_step=9, hosts_before=("a:4",))[1:] == []
-    assert told(is_resumed=False, hosts_before=before)[1:] == []
+    assert told(is_resumed=True, saved_step=9, history=before)[1:] == [hint]
+    assert told(is_resumed=True, saved_step=9, history=_before("a:4"))[1:] == []
+    assert told(is_resumed=False, history=before)[1:] == []
 
 
 def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
-    lines = told(is_resumed=False, is_without_locks=True)
+    lines = told(is_resumed=False, lease=SimpleNamespace(is_renewed=True))
 
     line = lines[1]
     assert "the file system of /run has no locks (flock)" in line
@@ -397,6 +405,8 @@ def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run)
 
 
 def test_quiet_job_begins_with_warnings_alone(run: Run) -> None:
-    lines = told(is_resumed=False, options={"quiet": True}, warning="MPI is slow", journal=run)
+    library = MpiLibrary(Path("mpiexec"), "5.0.10")
 
-    assert lines == ["warning: MPI is slow"]
+    lines = told(is_resumed=False, options={"quiet": True}, library=library, journal=run)
+
+    assert lines == [f"warning: {library.warning}"]

@@ -142,7 +142,7 @@ def test_hosts_of_the_job_before_are_known(tmp_path: Path) -> None:
 
     setup = job_setup.prepare_job(first.options, Stillness())
 
-    assert setup.hosts_before == ("a:1", "b:1")
+    assert setup.history.history.hosts == ("a:1", "b:1")
     setup.journal.close()
     setup.lease.release()
 

@@ -15,6 +15,7 @@ from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, Record
@@ -60,15 +61,13 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
     return JobSetup(
         options=JobOptions(script, directory.path, **({"workers": 2} | options)),
         record=RECORD,
-        mpiexec=Path("/opt/mpiexec"),
-        mpi_library="Open MPI",
+        library=MpiLibrary(Path("/opt/mpiexec"), "5.0.9"),
         journal=Journal(path, run_id="r", source="client"),
         lease=directory.acquire_lease(),
         first_generation=1,
         preload=("numpy",),
         environment={},
         is_resumed=False,
-        warning=None,
         history=HistoryReader(path),
         cwd=Path("/work"),
         program=Program.of(script),
