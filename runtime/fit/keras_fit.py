@@ -62,7 +62,7 @@ from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.model_rules import check_backend
 from holdfast.runtime.model.own_hooks import as_traced, note_steps
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.options.rate_scale import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import SILENT, count
@@ -349,7 +349,7 @@ class _Training:
             validated=call.validated,
             first_epoch=call.initial_epoch,
             verbose=SILENT if self._tells_script else call.shown,
-            scaling=RateScaling.of(self._options.scale_rate, factor),
+            batch_factor=factor,
             steps_per_epoch=call.steps_of_samples(factor),
             takes_nan=any(map(ends_at_nan, flat(call.callbacks))),
         )

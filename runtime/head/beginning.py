@@ -134,8 +134,8 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
     for host, facts in zip(checked.hosts, checked.facts, strict=True):
         there, threads = placed[host.name], setup.record.threads
         yield from _cores_of(f" on {host.name}", there, facts.cores, threads)
-    for host, devices in zip(checked.hosts, checked.devices, strict=True):
-        yield from _devices_of(f" on {host.name}", placed[host.name], devices)
+    for host, facts in zip(checked.hosts, checked.facts, strict=True):
+        yield from _devices_of(f" on {host.name}", placed[host.name], facts.devices)
 
 
 def _cores_of(where: str, workers: int, cores: int, threads: int) -> Iterator[str]:

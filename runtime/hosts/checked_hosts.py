@@ -39,7 +39,6 @@ from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
-from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 
@@ -99,11 +98,6 @@ class CheckedHosts:
     """What the environment of all processes must say, so that their processors compute alike."""
     unlike: tuple[str, ...] = ()
     """A sentence for each thing by which their bits may differ."""
-
-    @property
-    def devices(self) -> tuple[Devices, ...]:
-        """Those of each host, as ``hosts``."""
-        return tuple(host.devices for host in self.facts)
 
 
 @dataclass(frozen=True, slots=True)

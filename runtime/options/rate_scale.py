@@ -18,30 +18,24 @@ _WARM_UP_EPOCHS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class RateScaling:
-    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
-
-    rule: str
-    batch_factor: int
-
-    @staticmethod
-    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
-        """Return the wish, None if there is none, or nothing to scale."""
-        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
-
-    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
-        """Return the scale of a training; a short one warms up until its end."""
-        warm_up_steps = steps_per_epoch * min(epochs, _WARM_UP_EPOCHS)
-        return RateScale(self.rule, self.batch_factor, warm_up_steps)
-
-
-@dataclass(frozen=True, slots=True)
 class RateScale:
     """What multiplies the rate that the script has chosen, at each update of a training."""
 
     rule: str
     batch_factor: int
     warm_up_steps: int
+
+    @staticmethod
+    def of(
+        rule: str | None, batch_factor: int, steps_per_epoch: int, epochs: int
+    ) -> RateScale | None:
+        """Return the scale of a training, None without a rule or a larger batch.
+
+        A short training warms up until its end.
+        """
+        if rule is None or batch_factor == 1:
+            return None
+        return RateScale(rule, batch_factor, steps_per_epoch * min(epochs, _WARM_UP_EPOCHS))
 
     @property
     def factor(self) -> float:
@@ -52,10 +46,6 @@ class RateScale:
     def growth(self) -> float:
         """What an update of the warm-up adds to the factor."""
         return (self.factor - 1.0) / self.warm_up_steps
-
-    def at(self, update: int) -> float:
-        """Return the factor of an update, counted from 0."""
-        return min(self.factor, 1.0 + self.growth * update)
 
     def __str__(self) -> str:
         """Return the scale in words."""

@@ -19,7 +19,7 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.options.rate_scale import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
@@ -65,7 +65,8 @@ class TrainingRequest:
     validated: int | tuple[int, ...] = 1
     first_epoch: int = 0
     verbose: int = LIVE
-    scaling: RateScaling | None = None
+    batch_factor: int = 1
+    """How many times as large as the script's the batch is."""
     steps_per_epoch: int | None = None
     """Updates of an epoch of samples that are read by number, None for a whole pass."""
     takes_nan: bool = False
@@ -348,7 +349,6 @@ def describe_job(
         validated=request.validated,
         pass_steps=request.data.pass_batches if isinstance(request.data, Feed) else steps,
     )
-    scaling = request.scaling
     return TrainingJob(
         request.data,
         request.validation,
@@ -365,7 +365,9 @@ def describe_job(
         _initial_of(request, config, stage),
         stage,
         request.verbose,
-        None if scaling is None else scaling.over(work_plan.steps_per_epoch, work_plan.epochs),
+        RateScale.of(
+            options.scale_rate, request.batch_factor, work_plan.steps_per_epoch, work_plan.epochs
+        ),
         request.takes_nan,
     )
 

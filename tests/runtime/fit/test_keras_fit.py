@@ -24,7 +24,7 @@ from keras.src.utils import file_utils
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.keras_fit import take_turns
-from holdfast.runtime.options.rate_scale import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import Stage, TrainingJob, describe_job
 
@@ -82,7 +82,7 @@ def test_arguments_of_the_call_are_those_of_the_training(training: Training) -> 
     assert (asked.global_batch, asked.validation_batch, asked.steps_per_epoch) == (4, 3, 2)
     assert (asked.epochs, asked.first_epoch, asked.validated) == (3, 2, (4, 5))
     assert (asked.is_shuffled, asked.verbose) == (False, 2)
-    assert (asked.scaling, asked.takes_nan) == (None, False)
+    assert (asked.batch_factor, asked.takes_nan) == (1, False)
 
 
 def test_steps_are_those_of_whole_executions_as_in_keras(training: Training) -> None:
@@ -136,8 +136,7 @@ def test_larger_batches_of_a_job_are_fewer_and_the_rate_may_grow_with_them(
 
     assert (asked.global_batch, asked.steps_per_epoch) == (4, 3)
     assert asked.validation_batch == 2
-    assert asked.scaling == RateScaling.of("linear", 2)
-    assert asked.scaling is not None
+    assert asked.batch_factor == 2
 
 
 def test_batches_of_a_pipeline_cannot_be_made_larger_from_outside(training: Training) -> None:

@@ -24,7 +24,6 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
-from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
@@ -53,7 +52,7 @@ NUMERICS = Numerics.here(threads=1)
 JOB = {"global_batch": 9, "epochs": 2}
 START = Cursor.start(1)
 MENDED = "; every worker runs the whole script, so all must build the same step: seed every random "
-SCALED = {"scaling": RateScaling("sqrt", 4)}
+SCALED = {"batch_factor": 4}
 RECORD = StepRecord("keras", "script", "job", "operations", {"the loss": "a", "the step": "b"})
 OTHER = {"the loss": "c", "the step": "b"}
 
@@ -244,7 +243,7 @@ def test_difference_is_told_by_its_layers(
 def job(**changes: Any) -> TrainingJob:
     wishes: dict[str, Any] = {"data": data(), "validation": None, **JOB, **changes}
     request = TrainingRequest(**wishes)
-    return describe_job(request, worker_config(microbatches=2, seed=3), NUMERICS)
+    return describe_job(request, worker_config(microbatches=2, seed=3, scale_rate="sqrt"), NUMERICS)
 
 
 def said_by_all(size: int, check: Callable[[Membership, int], None]) -> list[str | None]:

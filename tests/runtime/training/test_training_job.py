@@ -20,7 +20,6 @@ from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
-from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.plan import retention_of, wanted_of
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -91,7 +90,7 @@ def job(
         ({"is_shuffled": False}, {**SHUFFLED, "shuffle": 0}),
         ({"data": feed()}, {"seed": 5, "microbatches": 2, "batches an epoch": 3}),
         (
-            {"scaling": RateScaling("linear", 4)},
+            {"batch_factor": 4, "options": {"scale_rate": "linear"}},
             {**SHUFFLED, "learning rate": "linear x4 over 6 steps"},
         ),
         ({"epochs": 7, "save_every": 3, "keep": 9, "verify_every": 2}, SHUFFLED),
