@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -279,19 +279,9 @@ class CallbackRun:
     def notes(self) -> Notes:
         """Return where the callbacks are and what they know."""
         at = self._at
-        position: dict[str, Json] = {
-            "epoch": at.epoch,
-            "batch": at.batch,
-            "has_begun": at.has_begun,
-            "is_over": at.is_over,
-            "is_cut": at.is_cut,
-            "has_ended": at.has_ended,
-            "is_in_test": at.is_in_test,
-        }
-        if at.error is not None:
-            position["error"] = at.error
-        if self._model.stop_training and at.has_begun:
-            position["wants_stop"] = True
+        wants_stop = bool(self._model.stop_training and at.has_begun)
+        fields = asdict(replace(at, wants_stop=wants_stop))
+        position = {n: one for n, one in fields.items() if one or n not in ("error", "wants_stop")}
         notes = {"position": position, **self._rounds.notes()}
         if at.has_ended:  # a launch that only returns the end has no sums of the last validation
             notes["metrics"] = encoded(self._model.metrics_variables)

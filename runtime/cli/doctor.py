@@ -171,42 +171,40 @@ def _try_out(library: MpiLibrary, terms: LaunchTerms) -> Iterator[Diagnosis]:
 
 
 def _find_tensorflow() -> Diagnosis:
-    """Import TensorFlow in another process: it may be slow, or crash its process."""
-    program = "import tensorflow; print(tensorflow.__version__)"
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        answer = answer_of(program_command(program), _IMPORT_TIMEOUT_S, environment)
-    except subprocess.TimeoutExpired:
-        return _no_tensorflow(f"importing it takes more than {_IMPORT_TIMEOUT_S:g} s")
-    if answer.returncode == 0:
-        return Diagnosis("TensorFlow", answer.stdout.strip())
-    complaint = answer.stderr.strip().rpartition("\n")[2]
-    return _no_tensorflow(complaint or f"its import ended with {answer.returncode}")
+    version, fault = _import_alone("import tensorflow; print(tensorflow.__version__)")
+    if not fault:
+        return Diagnosis("TensorFlow", version)
+    hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
+    return Diagnosis("TensorFlow", f"cannot be imported: {fault}; {hint}", is_good=False)
 
 
 def _find_modules(modules: Sequence[str]) -> Diagnosis:
-    """Import what a worker imports, without a world of MPI, in another process."""
-    program = f"""
+    """Import what a worker imports, without a world of MPI."""
+    _, fault = _import_alone(f"""
 import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 import holdfast.runtime.exchange.mpi_communicator, {", ".join(modules)}
-"""
+""")
+    if not fault:
+        return Diagnosis("workers", "import all that they need")
+    sentence = f"cannot import what they need: {fault}; install holdfast-mpi again"
+    return Diagnosis("workers", sentence, is_good=False)
+
+
+def _import_alone(program: str) -> tuple[str, str]:
+    """Return what a program of imports prints, and its fault, if it has one.
+
+    It runs in another process: it may be slow, or crash its process.
+    """
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         answer = answer_of(program_command(program), _IMPORT_TIMEOUT_S, environment)
     except subprocess.TimeoutExpired:
-        sentence = f"importing what they need takes more than {_IMPORT_TIMEOUT_S:g} s"
-        return Diagnosis("workers", sentence, is_good=False)
+        return "", f"importing it takes more than {_IMPORT_TIMEOUT_S:g} s"
     if answer.returncode == 0:
-        return Diagnosis("workers", "import all that they need")
+        return answer.stdout.strip(), ""
     complaint = answer.stderr.strip().rpartition("\n")[2]
-    sentence = f"cannot import what they need: {complaint}; install holdfast-mpi again"
-    return Diagnosis("workers", sentence, is_good=False)
-
-
-def _no_tensorflow(reason: str) -> Diagnosis:
-    hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
-    return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
+    return "", complaint or f"its import ended with {answer.returncode}"
 
 
 _ALL_PAIRS_OF = 6

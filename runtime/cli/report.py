@@ -32,7 +32,6 @@ from holdfast.runtime.tools.report import (
     describe_lost_lines,
     describe_metrics,
     describe_ms,
-    describe_outcome,
     describe_time,
     describe_troubles,
     epoch_table,
@@ -104,7 +103,7 @@ def _write_trace(run: ReportedRun, path: Path) -> None:
 
 def _print(run: ReportedRun, console: Console) -> None:
     summary = run.report
-    outcome = fitted(describe_outcome(summary, run.life, run.path), console)
+    outcome = fitted(run.outcome, console)
     console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
     for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:

@@ -13,14 +13,14 @@ import os
 import select
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
-from holdfast.runtime.run.entries import last_job_in, last_of
+from holdfast.runtime.run.entries import Entry, completed_step, last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import no_run
@@ -51,25 +51,52 @@ class Life(Enum):
 LIVES = (Life.RUNNING, Life.DETACHED)
 
 _NOBODY = "no job runs in {}; start one with `holdfast run`"
-_REASONS = {
-    Life.ENDED: _NOBODY,
-    Life.GONE: _NOBODY,
-    Life.UNKNOWN: _NOBODY,
+_RUNNING = {
+    Life.RUNNING: "running",
+    Life.DETACHED: "running without its command; {}",
 }
+_WITHOUT_END = {
+    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
+    Life.GONE: "lost with its head; go on with `holdfast run`",
+    Life.UNKNOWN: "running, or lost: {}",
+}
+"""How a job stands whose journal tells no end."""
 
 
-class OutOfReach(NotSaved):
-    """No job of ``directory`` can be asked; ``life`` is what is left of it."""
+class NobodyRuns(NotSaved):
+    """No job runs in ``directory``; ``life`` is whether the last one has ended, or was lost."""
 
-    def __init__(self, life: Life, directory: RunDirectory, *details: object) -> None:
-        super().__init__(_REASONS[life].format(directory.path, *details))
+    def __init__(self, life: Life, directory: RunDirectory) -> None:
+        super().__init__(_NOBODY.format(directory.path))
         self.life = life
 
 
-def _with_last_job(error: OutOfReach, directory: RunDirectory) -> str:
-    """Return why no job can be asked; where none runs, with the end of the last one."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job stands, as the lease and the end of the journal tell it."""
+
+    outcome: str
+    is_over: bool
+
+
+def ending_of(job: Sequence[Entry[Any]], life: Life, words: str) -> Ending:
+    """Return how a job stands, in words; ``words`` say more of it."""
+    if life in _RUNNING:
+        return Ending(_RUNNING[life].format(words), is_over=False)
+    ended = last_of(job, JobEnded)
+    if ended is not None:
+        return Ending(ended.event.words(), is_over=True)
+    step = completed_step(job)
+    if step is not None:
+        lost = ", after its head was lost" if life is Life.GONE else ""
+        return Ending(f"completed step {step}{lost}", is_over=True)
+    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
+
+
+def _with_last_job(error: NobodyRuns, directory: RunDirectory) -> str:
+    """Return that no job runs, with the end of the last one."""
     job = last_job_in(directory)
-    if error.life not in (Life.ENDED, Life.GONE) or not job:
+    if not job:
         return str(error)
     ended, begin = last_of(job, JobEnded), f"no job runs in {directory.path}: the last one"
     if ended is None:
@@ -91,22 +118,18 @@ def find_life(directory: RunDirectory, answer: Mapping[str, Any] | None) -> tupl
     ``answer`` is what its head has told of its status, None if it has not answered.
     """
     if answer is not None and answer.get("run_dir"):
-        return _life_of_answer(directory, answer)
+        if answer.get("client") is not None:
+            return Life.RUNNING, ""
+        where = shlex.quote(str(directory.path))
+        return Life.DETACHED, f"take it over: `holdfast attach {where}`"
     try:
         channel = living_head(directory)
-    except OutOfReach as error:
+    except NobodyRuns as error:
         return error.life, str(error)
     except JobError as error:
         return Life.UNKNOWN, str(error)
     if channel is not None:
         channel.close()
-    return Life.RUNNING, ""
-
-
-def _life_of_answer(directory: RunDirectory, answer: Mapping[str, Any]) -> tuple[Life, str]:
-    if answer.get("client") is None:
-        where = shlex.quote(str(directory.path))
-        return Life.DETACHED, f"take it over: `holdfast attach {where}`"
     return Life.RUNNING, ""
 
 
@@ -133,7 +156,7 @@ def living_head(directory: RunDirectory) -> Channel | None:
         if any(_holds(pid, directory.lease_path) for pid in holders):
             return None
     is_over = has_ended(owner) or not takes_orders
-    raise OutOfReach(Life.ENDED if is_over else Life.GONE, directory)
+    raise NobodyRuns(Life.ENDED if is_over else Life.GONE, directory)
 
 
 def _owner_of(directory: RunDirectory) -> dict[str, Any]:
@@ -304,7 +327,7 @@ class _Order:
             if self._channel is None:
                 try:
                     self._channel = living_head(self._directory)
-                except OutOfReach as error:
+                except NobodyRuns as error:
                     raise NotSaved(_with_last_job(error, self._directory)) from error
                 if self._channel is None:
                     time.sleep(_RETRY_S)

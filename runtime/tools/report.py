@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run import progress
@@ -256,26 +255,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-_LIVES = {
-    Life.RUNNING: "still running",
-    Life.DETACHED: "still running without a client: `holdfast attach {}` shows it",
-    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its head: go on with `holdfast run`",
-    Life.UNKNOWN: "still running, or lost",
-}
-
-
-def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
-    """Return how the last job ended, in words, or whether it lives."""
-    if report.exit_code is None:
-        done = report.completed_step
-        has_completed = "" if done is None else f"completed step {done}; "
-        if life is Life.GONE and done is not None:
-            return f"completed step {done}, after its head was lost"
-        return has_completed + _LIVES[life].format(run_dir)
-    return f"exit {report.exit_code}" + (f": {report.reason}" if report.reason else "")
 
 
 def describe_journal(report: Report, life: Life) -> str:

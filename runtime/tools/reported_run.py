@@ -18,9 +18,9 @@ from holdfast.runtime.run.events import JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.tools.living_job import LIVES, Life, life_of
-from holdfast.runtime.tools.report import Report, describe_outcome
-from holdfast.runtime.tools.summary import Entries, summarize
+from holdfast.runtime.tools.living_job import LIVES, JobSocket, Life, ending_of, find_life
+from holdfast.runtime.tools.report import Report
+from holdfast.runtime.tools.summary import Entries, newest_job, summarize
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,18 @@ class ReportedRun:
     record: RunRecord | None
     started: JobStarted | None
     life: Life
+    outcome: str
+    """How the last job stands, in words."""
 
     @staticmethod
-    def of(path: Path, entries: Entries, record: RunRecord | None, life: Life) -> ReportedRun:
-        """Return what the lines of a journal tell of a run."""
+    def of(
+        path: Path, entries: Entries, record: RunRecord | None, left: tuple[Life, str]
+    ) -> ReportedRun:
+        """Return what the lines of a journal tell of a run, and what is ``left`` of its job."""
         report, started = summarize(entries), last_of(entries, JobStarted)
-        return ReportedRun(path, entries, report, record, started and started.event, life)
+        outcome = ending_of(newest_job(entries), *left).outcome
+        begun = started and started.event
+        return ReportedRun(path, entries, report, record, begun, left[0], outcome)
 
     @property
     def name(self) -> str:
@@ -103,7 +109,7 @@ class ReportedRun:
         survived = f"; {deaths}" + (f" ({came})" if came else "") if deaths else "; no worker died"
         if self.state == "complete":
             return f"{done}{survived}."
-        return f"{describe_outcome(report, self.life, self.path)}. {done}{survived}."
+        return f"{self.outcome}. {done}{survived}."
 
 
 def read_reported_run(run_dir: Path) -> ReportedRun:
@@ -114,9 +120,11 @@ def read_reported_run(run_dir: Path) -> ReportedRun:
     """
     refuse_no_run(run_dir)
     directory = RunDirectory(run_dir)
+    with contextlib.closing(JobSocket(directory)) as socket:
+        left = find_life(directory, socket.ask())
     entries: list[Entry[Any]] = []
     read_on(directory, JournalReader(directory.journal_path).read, entries)
     record = None
     with contextlib.suppress(UsageError):
         record = directory.load_record()
-    return ReportedRun.of(run_dir, entries, record, life_of(directory))
+    return ReportedRun.of(run_dir, entries, record, left)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint
-from holdfast.runtime.run.entries import Entry, completed_step, last_of, of, read_on
+from holdfast.runtime.run.entries import Entry, last_of, of, read_on
 from holdfast.runtime.run.events import (
     Completed,
     Epoch,
@@ -42,26 +42,14 @@ from holdfast.runtime.run.progress import (
 )
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.timeline import WAITING, Activity
-from holdfast.runtime.tools.living_job import JobSocket, Life, find_life
+from holdfast.runtime.tools.living_job import Ending, JobSocket, ending_of, find_life
 from holdfast.runtime.tools.report import finite
 from holdfast.runtime.tools.summary import (
     Entries,
     Goodput,
     goodput_of,
-    jobs_of,
+    newest_job,
 )
-
-_RUNNING = {
-    Life.RUNNING: "running",
-    Life.DETACHED: "running without its command; {}",
-}
-
-_WITHOUT_END = {
-    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its head; go on with `holdfast run`",
-    Life.UNKNOWN: "running, or lost: {}",
-}
-"""How a job stands whose journal tells no end."""
 
 _MOST_EVENTS = 8
 _PACE_OVER_S = 10.0
@@ -101,20 +89,6 @@ class StatusSource:
     def close(self) -> None:
         """Leave the job alone."""
         self._socket.close()
-
-
-def ending_of(job: Entries, life: Life, words: str) -> Ending:
-    """Return how a job stands, in words; ``words`` say more of it."""
-    if life in _RUNNING:
-        return Ending(_RUNNING[life].format(words), is_over=False)
-    ended = last_of(job, JobEnded)
-    if ended is not None:
-        return Ending(ended.event.words(), is_over=True)
-    step = completed_step(job)
-    if step is not None:
-        lost = ", after its head was lost" if life is Life.GONE else ""
-        return Ending(f"completed step {step}{lost}", is_over=True)
-    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +176,6 @@ def _command_of(pid: object) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How the job stands, as the lease and the end of the journal tell it."""
-
-    outcome: str
-    is_over: bool
-
-
 def job_status(
     entries: Entries, ending: Ending, answer: AgentAnswer | None, now_s: tuple[float, float]
 ) -> JobStatus:
@@ -255,11 +221,6 @@ def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
     if ending.is_over or answer is None or answer.phase != CONCLUDING:
         return ending.outcome
     return f"{ending.outcome}: {phase(CONCLUDING)}"
-
-
-def newest_job(entries: Entries) -> Entries:
-    """Return the entries from the last begin of a job on; all of them without one."""
-    return (jobs_of(entries) or [entries])[-1]
 
 
 def pace_of(steps: Sequence[Entry[Step]]) -> Pace:

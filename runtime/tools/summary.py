@@ -384,6 +384,11 @@ def jobs_of(entries: Entries) -> list[Entries]:
     return jobs if jobs or not entries else [entries]
 
 
+def newest_job(entries: Entries) -> Entries:
+    """Return the entries from the last begin of a job on; all of them without one."""
+    return (jobs_of(entries) or [entries])[-1]
+
+
 def spans_of(
     entries: Entries, began_s: float, ended_s: float, redone_from: float = math.inf
 ) -> tuple[Span, ...]:

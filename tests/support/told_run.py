@@ -58,7 +58,7 @@ def told_run(lines: list[dict[str, Any]] | None = None, path: Path = Path("/run"
     """Return the run of a journal, as commands read it."""
     lines = told_lines() if lines is None else lines
     entries = [entry for entry in map(entry_of, lines) if entry is not None]
-    return ReportedRun.of(path, entries, None, Life.ENDED)
+    return ReportedRun.of(path, entries, None, (Life.ENDED, ""))
 
 
 def _steps(first: int, last: int, begin: float, generation: int = 1) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
     for fact in (
         SHA256,
         "r1",
-        "exit 0: done",
+        "ended with exit code 0: done",
         "loss=0.25",
         "signal SIGKILL",
         "9 ms",
@@ -169,7 +169,7 @@ def test_words_of_the_script_are_shown_as_they_are(
         f"worker 1: {cause} after step 1",
         f"relaunch: {cause}",
         f"rejected the checkpoint of step 1: {cause}",
-        f"exit 1: {cause}",
+        f"ended with exit code 1: {cause}",
         "[r1]",
     ):
         assert fact in text

@@ -28,8 +28,9 @@ from holdfast.runtime.run.entries import (
 )
 from holdfast.runtime.run.event_kinds import EVENTS
 from holdfast.runtime.run.journal import Journal, Record, read_journal
+from holdfast.runtime.tools.living_job import Ending
 from holdfast.runtime.tools.report import to_json
-from holdfast.runtime.tools.status import Ending, EventLine, job_status, told_events
+from holdfast.runtime.tools.status import EventLine, job_status, told_events
 from holdfast.runtime.tools.status import to_json as status_to_json
 from holdfast.runtime.tools.summary import goodput_of, summarize
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from holdfast.runtime.tools.report import (
     describe_lost_lines,
     describe_metrics,
     describe_ms,
-    describe_outcome,
     describe_time,
     describe_troubles,
     finite,
@@ -39,7 +37,6 @@ from holdfast.runtime.tools.report import (
 from holdfast.runtime.tools.summary import summarize
 
 NOTHING = summarize([])
-RUN = Path("/run")
 
 
 def report_of(**facts: Any) -> Report:
@@ -164,33 +161,6 @@ def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None
     assert describe_checkpoints(report_of(checkpoints=committed, skipped_checkpoints=1)) == (
         "2 committed, 0 failed, 0 rejected, 1 skipped"
     )
-
-
-@pytest.mark.parametrize(
-    ("facts", "life", "words"),
-    [
-        ({"exit_code": 0, "reason": None}, Life.GONE, "exit 0"),
-        ({"exit_code": 70, "reason": "budget"}, Life.RUNNING, "exit 70: budget"),
-        ({}, Life.RUNNING, "still running"),
-        ({}, Life.GONE, "lost with its head: go on with `holdfast run`"),
-        ({}, Life.UNKNOWN, "still running, or lost"),
-        ({}, Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`"),
-        (
-            {"completed_step": 0},
-            Life.GONE,
-            "completed step 0, after its head was lost",
-        ),
-        (
-            {"completed_step": 9},
-            Life.DETACHED,
-            "completed step 9; still running without a client: `holdfast attach /run` shows it",
-        ),
-    ],
-)
-def test_outcome_tells_the_end_or_what_is_left(
-    facts: dict[str, Any], life: Life, words: str
-) -> None:
-    assert describe_outcome(report_of(**facts), life, RUN) == words
 
 
 @pytest.mark.parametrize(

@@ -24,20 +24,17 @@ from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.tools.living_job import JobSocket, Life
+from holdfast.runtime.tools.living_job import Ending, JobSocket, Life, ending_of
 from holdfast.runtime.tools.status import (
     AgentAnswer,
-    Ending,
     JobStatus,
     StatusSource,
-    ending_of,
     job_status,
-    newest_job,
     pace_of,
     to_json,
     told_events,
 )
-from holdfast.runtime.tools.summary import SINCE_LAST_STEP, goodput_of, summarize
+from holdfast.runtime.tools.summary import SINCE_LAST_STEP, goodput_of, newest_job, summarize
 
 RUNNING = Ending("running", is_over=False)
 
