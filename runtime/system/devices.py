@@ -12,8 +12,9 @@ share a device could not both have that.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,15 +57,16 @@ def find_devices(environment: Mapping[str, str], root: Path = _ROOT) -> Devices:
 
     It costs two looks for a file where there is none.
     """
-    for driver, files, kinds, variables in (
-        ("dev/nvidiactl", _nvidia_devices, _nvidia_kinds, _NVIDIA),
-        ("dev/kfd", _amd_devices, _amd_kinds, _AMD),
+    for driver, look, variables in (
+        ("dev/nvidiactl", _nvidia, _NVIDIA),
+        ("dev/kfd", _amd, _AMD),
     ):
         if (root / driver).exists():
+            count, kinds = look(root)
             given = next((name for name in variables if name in environment), None)
-            names = files(root) if given is None else _visible(environment[given])
+            names = tuple(map(str, range(count))) if given is None else _visible(environment[given])
             if names:
-                return Devices(given or variables[0], names, _told(kinds, root))
+                return Devices(given or variables[0], names, tuple(sorted(set(kinds))))
     return Devices()
 
 
@@ -75,40 +77,28 @@ def _visible(value: str) -> tuple[str, ...]:
     return tuple(names[: next(wrong, len(names))])
 
 
-def _nvidia_devices(root: Path) -> tuple[str, ...]:
+def _nvidia(root: Path) -> tuple[int, list[str]]:
+    """Return the number of devices, and the model of each; none if the driver does not tell."""
     numbers = (path.name.removeprefix("nvidia") for path in (root / "dev").glob("nvidia[0-9]*"))
-    count = sum(number.isdecimal() for number in numbers)
-    return tuple(map(str, range(count)))  # the driver counts those that it may open
+    count = sum(number.isdecimal() for number in numbers)  # the driver counts those it may open
+    with contextlib.suppress(OSError, ValueError):
+        found = (root / "proc/driver/nvidia/gpus").glob("*/information")
+        lines = [line for path in found for line in path.read_text().splitlines()]
+        return count, [
+            line.partition(":")[2].strip() for line in lines if line.startswith("Model:")
+        ]
+    return count, []
 
 
-def _nvidia_kinds(root: Path) -> list[str]:
-    found = (root / "proc/driver/nvidia/gpus").glob("*/information")
-    lines = [line for path in found for line in path.read_text().splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-
-
-def _amd_nodes(root: Path) -> list[dict[str, str]]:
-    """Return the properties of each node of ROCm's topology that computes; processors are nodes."""
-    files = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"))
-    nodes = [dict(line.split() for line in path.read_text().splitlines()) for path in files]
-    return [node for node in nodes if node.get("simd_count", "0") != "0"]
-
-
-def _amd_devices(root: Path) -> tuple[str, ...]:
-    return tuple(map(str, range(len(_told(_amd_kinds, root, unique=False)))))
-
-
-def _amd_kinds(root: Path) -> list[str]:
-    return [f"gfx target {node.get('gfx_target_version', '?')}" for node in _amd_nodes(root)]
-
-
-def _told(ask: Callable[[Path], list[str]], root: Path, *, unique: bool = True) -> tuple[str, ...]:
-    """Return what a driver says, nothing if it cannot be read or understood."""
-    try:
-        found = ask(root)
-    except (OSError, ValueError):
-        return ()
-    return tuple(sorted(set(found)) if unique else found)
+def _amd(root: Path) -> tuple[int, list[str]]:
+    """Return the same by the nodes of ROCm's topology that compute; processors are nodes, too."""
+    with contextlib.suppress(OSError, ValueError):
+        files = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+        nodes = [dict(line.split() for line in path.read_text().splitlines()) for path in files]
+        computing = [node for node in nodes if node.get("simd_count", "0") != "0"]
+        kinds = [f"gfx target {node.get('gfx_target_version', '?')}" for node in computing]
+        return len(kinds), kinds
+    return 0, []
 
 
 def take_device(place: int) -> None:
