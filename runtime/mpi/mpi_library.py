@@ -94,10 +94,8 @@ class MpiLibrary:
         )
 
 
-def find_mpiexec(override: Path | None = None, *, search_path: str | None = None) -> Path:
+def find_mpiexec(override: Path | None = None) -> Path:
     """Return the mpiexec to use: ``override``, the one beside Python, or the site's.
-
-    ``search_path`` replaces the environment's ``PATH``.
 
     Raises:
         UsageError: no mpiexec was found, or ``override`` is no program.
@@ -110,10 +108,9 @@ def find_mpiexec(override: Path | None = None, *, search_path: str | None = None
             )
         return override.absolute()
     beside_python = str(Path(sys.executable).parent)
-    for place in (beside_python, search_path):
-        found = shutil.which("mpiexec", path=place)
-        if found is not None:
-            return Path(found).absolute()
+    found = shutil.which("mpiexec", path=beside_python) or shutil.which("mpiexec")
+    if found is not None:
+        return Path(found).absolute()
     raise UsageError(
         f"no mpiexec beside {sys.executable} or on PATH; install one with {INSTALL_HINT}, "
         "or name your site's with --mpiexec or HOLDFAST_MPIEXEC"

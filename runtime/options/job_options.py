@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import parse_schedule
@@ -60,14 +59,6 @@ _check_wait = _seconds("a time of 0 s or more")
 _check_pause = _seconds("a number of seconds, or 0 or never for none")
 
 
-def _check_schedule(text: str) -> None:
-    """Refuse a text that is no schedule of checkpoints."""
-    try:
-        parse_schedule(text)
-    except RecoveryError as error:
-        raise ValueError(str(error)) from error
-
-
 def _check_rule(rule: str) -> None:
     """Refuse an unknown rule for learning rates."""
     if rule not in RULES:
@@ -76,10 +67,7 @@ def _check_rule(rule: str) -> None:
 
 def _check_faults(texts: tuple[str, ...]) -> None:
     """Refuse addresses of faults that do not parse."""
-    try:
-        FaultPlan(tuple(fault for fault in parse_faults(texts) if isinstance(fault, Fault)))
-    except RecoveryError as error:
-        raise ValueError(str(error)) from error
+    FaultPlan(tuple(fault for fault in parse_faults(texts) if isinstance(fault, Fault)))
 
 
 def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002
@@ -202,7 +190,7 @@ class JobOptions:
         None,
         metavar="WHEN",
         default_text=_THE_SCRIPTS,
-        check=_check_schedule,
+        check=parse_schedule,
         group="Checkpoints",
     )
     keep: int | None = _number(
@@ -375,10 +363,7 @@ class JobOptions:
         for name, found in OPTIONS.items():
             found.refuse(getattr(self, name))
         if self.hosts:
-            try:
-                check_between_hosts(self.mca)
-            except ValueError as error:
-                raise UsageError(f"--mca {error}") from error
+            check_between_hosts(self.mca)
         wanted, slots = self.workers + self.spares, total_slots(self.hosts)
         if self.hosts and wanted > slots:
             spares = f" with --spares {self.spares}" if self.spares else ""

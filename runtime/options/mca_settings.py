@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from holdfast.runtime.errors import UsageError
+
 _KEY = re.compile(r"[A-Za-z]\w*")
 
 _OWN = frozenset(
@@ -58,16 +60,17 @@ def check_mca(settings: tuple[str, ...]) -> None:
 
 
 def check_between_hosts(settings: tuple[str, ...]) -> None:
-    """Refuse settings that would break a job over several hosts."""
+    """Refuse settings that would break a job over several hosts; raises ``UsageError``."""
     for key, value in map(pair_of, settings):
         names = value.lstrip("^").split(",")
         if key == "btl" and "sm" in names:
-            raise ValueError(
-                "btl: sm is shared memory, and each rank takes those of other hosts for its "
+            raise UsageError(
+                "--mca btl: sm is shared memory, and each rank takes those of other hosts for its "
                 "neighbours there; leave sm out, or run on one host"
             )
         if key == "coll" and value.startswith("^") is not ("sm" in names):
-            raise ValueError(f'coll: sm must be left out between hosts, as in "^{_names("sm")}"')
+            left_out = _names("sm")
+            raise UsageError(f'--mca coll: sm must be left out between hosts, as in "^{left_out}"')
 
 
 def _reason_against(key: str) -> str:

