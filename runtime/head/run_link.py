@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.run.journal import Record, line_of, stamped
@@ -20,10 +20,8 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
 _MOST_WAITING = 10_000
-_MOST_TRACED = 64
-"""Pieces of a trace that a disk may be behind: later ones are lost."""
-_MOST_LOGGED = 8 << 20
-"""Letters of the workers' output that a disk may be behind: later lines are lost, and counted."""
+_MOST_AHEAD = {"trace": 64, "log": 8 << 20, "look": 1, "check": 1}
+"""How much of each kind a disk may be behind: pieces, or letters of a log; the rest is lost."""
 _ENDS_WITHIN_S = 5.0
 SOURCE = "head"
 _NOT_TRACED = frozenset({"kind", "now", "ahead_s"})
@@ -59,10 +57,6 @@ class RunLink:
         metrics_file = job.config.options.metrics_file
         if metrics_file is not None:
             self._opening["metrics_file"] = str(metrics_file)
-        self._is_looking = False
-        """Whether the present writer has still to take what was seen of the workers."""
-        self._is_checking = False
-        """Whether the present writer has still to say whose the directory is."""
         self._lease = lease
         self._channel: Channel | None = None
         self._has_answered = False
@@ -72,10 +66,8 @@ class RunLink:
         self._unkept = 0
         """How many lines the present writer was sent that it has not counted, and no one keeps."""
         self._lost = job.lost_lines
-        self._traced = 0
-        """How many pieces of the trace the present writer was sent, and has not written."""
-        self._logged = 0
-        """How many letters of logs the present writer was sent, and has not written."""
+        self._ahead: Counter[str] = Counter()
+        """How much of each kind the present writer was sent, and has not taken."""
         self._unlogged: Counter[tuple[int | None, str]] = Counter()
         """The lines that were lost on the way, by worker and host, and are not told of yet."""
 
@@ -118,38 +110,33 @@ class RunLink:
 
     def trace(self, event: Message) -> None:
         """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
-        if self._channel is None or self._traced >= _MOST_TRACED:
+        if not self._has_room("trace"):
             return
         fields = {name: value for name, value in event.items() if name not in _NOT_TRACED}
         offset_s = event["ahead_s"] + time.time() - time.monotonic()
-        line = line_of({**fields, "offset_s": offset_s})
-        self._channel.post({"kind": "trace", "line": line})
-        self._traced += 1
+        self._send_on("trace", 1, line=line_of({**fields, "offset_s": offset_s}))
 
     def look(self, seen: Message) -> None:
         """Show what is seen of the workers, unless the writer is behind."""
-        if self._channel is not None and not self._is_looking:
+        if self._has_room("look"):
             moments = {"now": time.monotonic(), "time": time.time()}
-            self._channel.post({"kind": "look", **moments, **seen})
-            self._is_looking = True
+            self._send_on("look", 1, **moments, **seen)
 
     def log(self, worker: int | None, host: str, lines: str, lost: int = 0) -> None:
         """Write lines of a worker, or of holdfast itself, after which so many are missing."""
         key = worker, host
-        if self._channel is None or self._logged >= _MOST_LOGGED:
+        if not self._has_room("log"):
             self._unlogged[key] += lines.count("\n") + lost
             return
         before = self._unlogged.pop(key, 0)
         for text, missing in [("", before)] * bool(before) + [(lines, lost)]:
-            message = {"kind": "log", "worker": worker, "host": host, "lines": text}
-            self._channel.post({**message, "lost": missing})
-            self._logged += len(text)
+            told = {"worker": worker, "host": host, "lines": text, "lost": missing}
+            self._send_on("log", len(text), **told)
 
     def check(self) -> None:
         """Have the writer find out whether the run directory is still the job's own."""
-        if self._channel is not None and not self._is_checking:
-            self._channel.post({"kind": "check"})
-            self._is_checking = True
+        if self._has_room("check"):
+            self._send_on("check", 1)
 
     def close(self, *, is_over: bool) -> None:
         """Wait until all is written, but not for long; then let go of the writer.
@@ -164,9 +151,19 @@ class RunLink:
         for messages in channel.serve(bound):
             for message in messages:
                 self._on_message(message)
-            if not (self._waiting or self._traced or self._logged or channel.wants_write):
+            behind = self._waiting or self._ahead["trace"] or self._ahead["log"]
+            if not (behind or channel.wants_write):
                 break
         self._leave()
+
+    def _has_room(self, kind: str) -> bool:
+        return self._channel is not None and self._ahead[kind] < _MOST_AHEAD[kind]
+
+    def _send_on(self, kind: str, size: int, **fields: Any) -> None:
+        """Send what may be lost: it is sent once, and its ``size`` counts until it is taken."""
+        if self._channel is not None:
+            self._channel.post({"kind": kind, **fields})
+            self._ahead[kind] += size
 
     def _take(self, records: Iterable[Record]) -> None:
         lines = []
@@ -200,16 +197,10 @@ class RunLink:
             case "written":
                 self._has_answered = True
                 self._forget(message["count"])
-            case "traced":
-                self._traced -= 1
-            case "looked":
-                self._is_looking = False
-            case "logged":
-                self._logged -= message["size"]
+            case "taken":
+                self._ahead[message["what"]] -= message["size"]
             case "warning" if owner is not None:
                 owner.on_run_warning(message["text"])
-            case "checked":
-                self._is_checking = False
             case "lost" if owner is not None:
                 owner.on_directory_lost(message["exit_code"], message["reason"])
 
@@ -227,5 +218,5 @@ class RunLink:
             self._channel.close()
             self._channel = None
         self._lost += self._unkept
-        self._sent = self._unkept = self._traced = self._logged = 0
-        self._is_looking = self._is_checking = False
+        self._sent = self._unkept = 0
+        self._ahead.clear()

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _AWAY_S = 10.0
 """A run directory may be away for so long: a file system that is mounted anew is."""
 _LOOK_S = 0.2
+_COUNTED = frozenset({"trace", "log", "look", "check"})
+"""What the head sends so much of as is taken in time."""
 
 
 class RunFiles:
@@ -60,10 +62,10 @@ class RunFiles:
             self._lease.end()
 
     def _serve(self) -> None:
-        verbs = {
+        verbs: dict[str, Callable[[Message], object]] = {
             "open": self._open,
             "lines": self._write,
-            "check": self._check,
+            "check": self._tell_if_lost,
             "trace": self._trace,
             "look": self._look,
             "log": self._log,
@@ -71,7 +73,11 @@ class RunFiles:
         }
         try:
             while (message := self._channel.receive()) is not None:
-                verbs[message["kind"]](message)
+                kind = message["kind"]
+                verbs[kind](message)
+                if kind in _COUNTED:  # once more may be sent
+                    size = len(message["lines"]) if kind == "log" else 1
+                    self._send({"kind": "taken", "what": kind, "size": size})
             if self._journal is not None:
                 self._journal.close()
                 self._traces.close()
@@ -126,20 +132,15 @@ class RunFiles:
 
     def _trace(self, message: Message) -> None:
         self._traces.write(message["line"])
-        self._send({"kind": "traced"})
 
     def _look(self, message: Message) -> None:
         if self._metrics is not None:
             with self._sparing():
                 self._metrics.look(message)
-        self._send({"kind": "looked"})
 
     def _log(self, message: Message) -> None:
-        lines = message["lines"]
-        self._logs.write(
-            message["worker"], message["host"], lines.encode("latin-1"), message["lost"]
-        )
-        self._send({"kind": "logged", "size": len(lines)})
+        lines = message["lines"].encode("latin-1")
+        self._logs.write(message["worker"], message["host"], lines, message["lost"])
 
     def _newest(self, lines: Sequence[str]) -> frozenset[str]:
         """Return the end of the journal, where these lines may be; nothing if it is unreadable."""
@@ -149,11 +150,7 @@ class RunFiles:
             return frozenset(line.decode(errors="replace").rstrip("\n") for line in tail)
         return frozenset()
 
-    def _check(self, _: Message) -> None:
-        self._tell_if_lost()
-        self._send({"kind": "checked"})
-
-    def _tell_if_lost(self) -> bool:
+    def _tell_if_lost(self, _: Message | None = None) -> bool:
         """Tell that the directory is the job's no more, if so; what cannot be told is left open.
 
         One that is gone may be mounted anew just now, so it is waited for.

@@ -261,7 +261,7 @@ def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: L
     linked.link.check()  # its disk hangs, perhaps
 
     assert writer.told() == [{"kind": "check"}]
-    linked.answer(writer, "checked")
+    linked.answer(writer, "taken", what="check", size=1)
     linked.link.check()
     assert writer.told() == [{"kind": "check"}]
 
@@ -269,14 +269,14 @@ def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: L
 def test_lines_for_logs_that_a_slow_disk_does_not_take_are_counted_at_their_place(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_link, "_MOST_LOGGED", 4)
+    monkeypatch.setitem(run_link._MOST_AHEAD, "log", 4)
     linked.link.log(0, "b", "before a writer\n")
     writer = linked.connect()
     for lines in ("one\n", "two\n", "three\n"):
         linked.link.log(0, "b", lines, lost=0)
-    linked.answer(writer, "logged", size=4)
+    linked.answer(writer, "taken", what="log", size=4)
     linked.link.log(None, "", "holdfast: here\n")
-    linked.answer(writer, "logged", size=15)
+    linked.answer(writer, "taken", what="log", size=15)
     linked.link.log(0, "b", "four\n", lost=7)
 
     told = [message for message in writer.told() if message["kind"] == "log"]

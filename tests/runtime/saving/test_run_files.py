@@ -29,6 +29,9 @@ def line(event: str, **fields: Any) -> str:
     return line_of(stamped(event, fields, 0.0, {"run_id": "r", "source": "head"}))
 
 
+CHECKED = {"kind": "taken", "what": "check", "size": 1}
+
+
 class Files:
     """The files of a run, and the head's end of their channel."""
 
@@ -64,7 +67,7 @@ class Files:
         """Have the directory looked at; return the answers up to the last one."""
         self.channel.post({"kind": "check"})
         answers = [self.answer()]
-        while answers[-1]["kind"] != "checked":
+        while answers[-1]["kind"] != "taken":
             answers.append(self.answer())
         return answers
 
@@ -119,7 +122,7 @@ def test_figures_of_new_lines_and_of_living_workers_are_shown(
     files.send(line("failure", worker=1, cause="signal SIGKILL"))
     files.channel.post({"kind": "look", "now": 1.0, "time": 2.0, "workers": []})
 
-    assert files.answer() == {"kind": "looked"}
+    assert files.answer() == {"kind": "taken", "what": "look", "size": 1}
     assert 'holdfast_deaths_total{cause="signal SIGKILL"} 1.0' in shown.read_text()
     files.close()
 
@@ -149,7 +152,7 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     told = [files.answer() for _ in range(5)]
 
     kinds = [message["kind"] for message in told]
-    assert kinds == ["looked", "looked", "warning", "looked", "written"]
+    assert kinds == ["taken", "taken", "warning", "taken", "written"]
     assert told[2]["text"].startswith(f"metrics are not written to {shown}: its disk has not ")
     assert events(directory) == ["failure"]
     answers.set()
@@ -160,7 +163,7 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
 def test_piece_of_a_trace_is_kept_and_answered(files: Files, directory: RunDirectory) -> None:
     files.channel.post({"kind": "trace", "line": '{"host": "a"}'})
 
-    assert files.answer() == {"kind": "traced"}
+    assert files.answer() == {"kind": "taken", "what": "trace", "size": 1}
     assert (directory.trace_path / "000001.jsonl").read_text().strip() == '{"host": "a"}'
 
 
@@ -238,7 +241,7 @@ def test_directory_that_is_whole_is_left_as_it_is(files: Files, directory: RunDi
     files.send(line("launch"))
     before = {path: path.read_bytes() for path in directory.path.iterdir() if path.is_file()}
 
-    assert files.check() == [{"kind": "checked"}]
+    assert files.check() == [CHECKED]
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -258,7 +261,7 @@ def test_directory_that_is_mounted_anew_is_waited_for(
 
     monkeypatch.setattr(run_files.time, "sleep", come_back)
 
-    assert files.check() == [{"kind": "checked"}]
+    assert files.check() == [CHECKED]
     assert files.send(line("step"))["kind"] == "written"
     assert len(looks) == 3
     assert events(directory) == ["launch", "step"]
@@ -304,7 +307,7 @@ def test_directory_whose_lease_was_removed_is_the_jobs_until_another_one_takes_i
     files: Files, directory: RunDirectory
 ) -> None:
     directory.lease_path.unlink()
-    assert files.check() == [{"kind": "checked"}]
+    assert files.check() == [CHECKED]
 
     other = directory.acquire_lease()
 
@@ -381,6 +384,6 @@ def test_lines_of_workers_go_to_their_logs_and_are_counted(files: Files, tmp_pat
     lines = "caf\xc3\xa9\n"  # bytes, as Latin-1
     files.channel.post({"kind": "log", "worker": 2, "host": "", "lines": lines, "lost": 0})
 
-    assert files.answer() == {"kind": "logged", "size": 6}
+    assert files.answer() == {"kind": "taken", "what": "log", "size": 6}
     (path,) = tmp_path.rglob("worker-2.log")
     assert path.read_text() == "café\n"
