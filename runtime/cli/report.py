@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 from rich.console import Console
@@ -39,6 +40,8 @@ from holdfast.runtime.tools.report import (
 )
 from holdfast.runtime.tools.reported_run import ReportedRun, read_reported_run
 from holdfast.runtime.tools.summary import parts_of
+
+Row: TypeAlias = tuple[str, ...]
 
 _MOST_EVIDENCE = 10
 _FIRST_EPOCHS, _MOST_EPOCHS = 3, 20
@@ -108,10 +111,9 @@ def _print(run: ReportedRun, console: Console) -> None:
     for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:
             console.print(wide)
-    for table_of in (_deaths, _counts, _suspected, _recoveries, _relaunches, _troubles):
-        table = table_of(summary)
-        if table.row_count:
-            console.print(table)
+    for heads, rows in _lists(summary):
+        if rows:
+            console.print(_filled(heads, rows))
     for line in _evidence(summary):
         console.print(Text(line))  # no markup: [w0] is the user's
 
@@ -171,13 +173,6 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
     return table
 
 
-def _deaths(summary: Report) -> Table:
-    table = Table("failures", "time")
-    for failure in summary.failures:
-        table.add_row(Text(describe_failure(failure)), describe_time(failure))
-    return table
-
-
 def _evidence(summary: Report) -> list[str]:
     """Return what was found out of the workers that died last, in lines."""
     told = [(failure, describe_evidence(failure)) for failure in summary.failures]
@@ -191,45 +186,42 @@ def _evidence(summary: Report) -> list[str]:
     return lines
 
 
-def _counts(summary: Report) -> Table:
-    table = Table("deaths by host and cause")
-    for sentence in summary.death_counts:
-        table.add_row(Text(sentence))
-    return table
+def _lists(summary: Report) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the heads and the rows of each list of what went wrong and how the run went on."""
+    yield (
+        ("failures", "time"),
+        [(describe_failure(death), describe_time(death)) for death in summary.failures],
+    )
+    yield ("deaths by host and cause",), [(sentence,) for sentence in summary.death_counts]
+    yield ("workers without progress",), [(words_of(one),) for one in summary.suspected]
+    yield (
+        ("recovered at step", "lost", "survivors", "attempts", "death to next step"),
+        [
+            (
+                *(str(one.step), named_workers(one.lost), named_workers(one.survivors)),
+                *(str(one.attempts), describe_ms(one.since_failure_ms)),
+            )
+            for one in summary.recoveries
+        ],
+    )
+    yield (
+        ("relaunched because", "workers", "from step", "from death or stop to next step"),
+        [
+            (
+                *(one.reason, named_workers(one.workers)),
+                "-" if one.restored_step is None else str(one.restored_step),
+                describe_ms(one.since_failure_ms),
+            )
+            for one in summary.relaunches
+        ],
+    )
+    yield ("checkpoints and memory",), [(trouble,) for trouble in describe_troubles(summary)]
 
 
-def _suspected(summary: Report) -> Table:
-    table = Table("workers without progress")
-    for suspected in summary.suspected:
-        table.add_row(Text(words_of(suspected)))
-    return table
-
-
-def _recoveries(summary: Report) -> Table:
-    table = Table("recovered at step", "lost", "survivors", "attempts", "death to next step")
-    for recovery in summary.recoveries:
-        table.add_row(
-            str(recovery.step),
-            named_workers(recovery.lost),
-            named_workers(recovery.survivors),
-            str(recovery.attempts),
-            describe_ms(recovery.since_failure_ms),
-        )
-    return table
-
-
-def _relaunches(summary: Report) -> Table:
-    table = Table("relaunched because", "workers", "from step", "from death or stop to next step")
-    for relaunch in summary.relaunches:
-        start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
-        time = describe_ms(relaunch.since_failure_ms)
-        table.add_row(Text(relaunch.reason), named_workers(relaunch.workers), start, time)
-    return table
-
-
-def _troubles(summary: Report) -> Table:
-    table = Table("checkpoints and memory")
-    table.columns[0].overflow = "fold"
-    for trouble in describe_troubles(summary):
-        table.add_row(Text(trouble))
+def _filled(heads: Row, rows: Iterable[Row]) -> Table:
+    table = Table(*heads)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
