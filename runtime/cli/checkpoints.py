@@ -247,9 +247,8 @@ def _cells(summary: StepSummary, now: float) -> tuple[Text, ...]:
 
 
 def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
-    table = grid()
     stored = {"cursor": manifest.cursor, "numerics": manifest.numerics} if is_full else {}
-    for name, text in (
+    rows = (
         ("step", str(manifest.step)),
         ("training", training_of(manifest)),
         ("contents", contents_of(manifest)),
@@ -257,9 +256,8 @@ def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
         ("files", progress.count(manifest.writers, "shard")),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
         *((name, _pairs(fields)) for name, fields in stored.items()),
-    ):
-        table.add_row(name, Text(text))
-    return table
+    )
+    return grid(rows)
 
 
 def _soundness(found: Inspection, manifest: Manifest) -> str:

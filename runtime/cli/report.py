@@ -153,9 +153,8 @@ def _time(run: ReportedRun) -> Table:
 
 
 def _facts(summary: Report, outcome: str, journal: str) -> Table:
-    table = grid()
     pauses = f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
-    for name, text in (
+    rows = (
         ("run", summary.run_id or "-"),
         ("outcome", outcome),
         ("steps", str(summary.steps)),
@@ -168,9 +167,8 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
         ("journal", journal),
         ("output", describe_lost_lines(summary)),
         ("final sha256", summary.final_sha256 or "-"),
-    ):
-        table.add_row(name, Text(text))  # no markup: a reason is often the script's own words
-    return table
+    )
+    return grid(rows)
 
 
 def _evidence(summary: Report) -> list[str]:

@@ -200,7 +200,6 @@ def page_of(found: JobStatus, console: Console) -> RenderableType:
 
 
 def _facts(found: JobStatus, console: Console) -> Table:
-    table = grid()
     rows = (
         ("run", found.run_id or "-"),
         ("job", _job(found)),
@@ -214,11 +213,7 @@ def _facts(found: JobStatus, console: Console) -> Table:
         ("saves", _saves(found)),
         ("goodput", _goodput(found)),
     )
-    for name, text in rows:
-        if text:
-            # No markup: an error may hold brackets.
-            table.add_row(name, Text(fitted(text, console)))
-    return table
+    return grid((name, fitted(text, console)) for name, text in rows if text)
 
 
 def _job(found: JobStatus) -> str:
@@ -328,11 +323,11 @@ def _shares(found: JobStatus) -> Table:
 
 
 def _events(found: JobStatus, console: Console) -> Table:
-    table = grid()
-    for event in found.events:
-        moment = datetime.fromtimestamp(event.time).astimezone()
-        table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(fitted(event.text, console)))
-    return table
+    moments = (datetime.fromtimestamp(event.time).astimezone() for event in found.events)
+    return grid(
+        (f"{moment:%Y-%m-%d %H:%M:%S}", fitted(event.text, console))
+        for moment, event in zip(moments, found.events, strict=True)
+    )
 
 
 @click.command(cls=Documented)

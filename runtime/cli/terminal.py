@@ -9,11 +9,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
 _WIDE = 1000
 """Columns of a file or a pipe: nobody pages there, and what is cut or folded cannot be searched."""
@@ -35,11 +36,13 @@ def fitted(text: str, console: Console) -> str:
     return text if console.width >= _WIDE else _DIGEST.sub(r"\1…", text)
 
 
-def grid() -> Table:
-    """Return an empty table of names and texts; a long text may be broken, but is never cut."""
+def grid(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and texts; a long text may be broken, but is never cut."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, Text(text))  # no markup: a text is often the script's own words
     return table
 
 

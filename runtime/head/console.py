@@ -43,11 +43,6 @@ _COUNTED = 1000
 _TRACE_LINES = 12
 """Of an exception that others survive."""
 
-_COPIED = (
-    *("step", "phase", "fenced", "generation", "limit", "collateral", "core", "host"),
-    *("stderr", "stacks", "samples", "traceback"),
-)
-
 PASSED_ON = frozenset(
     {"host_lost", "host_refused", "host_back", "output_dropped", "pool_restarted", "pressure"}
     | {"stalled", "suspected"}
@@ -365,7 +360,7 @@ class DeathLog:
         worker = message["worker"]
         if not message.get("collateral"):
             self.own.append((message.get("host"), cause))
-        fields = {name: message[name] for name in _COPIED if name in message}
+        fields = {name: message[name] for name in Failure._fields if name in message}
         return fields | {
             "worker": worker,
             "cause": cause,
