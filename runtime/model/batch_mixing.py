@@ -22,15 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.kinds import (
-    MetricKinds,
     StateKind,
-    StateTrial,
     Values,
-    check_kind,
     metric_kinds,
-    sums_tried_again,
+    state_kinds,
 )
 from holdfast.runtime.model.loss import Kind, LossKinds
 from holdfast.runtime.model.model_call import Batch
@@ -72,34 +68,6 @@ class BatchMixing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What the probe of a model has found."""
-
-    kinds: dict[bool, LossKinds]
-    """What the terms are divided by, in training and in validation."""
-    metrics: MetricKinds
-    """Which metrics have values of whole batches."""
-    mixing: str | None
-    """How the loss mixes samples, None if it does not."""
-    states: dict[str, StateKind]
-    """What becomes of state over the parts of a batch, by path."""
-
-    def refuse_state(self, variables: Iterable[Any]) -> None:
-        """Raise ProgramError if the state of a batch cannot be put together from its parts."""
-        for variable in variables:
-            check_kind(variable, self.states.get(variable.path, StateKind.MEAN), "the model's call")
-
-    def refuse_mixing(self) -> None:
-        """Raise ProgramError if the loss mixes the samples of a batch."""
-        if self.mixing is not None:
-            raise ProgramError(
-                f"the loss mixes the samples of a batch: {self.mixing}; keep each batch whole with "
-                "--microbatches 1, or accept the loss of each microbatch with "
-                "--accept-batch-mixing or Trainer(accept_batch_mixing=True)"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class _Added:
     """Two contributions, tensor by tensor; the last one is the loss and what it is divided by."""
 
@@ -116,18 +84,18 @@ class Probe:
     def __init__(self, model: Any, sums: ModelSums, first: Microbatch) -> None:
         self._sums = sums
         self._half = max(1, min(_MOST_SAMPLES, first.samples // 2))
-        p, q = _rows(first, slice(0, self._half)), _rows(first, slice(-self._half, None))
+        p, q = first.rows(slice(0, self._half)), first.rows(slice(-self._half, None))
         self._p, self._q = p, q
         self._pairs = [_joined(a, b) for a, b in ((p, p), (q, q), (p, q), (q, p))]
         self._seeds = tf.zeros((len(sums.seeds) + 1, 2), tf.int64)
         self._tolerance = _EXACT if computes_in_float32(model) else _ROUGH
 
-    def run(self) -> Finding:
-        """Return what the model's loss, metrics and state are made of."""
-        with np.errstate(all="ignore"):  # samples that are not finite end the first step
-            return self._run()
+    @np.errstate(all="ignore")  # samples that are not finite end the first step
+    def run(self) -> str | None:
+        """Tell the sums what the model's loss, metrics and state are made of.
 
-    def _run(self) -> Finding:
+        Returns in words how the loss mixes samples, None if it does not.
+        """
         kinds, doubts = {}, []
         calm = self._values(training=False)
         kinds[False], of_calm = _kinds(*calm)
@@ -141,7 +109,7 @@ class Probe:
         self._sums.learn(kinds, metrics)
         mixing = self._difference(doubts)
         self._sums.learn(kinds, metrics, states)
-        return Finding(kinds, metrics, mixing, states)
+        return mixing
 
     def _more_metrics(self) -> tuple[Values, Values]:
         """Return the metrics' variables of Q, and of P and Q together."""
@@ -157,24 +125,19 @@ class Probe:
         self, microbatch: Microbatch, values: Iterable[tuple[Any, Any]] = (), *, training: bool
     ) -> TermValues:
         with equal_draws():
-            return self._sums.values(self._batch(microbatch), values, training=training)
+            return self._sums.values(Batch.of(microbatch), values, training=training)
 
     def _states(self, small: TermValues, double: TermValues) -> dict[str, StateKind]:
         """Return what becomes of the state that a training call changes."""
         if not small.state:
             return {}
-        other = self._of(self._q, training=True).state
-        whole = self._of(self._pairs[2], training=True).state
-        before = {v.path: np.asarray(v.value, np.float64) for v in self._sums.state}
-        kinds = {}
-        for path, value in small.state.items():
-            parts = ((0.5, value), (0.5, other[path]))
-            of_path = (before[path], whole[path], parts, double.state[path])
-            kinds[path] = StateTrial(*of_path, self._tolerance).kind
-        return sums_tried_again(
-            kinds,
+        other, whole = (self._of(some, training=True).state for some in (self._q, self._pairs[2]))
+        return state_kinds(
             self._sums.state,
-            small.state,
+            whole,
+            ((0.5, small.state), (0.5, other)),
+            double.state,
+            self._tolerance,
             lambda values: self._of(self._p, values, training=True).state,
         )
 
@@ -226,14 +189,10 @@ class Probe:
     def _contribution(self, microbatch: Microbatch) -> list[npt.NDArray[np.float32]]:
         """Return the gradients, and at the end the loss and what it is divided by."""
         with equal_draws():
-            tensors = self._sums.probed(self._batch(microbatch), self._seeds, is_training=True)
+            tensors = self._sums.probed(Batch.of(microbatch), self._seeds)
         *gradients, metrics = [np.asarray(tensor) for tensor in tensors]
         graded = gradients[: len(self._sums.roles.graded)]
         return [*graded, self._sums.measures.loss_entries(metrics)]
-
-    @staticmethod
-    def _batch(microbatch: Microbatch) -> Batch:
-        return Batch.of(microbatch)
 
 
 def _kinds(small: TermValues, double: TermValues) -> tuple[LossKinds, list[str]]:
@@ -259,12 +218,6 @@ def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
         "a mean nor a sum over samples"
     )
     return Kind.MEAN
-
-
-def _rows(microbatch: Microbatch, rows: slice) -> Microbatch:
-    parts = (microbatch.x, microbatch.y, microbatch.weights)
-    x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
-    return Microbatch(x, y, microbatch.seed, weights)
 
 
 def _joined(one: Microbatch, other: Microbatch) -> Microbatch:

@@ -23,7 +23,7 @@ again, or has other variables (`own_hooks`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -36,12 +36,15 @@ from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.custom_replica import CustomReplica
+from holdfast.runtime.model.graphs import Place
 from holdfast.runtime.model.keras_replica import KerasReplica
-from holdfast.runtime.model.model_call import first_samples, flat_graph, shape_key
+from holdfast.runtime.model.model_call import flat_graph, shape_key
 from holdfast.runtime.model.own_hooks import has_own_step
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 _MARKS = 2
+_GRADIENTS = Place(0, 1, ())
+"""The mark that stands for them."""
 
 
 class _Effect(IntEnum):
@@ -70,11 +73,9 @@ class LoneReplica(KerasReplica):
         out[:] = self._step(batch, _Effect.IF_FINITE)
         self._has_effect = bool(np.isfinite(out).all())
 
-    def prepare(self, batch: Microbatch) -> None:
-        """Make and run once the graphs for batches of this shape, without any effect."""
-        if batch.kind == self._kind:
-            self._step(batch, _Effect.NEVER)
-        self.evaluate(batch, np.empty(self._shape.metrics, np.float32))
+    def _write(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
+        del turn
+        out[:] = self._step(batch, _Effect.NEVER)
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Give effect to the last contribution, if it has none yet."""
@@ -84,9 +85,8 @@ class LoneReplica(KerasReplica):
         if not self._has_effect:
             self._step(last, _Effect.ALWAYS)
 
-    def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether the step can be applied: see `_takes`."""
-        return self._takes(total, 1)
+    def _gradients(self) -> Iterable[tuple[Any, Sequence[Place]]]:
+        return [(self._model.optimizer, [_GRADIENTS])]
 
     def _make_ready(self) -> int:
         return _MARKS
@@ -163,30 +163,23 @@ def replica_of_keras(
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
+    parts = first.x, first.y, first.weights
+
+    def made(mixing: BatchMixing) -> Replica:
+        if has_own_step(model):
+            return CustomReplica(model, *parts, mixing=mixing, validated=validated())
+        kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
+        return kind(model, *parts, mixing=mixing, evaluates=evaluates)
+
     try:
-        return _replica(model, first, mixing, validated, evaluates=evaluates)
+        return made(mixing)
     except JobError:
         raise
     except Exception:  # of the script
         if first.batch_samples != 1:
             raise
         # Trials take the sample twice, and the loss may take one only, as the batches have.
-        return _replica(model, first, BatchMixing.HARMLESS, validated, evaluates=evaluates)
-
-
-def _replica(
-    model: Any,
-    first: Microbatch,
-    mixing: BatchMixing,
-    validated: Callable[[], Microbatch | None],
-    *,
-    evaluates: bool,
-) -> Replica:
-    parts = first.x, first.y, first.weights
-    if has_own_step(model):
-        return CustomReplica(model, *parts, mixing=mixing, validated=validated())
-    kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
-    return kind(model, *parts, mixing=mixing, evaluates=evaluates)
+        return made(BatchMixing.HARMLESS)
 
 
 _RATE = 3
@@ -232,7 +225,7 @@ def kept_replica(
     kept = getattr(model, _PLACE, None)
     own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
     evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
-    shapes = (mixing, shape_key(first_samples(first)), evaluates)  # batches may have any size
+    shapes = (mixing, shape_key(first.rows(slice(1))), evaluates)  # batches may have any size
     if kept is not None and kept.is_for(_parts(model), shapes):
         replica: Replica = kept.replica
         return replica

@@ -10,14 +10,12 @@ A contribution holds what the step computes for one microbatch:
 
 ``apply`` makes the script's calls of its optimizers, with the mean gradients.  A step whose updates
 depend on each other takes several turns, each with a sum of its own.
-
-Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -25,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.model import model_rules
@@ -33,13 +30,12 @@ from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.captured_step import CapturedStep, Step, record
 from holdfast.runtime.model.custom_update import Evaluation, TurnUpdate
 from holdfast.runtime.model.custom_vector import CustomVector
-from holdfast.runtime.model.graphs import BorrowedTotal, traced
+from holdfast.runtime.model.graph_replica import GraphReplica
+from holdfast.runtime.model.graphs import BorrowedTotal, Place, traced
 from holdfast.runtime.model.kinds import StateKind, check_kind, notices_of, travelling
-from holdfast.runtime.model.loss import LossScale
 from holdfast.runtime.model.model_call import Batch, flat_tensors, metric_starts, shape_key
-from holdfast.runtime.model.model_rules import check_tensors, named_variables, unchanged
+from holdfast.runtime.model.model_rules import named_variables, unchanged
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Nest, leaves
-from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 from holdfast.runtime.model.step_plan import StepPlan, plan_of
 from holdfast.runtime.model.step_probe import Probe, probe, untried
 
@@ -116,7 +112,7 @@ def _variable(shape: tuple[int, ...], dtype: str, name: str) -> Any:
     return keras.Variable(np.zeros(shape, dtype), dtype=dtype, trainable=False, name=name)
 
 
-class CustomReplica:
+class CustomReplica(GraphReplica):
     """A compiled Keras model that trains by its own ``train_step``.
 
     ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  Validation
@@ -136,14 +132,12 @@ class CustomReplica:
         mixing: BatchMixing = BatchMixing.ACCEPTED,
         validated: Microbatch | None = None,
     ) -> None:
-        model_rules.check_backend(keras.backend.backend())
-        model_rules.check_compiled(model, keras.Model)
-        self._model = model
         first = Microbatch(x, y, 0, weights)
+        super().__init__(model, first)
         batch = Batch.of(first)
         Step(model, "train_step", ()).discover(batch)
-        self._kinds = first.kind, (validated or first).kind
         self._evaluates = _discovers_evaluation(model, validated, batch)
+        self._validates = (validated or first).kind if self._evaluates else ()
         generators = seed_states(model)
         starts = metric_starts(model)
         self._step = Step(model, "train_step", generators, starts)
@@ -157,7 +151,14 @@ class CustomReplica:
         if mixing is BatchMixing.REFUSED:
             self._refuse(self._step.name)
         self._tried_evaluation = self._try_evaluation(validated or first)
-        self._vector = self._lay_out()
+        self._vector = CustomVector(
+            self._found,
+            model.metrics_variables,
+            self._evaluation.numbers,
+            (self._tried.measured, self._tried_evaluation.measured),
+        )
+        self._shape = ContributionShape(self._vector.gradient, self._vector.metrics)
+        self._turns = self._found.last_turn + 1
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
@@ -169,24 +170,9 @@ class CustomReplica:
         ]
 
     @property
-    def model(self) -> Any:
-        """The Keras model itself; treat it as read-only."""
-        return self._model
-
-    @property
     def graphs(self) -> tuple[Any, ...]:
-        """The graphs of a step: that of the first microbatch, and those of the updates."""
-        return self._first_graph, *self._updates
-
-    def facts(self) -> StepFacts:
-        """Return what the steps of training and validation are made of."""
-        graphs = (*self.graphs, *self._evaluation.graphs)
-        return step_facts(self._model, GraphFacts.of(graphs, self._model), graphs)
-
-    @property
-    def shape(self) -> ContributionShape:
-        """Sizes of a contribution."""
-        return ContributionShape(self._vector.gradient, self._vector.metrics)
+        """The graphs of a step, those of the updates, and those of validation."""
+        return self._first_graph, *self._updates, *self._evaluation.graphs
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -202,22 +188,9 @@ class CustomReplica:
         """The turn in hand, 0 between two steps."""
         return self._kept.turn
 
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
-        """Write the sums of the turn in hand over ``batch``."""
-        self._contribute(batch, self._kept.turn, out)
-
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of the metrics over validation samples."""
         self._vector.write_evaluation(out, self._evaluation.run(batch), batch.share)
-
-    def prepare(self, batch: Microbatch) -> None:
-        """Make and run once the graphs for microbatches of this shape, without any effect."""
-        scratch = np.empty(self.shape.total, np.float32)
-        for_training, for_validation = (kind == batch.kind for kind in self._kinds)
-        for turn in range(self._found.last_turn + 1 if for_training else 0):
-            self._contribute(batch, turn, scratch)
-        if self._evaluates and for_validation:
-            self.evaluate(batch, scratch[: self.shape.metrics])
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Make the updates of the turn in hand from the total."""
@@ -226,26 +199,9 @@ class CustomReplica:
         self._kept.note_numbers(turn, self._vector.numbers(total))
         self._kept.turn = 0 if turn == self._found.last_turn else turn + 1
 
-    def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether only gradients are not finite, and their optimizers skip such a step."""
-        finite = np.isfinite(total)
-        is_taken = False
-        turn = self._kept.turn
-        for i, places in self._vector.places_of_calls(turn):
-            if any(not finite[place.start : place.stop].all() for place in places):
-                scale = LossScale(self._calls[i].optimizer)
-                if not scale.takes_overflow(np.zeros(1, np.float32)):
-                    return False
-                is_taken = True
-                for place in places:
-                    finite[place.start : place.stop] = True
-        return is_taken and bool(finite.all())
-
-    def finish(self) -> None:
-        """Replace the weights by their averages if the optimizer averages them, as fit does."""
-        optimizer = self._model.optimizer
-        if optimizer is not None and optimizer.built:
-            optimizer.finalize_variable_values(self._model.trainable_weights)
+    def _gradients(self) -> Iterable[tuple[Any, Sequence[Place]]]:
+        for i, places in self._vector.places_of_calls(self._kept.turn):
+            yield self._calls[i].optimizer, places
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the logs of the script's step, as ``fit`` shows them."""
@@ -260,16 +216,6 @@ class CustomReplica:
         """Let the model's metrics hold the sums, for those who read them from the model."""
         del samples
         self._vector.assign_metrics(sums, self._step.starts)
-
-    def state(self) -> Tensors:
-        """Return views of all tensors, which are read-only and keep their values."""
-        return {n: np.asarray(v.value.read_value()) for n, v in self._tensors.items()}
-
-    def load(self, state: Tensors) -> None:
-        """Replace the whole state, or raise ProgramError and change nothing."""
-        check_tensors(self._tensors, state)
-        for name, variable in self._tensors.items():
-            variable.value.assign(tf.convert_to_tensor(state[name]))
 
     @property
     def _found(self) -> StepPlan:
@@ -291,20 +237,6 @@ class CustomReplica:
         self._evaluation.learn(first)
         return self._try(self._evaluation.step, Batch.of(first))
 
-    def _lay_out(self) -> CustomVector:
-        """Return the layout, from what the steps do with a microbatch and with its parts."""
-        numbers = self._found.logs.numbers, self._evaluation.numbers
-        tried = self._tried, self._tried_evaluation
-        return CustomVector(
-            self._found,
-            self._model.metrics_variables,
-            self._evaluation.numbers,
-            tuple(
-                of_step.measured.weighted_of(some)
-                for of_step, some in zip(tried, numbers, strict=True)
-            ),
-        )
-
     def _try(self, step: Step, batch: Batch) -> Probe:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
         if len({int(leaf.shape[0]) for leaf in leaves((batch.x, batch.y, batch.weights))}) > 1:
@@ -316,7 +248,7 @@ class CustomReplica:
                 raise
             return untried(step)
 
-    def _contribute(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
+    def _write(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
         seeds = tf.constant(generator_seeds(batch.seed, self._step.seeds), tf.int64)
         found = self._graph(batch, turn)(flat_tensors(batch), seeds)
         self._vector.write(out, turn, found, batch.share)

@@ -7,6 +7,7 @@ validation data.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -25,35 +26,28 @@ from holdfast.runtime.model.step_plan import StepPlan
 from holdfast.runtime.model.step_probe import Probe
 
 
+@dataclass(frozen=True, slots=True)
 class TurnUpdate:
     """The updates of one turn: optimizers, moving state, and what is computed from weights."""
 
-    def __init__(
-        self,
-        step: Step,
-        plan: StepPlan,
-        calls: Sequence[OptimizerCall],
-        turn: int,
-        tried: Probe,
-    ) -> None:
-        self._step = step
-        self._plan = plan
-        self._calls = calls
-        self._turn = turn
-        self._tried = tried
+    step: Step
+    plan: StepPlan
+    calls: Sequence[OptimizerCall]
+    turn: int
+    tried: Probe
 
     def trace(self, layout: VectorLayout, borrowed: BorrowedTotal, batch: Batch) -> Any:
         """Return the graph; ``batch`` tells the shape of a microbatch."""
-        moving = [v for v, turn in self._plan.moving if turn == self._turn]
+        moving = [v for v, turn in self.plan.moving if turn == self.turn]
 
         def update(samples: Any, rows: Any) -> None:
             totals = [tensor_at(rows, place) for place in layout.places]
             graded = len(totals) - len(moving)
-            if self._tried.summed:  # no division makes tensors of their own
+            if self.tried.summed:  # no division makes tensors of their own
                 totals[:graded] = map(kept, totals[:graded])
             self._make_calls(totals[:graded], samples, batch)
             for variable, total in zip(moving, totals[graded:], strict=True):
-                variable.assign(arrived(variable, total, samples, self._tried.kind_of(variable)))
+                variable.assign(arrived(variable, total, samples, self.tried.kind_of(variable)))
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.float32), borrowed.specification
@@ -62,15 +56,15 @@ class TurnUpdate:
     def _make_calls(self, totals: Sequence[Any], samples: Any, batch: Batch) -> None:
         rest = iter(totals)
         gradients = {
-            i: [next(rest) / self._tried.weight(i, samples) for _ in self._plan.graded[i]]
-            for i in self._plan.calls_of(self._turn)
+            i: [next(rest) / self.tried.weight(i, samples) for _ in self.plan.graded[i]]
+            for i in self.plan.calls_of(self.turn)
         }
-        if self._plan.following and self._turn == self._plan.last_turn:
+        if self.plan.following and self.turn == self.plan.last_turn:
             self._run_again(gradients, batch)
             return
         for i, of_call in gradients.items():
             if of_call:
-                self._calls[i].make(of_call)
+                self.calls[i].make(of_call)
 
     def _run_again(self, gradients: dict[int, list[Any]], batch: Batch) -> None:
         """Trace the script's step around the updates, for what it computes from the weights.
@@ -88,9 +82,9 @@ class TurnUpdate:
                     call.make(gradients[number])
 
         zeros = Batch(*(_zeros(part) for part in (batch.x, batch.y, batch.weights)))
-        seeds = tf.zeros((self._step.seeds, 2), tf.int64)
-        captured = self._step.capture(zeros, seeds, make)
-        for variable in self._plan.following:
+        seeds = tf.zeros((self.step.seeds, 2), tf.int64)
+        captured = self.step.capture(zeros, seeds, make)
+        for variable in self.plan.following:
             variable.assign(captured.value(variable))
 
 

@@ -17,10 +17,11 @@ tensors make equal vectors.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +109,7 @@ class Place:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VectorLayout:
     """Places of all tensors, and the size in floats of the vector that holds them."""
 
@@ -126,13 +127,22 @@ class VectorLayout:
             start = _aligned(stop)
         return VectorLayout(tuple(places), start)
 
+    @functools.cached_property
     def padding(self) -> tuple[slice, ...]:
-        """Return the stretches of the vector that belong to no tensor."""
+        """The stretches of the vector that belong to no tensor."""
         stops = [place.stop for place in self.places]
         starts = [place.start for place in self.places[1:]] + [self.size] * bool(self.places)
         return tuple(
             slice(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start
         )
+
+    def write(self, out: FloatVector, tensors: Sequence[Any]) -> None:
+        """Write tensors at their places, and zeros elsewhere."""
+        for place, tensor in zip(self.places, tensors, strict=True):
+            out[place.start : place.stop] = np.asarray(tensor).reshape(-1)
+        for gap in self.padding:
+            out[gap] = 0.0
+        out[self.size :] = 0.0
 
 
 def _aligned(floats: int) -> int:

@@ -15,9 +15,6 @@ make are read from the scope instead:
 A second graph divides the total by its samples, lets the optimizer apply the
 gradients and assigns the moving statistics.  Tensors leave and enter as views, and are
 copied once at most (`graphs.BorrowedTotal`).
-
-Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes, but in a
-`LoneReplica`, which has nobody to wait for.
 """
 
 from __future__ import annotations
@@ -32,27 +29,27 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.reduction import FloatVector
-from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
+from holdfast.runtime.model.graph_replica import GraphReplica
 from holdfast.runtime.model.graphs import (
     BorrowedTotal,
     GraphCache,
+    Place,
     VectorLayout,
     apart,
     kept,
     tensor_at,
 )
-from holdfast.runtime.model.kinds import MetricKinds, notices_of
+from holdfast.runtime.model.kinds import check_kind, notices_of
 from holdfast.runtime.model.loss import LossScale
+from holdfast.runtime.model.measures import Measures
 from holdfast.runtime.model.model_call import (
     Batch,
     ModelCall,
     carried_metrics,
-    first_samples,
     flat_graph,
     flat_specifications,
     flat_tensors,
@@ -60,18 +57,17 @@ from holdfast.runtime.model.model_call import (
     shape_key,
     update_metrics,
 )
-from holdfast.runtime.model.model_rules import check_tensors, model_variables, unchanged
+from holdfast.runtime.model.model_rules import model_variables, unchanged
 from holdfast.runtime.model.model_sums import ModelSums, ModelUpdate
 from holdfast.runtime.model.random_ops import draws_from, equal_draws
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Nest
-from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 from holdfast.runtime.model.step_logs import scalars
 
 _FEW = 2
 """Samples that build a model: a loss that squeezes its targets takes no single one."""
 
 
-class KerasReplica:
+class KerasReplica(GraphReplica):
     """A compiled Keras model that computes contributions and applies totals.
 
     ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  A model
@@ -93,13 +89,10 @@ class KerasReplica:
         mixing: BatchMixing = BatchMixing.REFUSED,
         evaluates: bool = True,
     ) -> None:
-        model_rules.check_backend(keras.backend.backend())
-        model_rules.check_compiled(model, keras.Model)
-        self._model = model
-        self._graphs = GraphCache()
         first = Microbatch(x, y, 0, weights)
-        self._kind = first.kind
-        few = Batch.of(first_samples(first, _FEW))
+        super().__init__(model, first)
+        self._graphs = GraphCache()
+        few = Batch.of(first.rows(slice(_FEW)))
         self._unshown = _build(model, few, evaluates=evaluates)
         model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
@@ -118,39 +111,23 @@ class KerasReplica:
         self._tensors = model_variables(model)
         self._try(first, mixing)
         self._left_out = _names_of(model, _no_sums(model, self._sums, few))
-        self._shape = ContributionShape(self._make_ready(), self._sums.measures.size)
-
-    @property
-    def model(self) -> Any:
-        """The Keras model itself; treat it as read-only."""
-        return self._model
+        self._shape = ContributionShape(self._make_ready(), self.measures.size)
+        self._only_shown = self.measures.of_variables
 
     @property
     def graphs(self) -> tuple[Any, ...]:
         """The graphs of a step: that of the first microbatch, and that of the update."""
         return self._first_graph.graph, self._update.graph
 
-    def facts(self) -> StepFacts:
-        """Return what the step is made of."""
-        return step_facts(self._model, self._graph_facts, self.graphs)
-
-    @functools.cached_property
-    def _graph_facts(self) -> GraphFacts:
-        """The facts of the graphs, found once: a script may call ``fit`` for each epoch."""
-        return GraphFacts.of(self.graphs, self._model)
-
     @property
-    def shape(self) -> ContributionShape:
-        """Sizes of a contribution."""
-        return self._shape
+    def measures(self) -> Measures:
+        """How metrics of batches become those of an epoch."""
+        return self._sums.measures
 
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
-        """Write the sums of gradients, moving statistics and metrics over ``batch``."""
+    def _write(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
+        del turn
         *tensors, metrics = self._run(batch, training=True)
-        for place, tensor in zip(self._layout.places, tensors, strict=True):
-            out[place.start : place.stop] = np.asarray(tensor).reshape(-1)
-        for gap in self._padding:
-            out[gap] = 0.0
+        self._layout.write(out[: self._layout.size], tensors)
         out[self._layout.size :] = np.asarray(metrics)
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
@@ -158,42 +135,13 @@ class KerasReplica:
         (metrics,) = self._run(batch, training=False)
         out[:] = np.asarray(metrics)
 
-    def prepare(self, batch: Microbatch) -> None:
-        """Make and run once the graphs for microbatches of this shape, without any effect.
-
-        Other graphs are made at their first use.  That may be in the middle of a recovery,
-        if the worker has adopted a microbatch of another shape.
-        """
-        scratch = aligned_vector(self._shape.total)
-        if batch.kind == self._kind:
-            self.contribute(batch, scratch)
-        self.evaluate(batch, scratch[: self._shape.metrics])
-
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
         self._update(self._divisors(total, samples), self._borrowed.rows(total))
 
-    def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether the step can be applied: see `_takes`."""
-        graded = self._layout.places[: len(self._sums.roles.graded)]
-        return self._takes(total, graded[-1].stop if graded else 0)
-
-    def _takes(self, total: FloatVector, gradients: int) -> bool:
-        """Return whether a total can be applied that is not finite; it begins with gradients.
-
-        A metric that is not finite is only shown.  Gradients may be not finite if the optimizer
-        skips such a step.
-        """
-        state, metrics = total[gradients : self._shape.gradient], total[self._shape.gradient :]
-        rest = np.concatenate([state, self._sums.measures.loss_entries(metrics)])
-        if not np.isfinite(rest).all():
-            return False
-        is_finite = bool(np.isfinite(total[:gradients]).all())
-        return is_finite or self._scale.takes_overflow(rest)
-
-    def finish(self) -> None:
-        """Replace the weights by their averages if the optimizer averages them, as fit does."""
-        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+    def _gradients(self) -> Iterable[tuple[Any, Sequence[Place]]]:
+        graded = len(self._sums.roles.graded)
+        return [(self._model.optimizer, self._layout.places[:graded])]
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -205,32 +153,9 @@ class KerasReplica:
         )
         of_rows = model_rules.notices_of_rows(self._model.optimizer, self._sums.sparse)
         left_out += tuple(map(model_rules.notice_of_unshown, self._unshown))
-        kinds = tuple(self._metric_kinds.notices(self._left_out))
+        kinds = tuple(self._sums.metric_kinds.notices(self._left_out))
         untrained = () if self._sums.trainable else (model_rules.NO_WEIGHTS,)
         return untrained + left_out + kinds + notices_of(self._sums.state_kinds) + of_rows
-
-    @property
-    def is_additive(self) -> bool:
-        """Whether metrics of a batch are sums over its samples already, without `settle`."""
-        return self._sums.measures.is_additive
-
-    def settle(self, sums: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
-        """Return what the metrics of one batch add to those of an epoch."""
-        return self._sums.measures.settle(sums, samples)
-
-    def first_sums(self) -> npt.NDArray[np.float64]:
-        """Return the sums with which a training begins: what metrics hold that no reset empties."""
-        return self._sums.measures.first_sums()
-
-    def carried(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the sums with which the next pass begins, from those of an epoch."""
-        return self._sums.measures.carried(sums)
-
-    def with_pass(
-        self, sums: npt.NDArray[np.float64], passed: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """Return the sums of an epoch, with those of a pass over validation data to be carried."""
-        return self._sums.measures.with_pass(sums, passed)
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the loss and the results of the model's metrics, from settled sums.
@@ -238,7 +163,7 @@ class KerasReplica:
         A metric with several values is returned as ``name/0``, ``name/1`` and so on.
         """
         with unchanged(self._model.metrics_variables):
-            loss = self._sums.measures.assign(sums) / samples
+            loss = self.measures.assign(sums) / samples
             found = self._model.get_metrics_result()
         if not self._has_own_loss:
             found["loss"] = loss
@@ -252,44 +177,23 @@ class KerasReplica:
 
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         """Let the model's metrics hold settled sums, for those who read them from the model."""
-        loss, tracker = self._sums.measures.assign(sums), self._model._loss_tracker
+        loss, tracker = self.measures.assign(sums), self._model._loss_tracker
         tracker.total.assign(loss)
         tracker.count.assign(samples)
 
-    def state(self) -> Tensors:
-        """Return views of all tensors, which are read-only and keep their values.
-
-        TensorFlow does not write into a buffer that is referenced elsewhere, so the arrays
-        are a snapshot.  It costs memory only after the next update.
-        """
-        return {
-            name: np.asarray(variable.value.read_value())
-            for name, variable in self._tensors.items()
-        }
-
-    def load(self, state: Tensors) -> None:
-        """Replace the whole state, or raise ProgramError and change nothing."""
-        check_tensors(self._tensors, state)
-        for name, variable in self._tensors.items():
-            variable.value.assign(tf.convert_to_tensor(state[name]))
-
     def _try(self, first: Microbatch, mixing: BatchMixing) -> None:
         """Find out what the model's loss and state are made of, and trace the first graph."""
-        finding = None
-        self._metric_kinds = MetricKinds()
-        if not mixing.keeps_batches_whole:
-            finding = Probe(self._model, self._sums, first).run()
-            self._metric_kinds = finding.metrics
+        mixed = None if mixing.keeps_batches_whole else Probe(self._model, self._sums, first).run()
         # It refuses what would also look like mixing.
         self._first_graph = self._graph(first, training=True)
-        if finding is not None and mixing is BatchMixing.REFUSED:
-            finding.refuse_state(self._sums.roles.moving)
-            finding.refuse_mixing()
+        if mixing is BatchMixing.REFUSED:
+            for variable in self._sums.roles.moving:
+                check_kind(variable, self._sums.kind_of(variable), "the model's call")
+            model_rules.check_unmixed(mixed)
 
     def _make_ready(self) -> int:
         """Make what an update needs; return the floats in a contribution before the metrics."""
         self._layout = VectorLayout.of(self._sums.roles.shapes)
-        self._padding = self._layout.padding()
         self._borrowed = BorrowedTotal(self._layout.size)
         self._update = self._trace_update()
         return self._layout.size

@@ -211,6 +211,34 @@ _SHIFT = 3.0
 """What is added to a sum in one more trial: a sum keeps it whole."""
 
 
+def state_kinds(
+    variables: Iterable[Any],
+    whole: Values,
+    parts: Iterable[tuple[float, Values]],
+    twice: Values,
+    tolerance: float,
+    try_with: Callable[[Sequence[tuple[Any, Any]]], Values],
+) -> dict[str, StateKind]:
+    """Return what becomes of variables over the parts of a batch, by path.
+
+    Args:
+        variables: those that may have been changed.
+        whole: what a batch has left in them.
+        parts: the shares of the batch's two parts, and what each of these has left.
+        twice: what a batch has left that has each sample of the first part twice.
+        tolerance: that of the trials.
+        try_with: tries the first part once more, with other values of some variables.
+    """
+    (share, one), (other_share, other) = parts
+    before = {v.path: np.asarray(v.value, np.float64) for v in variables if v.path in whole}
+    kinds = {}
+    for path, value in whole.items():
+        if all(path in found for found in (before, one, other, twice)):
+            of_parts = (share, one[path]), (other_share, other[path])
+            kinds[path] = StateTrial(before[path], value, of_parts, twice[path], tolerance).kind
+    return sums_tried_again(kinds, variables, one, try_with)
+
+
 def sums_tried_again(
     kinds: Mapping[str, StateKind],
     variables: Iterable[Any],

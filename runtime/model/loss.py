@@ -34,8 +34,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from holdfast.recovery.reduction import FloatVector
-
 LEAST_SCALE = 2.0**-24
 """The least number of float16: a smaller scale cannot be what the gradients need."""
 
@@ -55,13 +53,13 @@ class LossScale:
         """Return what the optimizer multiplies a loss by."""
         return self._optimizer.scale_loss(tf.constant(1.0))
 
-    def takes_overflow(self, others: FloatVector) -> bool:
-        """Return whether the optimizer skips a step whose gradients are not finite.
+    @property
+    def skips_overflow(self) -> bool:
+        """Whether the optimizer skips a step whose gradients are not finite.
 
-        ``others`` is all of the total but the gradients.  If it is not finite either, the cause
-        is not the scale.  Nor is it a scale that has been halved very often already.
+        A scale that has been halved very often already is not their cause.
         """
-        if not (self.is_dynamic and np.isfinite(others).all()):
+        if not self.is_dynamic:
             return False
         return float(np.asarray(self._optimizer.dynamic_scale.value)) >= LEAST_SCALE
 

@@ -31,8 +31,7 @@ import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.loss import Kind, LossParts
-
-Sums = npt.NDArray[np.float64]
+from holdfast.runtime.model.replica import EpochSums, Sums
 
 _LOSS = 0
 
@@ -49,7 +48,7 @@ class _Quotient:
     """Entry of the denominator, None for 1."""
 
 
-class Measures:
+class Measures(EpochSums):
     """Where the entries stand, and how they become the numbers that Keras shows."""
 
     def __init__(
@@ -91,10 +90,15 @@ class Measures:
         """Return the entry of a loss part's denominator."""
         return self._entries[part, "denominator"]
 
+    @property
+    def of_variables(self) -> slice:
+        """The entries of metric variables."""
+        return slice(1, self._starts[-1])
+
     def loss_entries(self, metrics: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return a metrics part with zeros in place of the metric variables."""
         only: npt.NDArray[np.float32] = metrics.copy()
-        only[1 : self._starts[-1]] = 0.0
+        only[self.of_variables] = 0.0
         return only
 
     def sums(self, values: Sequence[Any], loss: LossParts, samples: int, *, shown: Any) -> Any:
@@ -138,9 +142,9 @@ class Measures:
                 settled[quotient.target] += factor * settled[quotient.numerator] / divisor
         return settled
 
-    def first_sums(self) -> Sums:
+    def first_sums(self, size: int) -> Sums:
         """Return the sums with which a training begins: what carried variables hold by now."""
-        sums = np.zeros(self.size)
+        sums = np.zeros(size)
         for n in self._carried:
             value = np.asarray(self._variables[n].value, np.float64)
             sums[self._starts[n] : self._starts[n + 1]] = value.reshape(-1)

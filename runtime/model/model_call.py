@@ -18,7 +18,7 @@ from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES, address_of, writab
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_rules import unchanged
 from holdfast.runtime.model.random_ops import equal_draws
-from holdfast.runtime.model.replica import Microbatch, Nest, leaves, map_leaves, pack, structure_key
+from holdfast.runtime.model.replica import Microbatch, Nest, leaves, pack, structure_key
 
 _BORROWED_BYTES = 1 << 14
 """To borrow an array costs 20 us, as long as a copy of so many bytes."""
@@ -91,13 +91,6 @@ def flat_specifications(microbatch: Microbatch) -> list[Any]:
 def shape_key(microbatch: Microbatch) -> Hashable:
     """Return structure, shapes and dtypes of a microbatch: two that agree share a graph."""
     return structure_key((microbatch.x, microbatch.y, microbatch.weights))
-
-
-def first_samples(microbatch: Microbatch, most: int = 1) -> Microbatch:
-    """Return the microbatch's first samples alone, at most so many."""
-    parts = (microbatch.x, microbatch.y, microbatch.weights)
-    x, y, weights = (map_leaves(lambda array: array[:most], part) for part in parts)
-    return Microbatch(x, y, microbatch.seed, weights)
 
 
 def _arrays(microbatch: Microbatch) -> list[Any]:

@@ -153,6 +153,16 @@ def check_mixing(found: Any, step: str) -> None:
         )
 
 
+def check_unmixed(mixing: str | None) -> None:
+    """Raise ProgramError if the loss mixes the samples of a batch, which ``mixing`` tells."""
+    if mixing is not None:
+        raise ProgramError(
+            f"the loss mixes the samples of a batch: {mixing}; keep each batch whole with "
+            "--microbatches 1, or accept the loss of each microbatch with "
+            "--accept-batch-mixing or Trainer(accept_batch_mixing=True)"
+        )
+
+
 _HIDDEN_RANDOM_OPS = frozenset(
     {
         "Multinomial",

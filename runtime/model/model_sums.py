@@ -157,12 +157,11 @@ class ModelSums:
     def training(self, batch: Batch, seeds: Any) -> list[Any]:
         """Return the tensors of a contribution: gradients, moving statistics, metrics."""
         factor = self._scale.factor()
-        return self._training(batch, seeds, factor, self._wanted(), is_training=True)
+        return self._training(batch, seeds, factor, self._wanted())
 
-    def probed(self, batch: Batch, seeds: Any, *, is_training: bool) -> list[Any]:
-        """Return the same without a scale of the loss, perhaps called as in validation."""
-        wanted = Gradients.OF_SUMS_FROM_MEANS
-        return self._training(batch, seeds, tf.constant(1.0), wanted, is_training=is_training)
+    def probed(self, batch: Batch, seeds: Any) -> list[Any]:
+        """Return the same without a scale of the loss."""
+        return self._training(batch, seeds, tf.constant(1.0), Gradients.OF_SUMS_FROM_MEANS)
 
     def _wanted(self) -> Gradients:
         """Return what a step's gradients are of."""
@@ -170,10 +169,8 @@ class ModelSums:
             return Gradients.OF_MEANS
         return Gradients.OF_SUMS_FROM_MEANS if self._scale.is_dynamic else Gradients.OF_SUMS
 
-    def _training(
-        self, batch: Batch, seeds: Any, scale: Any, wanted: Gradients, *, is_training: bool
-    ) -> list[Any]:
-        found = self._forward(batch, self._seeded(seeds), training=is_training)
+    def _training(self, batch: Batch, seeds: Any, scale: Any, wanted: Gradients) -> list[Any]:
+        found = self._forward(batch, self._seeded(seeds), training=True)
         call = found.call
         gradients = found.loss.gradients(call.weights, scale, wanted)
         self._note_roles(call, found.loss.names, gradients)

@@ -95,11 +95,6 @@ def structure_key(nest: Nest) -> Hashable:
     return tuple((name, leaf.shape, leaf.dtype) for name, leaf in named_leaves(nest))
 
 
-def kind_key(nest: Nest) -> Hashable:
-    """Return structure, ranks and dtypes of a nest, but not its sizes."""
-    return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in named_leaves(nest))
-
-
 def is_nest_of_arrays(value: object) -> bool:
     """Return whether ``value`` is a dict, or a list or tuple with arrays at any depth.
 
@@ -143,6 +138,12 @@ class Microbatch:
     batch_samples: int = 0
     """Samples of the whole batch that this is a part of, 0 if that is not known."""
 
+    def rows(self, rows: slice) -> Microbatch:
+        """Return some of the samples, as if there were no others."""
+        parts = (self.x, self.y, self.weights)
+        x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
+        return Microbatch(x, y, self.seed, weights)
+
     def of_batch(self, samples: int) -> Microbatch:
         """Return this microbatch as a part of a batch of so many samples."""
         return replace(self, batch_samples=samples)
@@ -155,7 +156,8 @@ class Microbatch:
     @property
     def kind(self) -> Hashable:
         """Structure, ranks and dtypes; steps of training and validation may take other ones."""
-        return kind_key((self.x, self.y, self.weights))
+        arrays = named_leaves((self.x, self.y, self.weights))
+        return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in arrays)
 
     @property
     def samples(self) -> int:
@@ -260,49 +262,52 @@ def make_model(model: Any) -> Any:
 Sums = npt.NDArray[np.float64]
 
 
-@runtime_checkable
-class Settling(Protocol):
-    """A replica with metrics of a batch that are quotients of sums, such as a masked loss."""
+class EpochSums:
+    """How the metrics of batches become those of an epoch: as sums over samples that begin anew.
+
+    A replica with other metrics has an attribute ``measures`` of a class below this one.
+    """
 
     @property
     def is_additive(self) -> bool:
-        """Whether all metrics are sums over samples, so that nothing needs to be settled."""
+        """Whether all metrics are sums over samples, so that nothing needs to be settled.
+
+        A quotient of sums, such as a masked loss, is none.
+        """
+        return True
 
     def settle(self, sums: Sums, samples: int) -> Sums:
         """Return what the metrics of one whole batch add to the sums of an epoch.
 
         ``sums`` are those of all microbatches of the batch, which has ``samples`` samples.
         """
+        del samples
+        return sums
 
-
-@runtime_checkable
-class Carrying(Protocol):
-    """A replica that may have metrics which no reset empties."""
-
-    def first_sums(self) -> Sums:
-        """Return the sums with which a training begins: what such metrics hold by now."""
+    def first_sums(self, size: int) -> Sums:
+        """Return the sums with which a training begins: what metrics hold that no reset empties."""
+        return np.zeros(size)
 
     def carried(self, sums: Sums) -> Sums:
         """Return the sums with which the next pass begins, from those of an epoch."""
+        return np.zeros_like(sums)
 
     def with_pass(self, sums: Sums, passed: Sums) -> Sums:
         """Return the sums of an epoch, with those of a pass over validation data to be carried."""
+        del passed
+        return sums
 
 
-def first_cursor(replica: object, metrics: int, step: int) -> Cursor:
+def epoch_sums(replica: object) -> EpochSums:
+    """Return how a replica's metrics of batches become those of an epoch."""
+    measures = getattr(replica, "measures", None)
+    return measures if isinstance(measures, EpochSums) else EpochSums()
+
+
+def first_cursor(replica: Replica, step: int) -> Cursor:
     """Return the cursor of a training that begins at ``step``."""
-    cursor = Cursor.start(metrics, step)
-    return replace(cursor, sums=replica.first_sums()) if isinstance(replica, Carrying) else cursor
-
-
-def next_sums(replica: object, sums: Sums) -> Sums:
-    """Return what a pass begins with after an epoch with these ``sums``."""
-    return replica.carried(sums) if isinstance(replica, Carrying) else np.zeros_like(sums)
-
-
-def after_pass(replica: object, sums: Sums, passed: Sums) -> Sums:
-    """Return the sums of an epoch, after a pass over validation data has added ``passed``."""
-    return replica.with_pass(sums, passed) if isinstance(replica, Carrying) else sums
+    size = replica.shape.metrics
+    return replace(Cursor.start(size, step), sums=epoch_sums(replica).first_sums(size))
 
 
 class PassLayout:
@@ -312,7 +317,7 @@ class PassLayout:
     """
 
     def __init__(self, replica: object, metrics: int, batches: int) -> None:
-        self._is_apart = _settles(replica)
+        self._is_apart = not epoch_sums(replica).is_additive
         self._batches = batches if self._is_apart else 1
         self._metrics = metrics
         self.size = self._batches * (metrics + self._is_apart)
@@ -328,13 +333,9 @@ class PassLayout:
 def pass_sums(replica: object, metrics: int, contribution: FloatVector) -> Sums:
     """Return the sums of a pass over validation data, from its total."""
     sums: Sums = contribution.astype(np.float64)
-    if not _settles(replica):
+    measures = epoch_sums(replica)
+    if measures.is_additive:
         return sums
-    assert isinstance(replica, Settling)
     batches = sums.reshape(-1, metrics + 1)
-    settled = [replica.settle(batch[:-1], int(batch[-1])) for batch in batches if batch[-1]]
+    settled = [measures.settle(batch[:-1], int(batch[-1])) for batch in batches if batch[-1]]
     return sum(settled, np.zeros(metrics))
-
-
-def _settles(replica: object) -> bool:
-    return isinstance(replica, Settling) and not replica.is_additive

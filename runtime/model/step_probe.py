@@ -9,7 +9,7 @@ metrics.  All samples draw the same random numbers in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.model.captured_step import CapturedStep, Step, record
-from holdfast.runtime.model.custom_vector import Measured, MeasuredValues
-from holdfast.runtime.model.kinds import StateKind, StateTrial, leaf_metrics, sums_tried_again
+from holdfast.runtime.model.kinds import StateKind, leaf_metrics, state_kinds
 from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.step_logs import StepLogs
@@ -35,8 +34,90 @@ _EXACT, _ROUGH = 1e-2, 2e-1
 _SCALES = (1.0, 0.1, 0.01)
 """To these scales weights are moved if the first samples have no gradient, as under a hinge."""
 
+_TINY = 1e-12
+
 _OF_STATE = 0.2
 """State agrees more nearly than gradients, as a part of the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a step does with some samples."""
+
+    samples: float
+    metrics: list[Any]
+    """Metric variables, updated from zero."""
+    numbers: dict[str, Any]
+    """Numbers of the logs, by name."""
+    gradients: list[Any] = field(default_factory=list)
+    """Those of each update in one vector."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Other variables that the step assigns, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredValues:
+    """How the values of a batch follow from those of its parts."""
+
+    weighted: tuple[bool, ...]
+    """For each metric variable whether it is updated with values of the whole batch.
+
+    These are weighted by the microbatch's share of its batch, as numbers that are no sums.
+    """
+    odd_metrics: tuple[str, ...] = ()
+    """Metrics that are neither sums nor means."""
+    summed_numbers: frozenset[str] = frozenset()
+    """Numbers of the logs that are sums over samples."""
+    odd_numbers: tuple[str, ...] = ()
+    """Numbers that are neither sums nor means, such as the norm of a gradient."""
+
+    @staticmethod
+    def of(
+        metrics: Iterable[Any], whole: Trial, parts: tuple[Trial, Trial], tolerance: float
+    ) -> MeasuredValues:
+        """Return what was found with a batch and with two parts of it.
+
+        The variables of one metric belong together.
+        """
+        one, other = parts
+        share, other_share = (part.samples / whole.samples for part in parts)
+        weighted: list[bool] = []
+        odd_metrics: list[str] = []
+        summed: list[str] = []
+        odd: list[str] = []
+        for metric in metrics:
+            own = slice(len(weighted), len(weighted) + len(metric.variables))
+            values = list(zip(*(of.metrics[own] for of in (whole, *parts)), strict=True))
+            added = sum(_distance(m, m1 + m2) for m, m1, m2 in values)
+            mean = sum(_distance(m, share * m1 + other_share * m2) for m, m1, m2 in values)
+            weighted += [mean < added] * len(values)
+            if min(mean, added) > tolerance * len(values):
+                odd_metrics.append(metric.name)
+        for name, number in whole.numbers.items():
+            n1, n2 = one.numbers[name], other.numbers[name]
+            is_finite = all(np.isfinite(value).all() for value in (number, n1, n2))
+            if is_finite and _distance(number, share * n1 + other_share * n2) > tolerance:
+                is_sum = _distance(number, n1 + n2) <= tolerance
+                (summed if is_sum else odd).append(name)
+        return MeasuredValues(tuple(weighted), tuple(odd_metrics), frozenset(summed), tuple(odd))
+
+    def notices(self, step: str) -> Iterator[str]:
+        """Yield a line for each value that microbatches cannot measure apart."""
+        for name in self.odd_metrics:
+            yield (
+                f"metric {name!r} of {step} is neither a sum nor a mean over samples: it shows "
+                "what its microbatches add up to; --microbatches 1 keeps each batch whole"
+            )
+        for name in self.odd_numbers:
+            yield (
+                f"{name!r} in the logs of {step} is neither a mean nor a sum over samples: it "
+                "shows the mean of its microbatches; --microbatches 1 keeps each batch whole"
+            )
+
+
+def _distance(found: Any, expected: Any) -> float:
+    scale = np.abs(found).sum() + np.abs(expected).sum() + _TINY
+    return float(np.abs(found - expected).sum() / scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +152,14 @@ class Probe:
         return self.difference > self.tolerance * max(self.whole, self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """What a step does with some samples."""
-
-    measured: Measured
-    gradients: list[Any]
-    """Those of each update in one vector."""
-    state: dict[str, Any]
-    """Other variables that the step assigns, by path."""
-
-
 def probe(step: Step, batch: Batch) -> Probe:
     """Try a step on some samples, and on two parts of them."""
     whole, *parts = _cut(batch)
     tried, one, other = (_try(step, some) for some in (whole, *parts))
     measured = MeasuredValues.of(
         leaf_metrics(step.model.metrics),
-        tried.measured,
-        (one.measured, other.measured),
+        tried,
+        (one, other),
         _tolerance(step.model),
     )
     states = _states(step, parts[0], tried, (one, other)) if tried.state else {}
@@ -102,13 +172,13 @@ def probe(step: Step, batch: Batch) -> Probe:
 
 
 def _of_gradients(
-    whole: _Trial,
-    parts: tuple[_Trial, _Trial],
+    whole: Trial,
+    parts: tuple[Trial, Trial],
     known: tuple[MeasuredValues, dict[str, StateKind]],
     tolerance: float,
 ) -> Probe:
     one, other = parts
-    share = one.measured.samples / whole.measured.samples
+    share = one.samples / whole.samples
     apart, summed = [], set()
     for i, gradients in enumerate(whole.gradients):
         g1, g2 = one.gradients[i], other.gradients[i]
@@ -146,30 +216,19 @@ def _moved(variables: Sequence[Any], scale: float) -> Iterator[None]:
 
 
 def _states(
-    step: Step, part: Batch, whole: _Trial, parts: tuple[_Trial, _Trial]
+    step: Step, part: Batch, whole: Trial, parts: tuple[Trial, Trial]
 ) -> dict[str, StateKind]:
     """Return what becomes of state; ``part`` are the samples of the first of the parts."""
     twice = _try(step, _map(lambda t: tf.concat([t, t], 0), part))
-    kinds = dict(_kinds(step.model, whole, parts, twice))
-    return sums_tried_again(
-        kinds,
+    shares = [(p.samples / whole.samples, p.state) for p in parts]
+    return state_kinds(
         step.model.variables,
-        parts[0].state,
+        whole.state,
+        shares,
+        twice.state,
+        _OF_STATE * _tolerance(step.model),
         lambda values: _try(step, part, values).state,
     )
-
-
-def _kinds(
-    model: Any, whole: _Trial, parts: tuple[_Trial, _Trial], twice: _Trial
-) -> Iterator[tuple[str, StateKind]]:
-    before = {v.path: np.asarray(v.value, np.float64) for v in model.variables}
-    for path, value in whole.state.items():
-        if all(path in of_trial for of_trial in (before, twice.state, *(p.state for p in parts))):
-            first, second = (
-                (p.measured.samples / whole.measured.samples, p.state[path]) for p in parts
-            )
-            of_path = (before[path], value, (first, second), twice.state[path])
-            yield path, StateTrial(*of_path, _OF_STATE * _tolerance(model)).kind
 
 
 def untried(step: Step) -> Probe:
@@ -182,12 +241,14 @@ def _tolerance(model: Any) -> float:
     return _EXACT if computes_in_float32(model) else _ROUGH
 
 
-def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _Trial:
+def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> Trial:
     captured = step.capture(batch, None, record, values)
     gradients = [_flat(call.gradients) for call, _ in captured.calls]
     metrics = [np.asarray(captured.added(v), np.float64) for v in captured.metrics]
-    return _Trial(
-        Measured(float(batch.samples), metrics, dict(_shown(step, captured))),
+    return Trial(
+        float(batch.samples),
+        metrics,
+        dict(_shown(step, captured)),
         gradients,
         {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
     )

@@ -99,7 +99,7 @@ class NewestState:
         communicator = self._membership.communicator
         if source.version == NO_STATE:
             replica = self._state.replica
-            cursor = first_cursor(replica, replica.shape.metrics, self._job.stage.begin)
+            cursor = first_cursor(replica, self._job.stage.begin)
             restore = JobRestore(self._context, self._job, self._state)
             restored = restore.run(communicator, cursor)
             if restored is not None:

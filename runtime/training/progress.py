@@ -27,12 +27,10 @@ from holdfast.runtime.model.replica import (
     MetricsHolder,
     OverflowTaker,
     Replica,
-    Settling,
     Sums,
     TurnTaker,
-    after_pass,
+    epoch_sums,
     first_cursor,
-    next_sums,
     pass_sums,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -64,10 +62,10 @@ class Progress:
     def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
         self._replica = replica
         self._turns = replica if isinstance(replica, TurnTaker) else None
-        self._settling = replica if isinstance(replica, Settling) else None
+        self._epoch_sums = epoch_sums(replica)
         self._job = job
         self._records = records
-        self.cursor = first_cursor(replica, replica.shape.metrics, job.stage.begin)
+        self.cursor = first_cursor(replica, job.stage.begin)
         self.metrics: dict[str, float] = {}
         self.validation: dict[str, float] | None = None
         self.measured: EpochMetrics | None = None
@@ -147,7 +145,7 @@ class Progress:
         work_plan = self._job.work_plan
         before = self.cursor
         if work_plan.is_epoch_start(before):
-            before = replace(before.at_epoch_start(), sums=next_sums(self._replica, before.sums))
+            before = replace(before.at_epoch_start(), sums=self._epoch_sums.carried(before.sums))
         sums = self._step_sums(total)
         self._replica.apply(total.contribution, total.samples)
         if self._turn:
@@ -169,9 +167,9 @@ class Progress:
     def _commit_evaluation(self, total: Total) -> None:
         passed = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)
         before = self.cursor.sums
-        sums = next_sums(self._replica, before) + passed
+        sums = self._epoch_sums.carried(before) + passed
         cursor = self.cursor.after_evaluation()
-        self.cursor = replace(cursor, sums=after_pass(self._replica, before, passed))
+        self.cursor = replace(cursor, sums=self._epoch_sums.with_pass(before, passed))
         validation = self._replica.results(sums, total.samples)
         self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
         self._hold(sums, total.samples)
@@ -198,9 +196,7 @@ class Progress:
     def _step_sums(self, total: Total) -> Sums:
         """Return what a step's total, whose memory is soon written again, adds to its epoch's."""
         metrics = total.contribution[self._replica.shape.gradient :].astype(np.float64)
-        if self._settling is None:
-            return metrics
-        return self._settling.settle(metrics, max(total.samples, 1))
+        return self._epoch_sums.settle(metrics, max(total.samples, 1))
 
 
 def _shown(results: dict[str, float]) -> str:

@@ -213,7 +213,7 @@ class TrainingContributor:
 class ValidationContributor:
     """Leaf m adds up the m-th microbatch of every batch of the validation data.
 
-    The sums of batches stay apart if the replica must settle each (`replica.Settling`).
+    The sums of batches stay apart if the replica must settle each (`replica.EpochSums`).
     """
 
     def __init__(

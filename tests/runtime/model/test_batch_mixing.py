@@ -100,7 +100,7 @@ def test_accepted_mixing_is_the_loss_of_each_microbatch(tf: SimpleNamespace, mix
     replica = tf.module.KerasReplica(model, X, Y, mixing=BatchMixing[mixing])
     out = contribution(replica, Microbatch(X[:5], Y[:5], 0))
 
-    sums = replica.settle(out[replica.shape.gradient :].astype(np.float64), 5)
+    sums = replica.measures.settle(out[replica.shape.gradient :].astype(np.float64), 5)
 
     expected = replica.model.test_on_batch(X[:5], Y[:5])
     assert replica.results(sums, 5)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -129,8 +129,8 @@ def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> N
     layers = tf.keras.layers
     noisy = _dense(tf, "mse", layers.Dropout(0.4), layers.GaussianNoise(0.3))
 
-    assert tf.module.KerasReplica(noisy, X, Y).is_additive
-    assert build(tf, convolutional).is_additive
+    assert tf.module.KerasReplica(noisy, X, Y).measures.is_additive
+    assert build(tf, convolutional).measures.is_additive
 
 
 def functional_vae(tf: SimpleNamespace, noise: float = 1.0) -> Any:
@@ -279,7 +279,7 @@ def parts(replica: Any, *bounds: int) -> Any:
     for start, stop in zip((0, *bounds), (*bounds, len(SCORES)), strict=True):
         of_part = Microbatch(SCORES[start:stop], CLASSES[start:stop], 0)
         total += contribution(replica, of_part)[replica.shape.gradient :]
-    return replica.results(replica.settle(total, len(SCORES)), len(SCORES))
+    return replica.results(replica.measures.settle(total, len(SCORES)), len(SCORES))
 
 
 def test_value_that_the_first_samples_do_not_show_is_no_sum(tf: SimpleNamespace) -> None:

@@ -38,7 +38,7 @@ def test_tensors_and_padding_are_the_whole_vector_once(shapes: list[tuple[int, .
     layout = VectorLayout.of(shapes)
 
     of_tensors = [range(place.start, place.stop) for place in layout.places]
-    between = [range(gap.start, gap.stop) for gap in layout.padding()]
+    between = [range(gap.start, gap.stop) for gap in layout.padding]
     assert sorted(itertools.chain(*of_tensors, *between)) == list(range(layout.size))
 
 
@@ -50,7 +50,7 @@ def test_vector_is_whole_rows_and_wastes_less_than_one_a_tensor(
 
     assert layout.size % ROW_FLOATS == 0
     assert layout.size - sum(map(math.prod, shapes)) <= len(shapes) * (ROW_FLOATS - 1)
-    assert all(0 < gap.stop - gap.start < ROW_FLOATS for gap in layout.padding())
+    assert all(0 < gap.stop - gap.start < ROW_FLOATS for gap in layout.padding)
 
 
 class Clock:

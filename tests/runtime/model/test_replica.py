@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.model.replica import (
+    EpochSums,
     PassLayout,
     is_nest_of_arrays,
     leaves,
@@ -106,11 +107,10 @@ def test_a_list_of_numbers_is_one_array(value: object, *, expected: bool) -> Non
 METRICS = 2
 
 
-class Quotient:
-    """A replica whose loss is a numerator by a denominator, as under a mask."""
+class Quotient(EpochSums):
+    """A loss that is a numerator by a denominator, as under a mask."""
 
-    def __init__(self, *, is_additive: bool = False) -> None:
-        self.is_additive = is_additive
+    is_additive = False
 
     def settle(self, sums: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
         return np.array([samples * sums[0] / sums[1], samples])
@@ -125,7 +125,7 @@ def metrics_of(*values: float) -> npt.NDArray[np.float32]:
 
 
 def test_batches_are_numbered_on_from_pass_to_pass() -> None:
-    layout = PassLayout(Quotient(), METRICS, batches=3)
+    layout = PassLayout(MASKED, METRICS, batches=3)
     leaf = leaf_of(layout)
 
     layout.add(leaf, 3 * 8 + 1, metrics_of(6.0, 3.0), samples=4)
@@ -134,10 +134,13 @@ def test_batches_are_numbered_on_from_pass_to_pass() -> None:
 
 
 def test_pass_without_any_samples_has_sums_of_zero() -> None:
-    leaf = leaf_of(PassLayout(Quotient(), METRICS, batches=2))
+    leaf = leaf_of(PassLayout(MASKED, METRICS, batches=2))
 
-    assert pass_sums(Quotient(), METRICS, leaf).tolist() == [0.0, 0.0]
+    assert pass_sums(MASKED, METRICS, leaf).tolist() == [0.0, 0.0]
 
+
+MASKED = SimpleNamespace(measures=Quotient())
+"""What tells a replica of such a loss."""
 
 PARTS = st.lists(
     st.tuples(
@@ -157,12 +160,12 @@ PARTS = st.lists(
 def test_pass_depends_on_batches_and_not_on_who_computes_what(
     parts: list[tuple[int, int, int, int, int]],
 ) -> None:
-    layout = PassLayout(Quotient(), METRICS, batches=4)
+    layout = PassLayout(MASKED, METRICS, batches=4)
     leaves = [leaf_of(layout) for _ in range(3)]
     for batch, above, below, samples, worker in parts:
         layout.add(leaves[worker], batch, metrics_of(above, below), samples)
 
-    found = pass_sums(Quotient(), METRICS, leaves[0] + leaves[1] + leaves[2])
+    found = pass_sums(MASKED, METRICS, leaves[0] + leaves[1] + leaves[2])
 
     expected = np.zeros(METRICS)
     for batch in {part[0] for part in parts}:

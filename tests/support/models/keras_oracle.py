@@ -49,7 +49,7 @@ def stepped_in_parts(
         replica.apply(total, batch.samples)
     sums = total[replica.shape.gradient :].astype(np.float64)
     return copy_of(replica.state()), replica.results(
-        replica.settle(sums, batch.samples), batch.samples
+        replica.measures.settle(sums, batch.samples), batch.samples
     )
 
 
@@ -60,7 +60,7 @@ def evaluated_in_parts(replica: Any, batch: Microbatch, *, count: int) -> dict[s
     for part in parts_of(batch, count):
         replica.evaluate(part, one)
         sums += one
-    return replica.results(replica.settle(sums, batch.samples), batch.samples)
+    return replica.results(replica.measures.settle(sums, batch.samples), batch.samples)
 
 
 def stepped_by_keras(

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.model.custom_vector import CustomVector, Measured, MeasuredValues, Weighted
+from holdfast.runtime.model.custom_vector import CustomVector
 from holdfast.runtime.model.step_logs import Number, StepLogs
 from holdfast.runtime.model.step_plan import StepPlan
+from holdfast.runtime.model.step_probe import MeasuredValues, Trial
 
 pytest.importorskip("keras")
 
@@ -49,7 +50,10 @@ def vector_of(metrics: list[Any] | None = None) -> CustomVector:
         plan_of_two_turns(),
         [variable(), variable(2)] if metrics is None else metrics,
         [SCORE],
-        (Weighted([True, False], [True, False]), Weighted([False, True], [True])),
+        (
+            MeasuredValues((True, False), summed_numbers=frozenset({"norms"})),
+            MeasuredValues((False, True)),
+        ),
     )
 
 
@@ -100,8 +104,8 @@ FIRST = 2
 EXACT, ROUGH = 1e-2, 2e-1
 
 
-def measured(samples: Any, metrics: list[Value], numbers: Mapping[str, Value]) -> Measured:
-    return Measured(
+def measured(samples: Any, metrics: list[Value], numbers: Mapping[str, Value]) -> Trial:
+    return Trial(
         float(len(samples)),
         [np.asarray(value(samples), np.float64) for value in metrics],
         {name: np.asarray(value(samples), np.float64) for name, value in numbers.items()},

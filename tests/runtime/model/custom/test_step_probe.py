@@ -15,10 +15,9 @@ import keras
 import tensorflow
 
 from holdfast.runtime.model.captured_step import Step
-from holdfast.runtime.model.custom_vector import MeasuredValues
 from holdfast.runtime.model.kinds import StateKind
 from holdfast.runtime.model.model_call import Batch
-from holdfast.runtime.model.step_probe import MOST_SAMPLES, Probe, probe
+from holdfast.runtime.model.step_probe import MOST_SAMPLES, MeasuredValues, Probe, probe
 
 pytestmark = pytest.mark.tensorflow
 

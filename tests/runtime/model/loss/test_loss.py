@@ -219,9 +219,6 @@ def test_quotients_are_found_in_a_tracker_and_means_are_not(apart: Callable[...,
     assert float(numerator) == pytest.approx(float(leaf) * PART_MASK.sum(), rel=1e-6)
 
 
-FINITE = np.array([1.0, 0.0], np.float32)
-
-
 def dynamic(scale: float) -> Any:
     """Return an optimizer that skips steps whose gradients overflow."""
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=scale)
@@ -237,13 +234,6 @@ def test_factor_is_what_the_optimizer_multiplies_a_loss_by() -> None:
     assert float(LossScale(dynamic(32.0)).factor()) == 32.0
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_overflow_outside_of_the_gradients_has_another_cause(value: float) -> None:
-    others = np.array([1.0, value], np.float32)
-
-    assert not LossScale(dynamic(32.0)).takes_overflow(others)
-
-
 @pytest.mark.parametrize(("scale", "is_taken"), [(LEAST_SCALE, True), (LEAST_SCALE / 2, False)])
 def test_scale_that_was_halved_very_often_is_not_the_cause(scale: float, *, is_taken: bool) -> None:
-    assert LossScale(dynamic(scale)).takes_overflow(FINITE) is is_taken
+    assert LossScale(dynamic(scale)).skips_overflow is is_taken

@@ -41,7 +41,7 @@ def test_what_no_reset_empties_goes_on_and_validation_counts_for_the_next_pass()
     kept.assign(4.0)
     measures = Measures([kept, other], carried=[0])
 
-    epoch = measures.first_sums() + np.array([9.0, 2.0, 3.0, 5.0, 0.0])
+    epoch = measures.first_sums(5) + np.array([9.0, 2.0, 3.0, 5.0, 0.0])
     validated = measures.with_pass(epoch, np.array([1.0, 7.0, 1.0, 1.0, 0.0]))
 
     assert epoch.tolist() == [9.0, 6.0, 3.0, 5.0, 0.0]
