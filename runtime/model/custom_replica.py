@@ -25,19 +25,30 @@ import tensorflow as tf
 
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.captured_step import CapturedStep, Step, record
-from holdfast.runtime.model.custom_update import Evaluation, TurnUpdate
+from holdfast.runtime.model.captured_step import CapturedStep, OptimizerCall, Step, outside, record
 from holdfast.runtime.model.custom_vector import CustomVector
 from holdfast.runtime.model.graph_replica import GraphReplica
-from holdfast.runtime.model.graphs import BorrowedTotal, Place, traced
-from holdfast.runtime.model.kinds import StateKind, check_kind, notices_of, travelling
+from holdfast.runtime.model.graphs import (
+    BorrowedTotal,
+    Place,
+    VectorLayout,
+    kept,
+    tensor_at,
+    traced,
+)
+from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
 from holdfast.runtime.model.model_call import Batch, flat_tensors, metric_starts, shape_key
 from holdfast.runtime.model.model_rules import named_variables, unchanged
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Nest, leaves
+from holdfast.runtime.model.step_logs import StepLogs
 from holdfast.runtime.model.step_plan import StepPlan, plan_of
 from holdfast.runtime.model.step_probe import Probe, probe, untried
+
+_VALIDATION = -1
+"""Stands for the turn of a training step where a graph is one of validation."""
 
 
 class KeptState:
@@ -141,10 +152,11 @@ class CustomReplica(GraphReplica):
         generators = seed_states(model)
         starts = metric_starts(model)
         self._step = Step(model, "train_step", generators, starts)
-        self._evaluation = Evaluation(model, generators, starts)
+        self._test_step = Step(model, "test_step", generators, starts)
+        self._test_logs: StepLogs | None = None
         self._plan: StepPlan | None = None
         self._calls: list[Any] = []
-        self._graphs: dict[Hashable, Any] = {}
+        self._graphs: dict[tuple[int, Hashable], Any] = {}
         self._is_whole = mixing.keeps_batches_whole
         self._tried = self._try(self._step, batch)
         self._first_graph = self._graph(first, 0)
@@ -154,7 +166,7 @@ class CustomReplica(GraphReplica):
         self._vector = CustomVector(
             self._found,
             model.metrics_variables,
-            self._evaluation.numbers,
+            self._test_logs.numbers if self._test_logs else (),
             (self._tried.measured, self._tried_evaluation.measured),
         )
         self._shape = ContributionShape(self._vector.gradient, self._vector.metrics)
@@ -163,23 +175,22 @@ class CustomReplica(GraphReplica):
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
         self._updates = [
-            TurnUpdate(self._step, self._found, self._calls, turn, self._tried).trace(
-                layout, self._borrowed, batch
-            )
+            self._trace_update(turn, layout, batch)
             for turn, layout in enumerate(self._vector.layouts)
         ]
 
     @property
     def graphs(self) -> tuple[Any, ...]:
         """The graphs of a step, those of the updates, and those of validation."""
-        return self._first_graph, *self._updates, *self._evaluation.graphs
+        of_validation = (g for (turn, _), g in self._graphs.items() if turn == _VALIDATION)
+        return self._first_graph, *self._updates, *of_validation
 
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know of the training, one line each."""
         if self._is_whole:
             return ()
-        told = (self._step, self._tried), (self._evaluation.step, self._tried_evaluation)
+        told = (self._step, self._tried), (self._test_step, self._tried_evaluation)
         odd = [line for step, tried in told for line in tried.measured.notices(step.name)]
         return *notices_of(self._tried.states), *odd
 
@@ -190,7 +201,7 @@ class CustomReplica(GraphReplica):
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of the metrics over validation samples."""
-        self._vector.write_evaluation(out, self._evaluation.run(batch), batch.share)
+        self._vector.write_evaluation(out, self._run(batch, _VALIDATION), batch.share)
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Make the updates of the turn in hand from the total."""
@@ -209,8 +220,22 @@ class CustomReplica(GraphReplica):
         with unchanged(self._model.metrics_variables):
             self._vector.assign_metrics(sums, self._step.starts)
             if self._vector.is_evaluation(sums):
-                return self._evaluation.logs.shown(self._vector.evaluation_numbers(sums))
+                return self._logs_of_validation().shown(self._vector.evaluation_numbers(sums))
             return self._found.logs.shown(self._kept.numbers)
+
+    def _logs_of_validation(self) -> StepLogs:
+        """Return what these logs consist of.
+
+        Raises:
+            ProgramError: a model that cannot be called has no test step, which is told when it is
+                used.
+        """
+        if self._test_logs is None:
+            raise ProgramError(
+                f"{self._model.name!r} was not validated yet, so the logs of its "
+                "test_step are not known: give fit() validation_data"
+            )
+        return self._test_logs
 
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         """Let the model's metrics hold the sums, for those who read them from the model."""
@@ -233,9 +258,9 @@ class CustomReplica(GraphReplica):
     def _try_evaluation(self, first: Microbatch) -> Probe:
         """Trace the test step, and try it on parts of a batch, if the model has one."""
         if not self._evaluates:
-            return untried(self._evaluation.step)
-        self._evaluation.learn(first)
-        return self._try(self._evaluation.step, Batch.of(first))
+            return untried(self._test_step)
+        self._graph(first, _VALIDATION)
+        return self._try(self._test_step, Batch.of(first))
 
     def _try(self, step: Step, batch: Batch) -> Probe:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
@@ -249,20 +274,23 @@ class CustomReplica(GraphReplica):
             return untried(step)
 
     def _write(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
+        self._vector.write(out, turn, self._run(batch, turn), batch.share)
+
+    def _run(self, batch: Microbatch, turn: int) -> tuple[Sequence[Any], ...]:
+        """Return what the step, or that of validation, makes of a microbatch."""
         seeds = tf.constant(generator_seeds(batch.seed, self._step.seeds), tf.int64)
-        found = self._graph(batch, turn)(flat_tensors(batch), seeds)
-        self._vector.write(out, turn, found, batch.share)
+        found: tuple[Sequence[Any], ...] = self._graph(batch, turn)(flat_tensors(batch), seeds)
+        return found
 
     def _graph(self, batch: Microbatch, turn: int) -> Any:
         """Return the graph of a turn for microbatches of this shape, traced at its first use."""
         key = (turn, shape_key(batch))
         if key not in self._graphs:
-            self._graphs[key] = traced(
-                lambda parts, seeds: self._sums(parts, seeds, turn), batch, self._step.seeds
-            )
+            sums = self._validated if turn == _VALIDATION else functools.partial(self._sums, turn)
+            self._graphs[key] = traced(sums, batch, self._step.seeds)
         return self._graphs[key]
 
-    def _sums(self, batch: Batch, seeds: Any, turn: int) -> tuple[list[Any], list[Any], list[Any]]:
+    def _sums(self, turn: int, batch: Batch, seeds: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """Build the graph of a contribution: tensors of the turn, metrics, numbers."""
         captured = self._step.capture(batch, seeds, record)
         plan = self._note_plan(captured)
@@ -287,6 +315,73 @@ class CustomReplica(GraphReplica):
             for tensor, of_number in found
         ]
         return [*gradients, *moving], metrics, numbers
+
+    def _validated(self, batch: Batch, seeds: Any) -> tuple[list[Any], list[Any]]:
+        """Build the graph of a microbatch of validation: metrics, numbers."""
+        step = self._test_step
+        captured = step.capture(batch, seeds, record)
+        ours = {id(v) for v in (*captured.metrics, *step.generators)}
+        model_rules.check_evaluation(
+            [v for v, _ in captured.assigned.values() if id(v) not in ours], step.name
+        )
+        logs = StepLogs.of(step.model, captured.logs, captured.results, step.name)
+        self._test_logs = self._test_logs or logs
+        numbers = [tf.cast(tensor, tf.float32) for tensor in logs.numbers_in(captured.logs)]
+        return [captured.added(v) for v in captured.metrics], numbers
+
+    def _trace_update(self, turn: int, layout: VectorLayout, batch: Batch) -> Any:
+        """Return the graph of a turn's updates: optimizers, state, what follows from weights.
+
+        ``batch`` tells the shape of a microbatch.
+        """
+        moving = [v for v, of_state in self._found.moving if of_state == turn]
+
+        def update(samples: Any, rows: Any) -> None:
+            totals = [tensor_at(rows, place) for place in layout.places]
+            graded = len(totals) - len(moving)
+            if self._tried.summed:  # no division makes tensors of their own
+                totals[:graded] = map(kept, totals[:graded])
+            self._make_calls(turn, totals[:graded], samples, batch)
+            for variable, total in zip(moving, totals[graded:], strict=True):
+                variable.assign(arrived(variable, total, samples, self._tried.kind_of(variable)))
+
+        return tf.function(update, autograph=False).get_concrete_function(
+            tf.TensorSpec((), tf.float32), self._borrowed.specification
+        )
+
+    def _make_calls(self, turn: int, totals: Sequence[Any], samples: Any, batch: Batch) -> None:
+        """Make the script's updates of one turn, with mean gradients."""
+        rest = iter(totals)
+        gradients = {
+            i: [next(rest) / self._tried.weight(i, samples) for _ in self._found.graded[i]]
+            for i in self._found.calls_of(turn)
+        }
+        if self._found.following and turn == self._found.last_turn:
+            self._run_again(gradients, batch)
+            return
+        for i, of_call in gradients.items():
+            if of_call:
+                self._calls[i].make(of_call)
+
+    def _run_again(self, gradients: dict[int, list[Any]], batch: Batch) -> None:
+        """Trace the script's step around the updates, for what it computes from the weights.
+
+        Its samples are zeros.  Nothing that it computes from them has an effect here, so
+        TensorFlow leaves it out.
+        """
+        number = -1
+
+        def make(captured: CapturedStep, call: OptimizerCall) -> None:
+            nonlocal number
+            number += 1
+            if gradients.get(number):
+                with outside(captured.scope):
+                    call.make(gradients[number])
+
+        zeros = batch.mapped(tf.zeros_like)
+        captured = self._step.capture(zeros, tf.zeros((self._step.seeds, 2), tf.int64), make)
+        for variable in self._found.following:
+            variable.assign(captured.value(variable))
 
     def _note_plan(self, captured: CapturedStep) -> StepPlan:
         """Learn the plan from the first trace; all later traces must agree."""

@@ -18,7 +18,7 @@ from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES, address_of, writab
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_rules import unchanged
 from holdfast.runtime.model.random_ops import equal_draws
-from holdfast.runtime.model.replica import Microbatch, Nest, leaves, pack, structure_key
+from holdfast.runtime.model.replica import Microbatch, Nest, leaves, map_leaves, pack, structure_key
 
 _BORROWED_BYTES = 1 << 14
 """To borrow an array costs 20 us, as long as a copy of so many bytes."""
@@ -38,6 +38,11 @@ class Batch:
         flat = iter(flat_tensors(microbatch) if tensors is None else tensors)
         parts = (microbatch.x, microbatch.y, microbatch.weights)
         return Batch(*(pack(part, flat) for part in parts))
+
+    def mapped(self, change: Callable[[Any], Any]) -> Batch:
+        """Return the batch with ``change`` of each tensor."""
+        parts = (self.x, self.y, self.weights)
+        return Batch(*(map_leaves(change, part) for part in parts))
 
     @property
     def targets(self) -> Nest:

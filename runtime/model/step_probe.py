@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -219,7 +218,7 @@ def _states(
     step: Step, part: Batch, whole: Trial, parts: tuple[Trial, Trial]
 ) -> dict[str, StateKind]:
     """Return what becomes of state; ``part`` are the samples of the first of the parts."""
-    twice = _try(step, _map(lambda t: tf.concat([t, t], 0), part))
+    twice = _try(step, part.mapped(lambda t: tf.concat([t, t], 0)))
     shares = [(p.samples / whole.samples, p.state) for p in parts]
     return state_kinds(
         step.model.variables,
@@ -276,22 +275,15 @@ def _state(step: Step, captured: CapturedStep) -> Iterator[Any]:
 def _cut(batch: Batch) -> Iterator[Batch]:
     """Yield some samples, and two uneven parts of them; a single sample is taken twice."""
     if batch.samples == 1:
-        yield _map(lambda t: tf.concat([t, t], 0), batch)
+        yield batch.mapped(lambda t: tf.concat([t, t], 0))
         yield batch
         yield batch
         return
     samples = min(batch.samples, MOST_SAMPLES)
     first = max(1, samples // 3)
-    yield _map(lambda t: t[:samples], batch)
-    yield _map(lambda t: t[:first], batch)
-    yield _map(lambda t: t[first:samples], batch)
-
-
-def _map(change: Any, batch: Batch) -> Batch:
-    parts = (batch.x, batch.y, batch.weights)
-    return Batch(
-        *(keras.tree.map_structure(lambda t: t if t is None else change(t), p) for p in parts)
-    )
+    yield batch.mapped(lambda t: t[:samples])
+    yield batch.mapped(lambda t: t[:first])
+    yield batch.mapped(lambda t: t[first:samples])
 
 
 def _norm(vector: Any) -> float:
