@@ -23,7 +23,7 @@ import tensorflow as tf
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_call import Batch, Starts, start_of
-from holdfast.runtime.model.random_ops import draws_from, equal_draws
+from holdfast.runtime.model.random_ops import draws_from, equal_draws, replaced
 from holdfast.runtime.model.step_logs import noted_results
 
 _METHODS = ("apply", "apply_gradients")
@@ -73,15 +73,13 @@ def caught_calls(handle: Handler) -> Iterator[None]:
 
         return caught
 
-    found = [(kind, name) for kind in _kinds() for name in _METHODS if name in vars(kind)]
-    originals = [(kind, name, vars(kind)[name]) for kind, name in found]
-    try:
-        for kind, name, original in originals:
-            setattr(kind, name, stand_in(name, original))
+    with ExitStack() as stack:
+        for kind in _kinds():
+            own = {
+                name: stand_in(name, vars(kind)[name]) for name in _METHODS if name in vars(kind)
+            }
+            stack.enter_context(replaced(kind, own))
         yield
-    finally:
-        for kind, name, original in originals:
-            setattr(kind, name, original)
 
 
 def _call_of(

@@ -34,6 +34,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from holdfast.runtime.model.random_ops import replaced
+
 LEAST_SCALE = 2.0**-24
 """The least number of float16: a smaller scale cannot be what the gradients need."""
 
@@ -103,11 +105,9 @@ def noted_terms(tape: Any) -> Iterator[list[Term]]:
         # Keras tells a layer's losses by their identity, so leaves must be added as they are.
         add_loss(layer, [noted.added(value) for value in keras.tree.flatten(loss)])
 
-    keras.losses.Loss.__call__, keras.layers.Layer.add_loss = call, add
-    try:
+    of_losses = replaced(keras.losses.Loss, {"__call__": call})
+    with of_losses, replaced(keras.layers.Layer, {"add_loss": add}):
         yield noted.terms
-    finally:
-        keras.losses.Loss.__call__, keras.layers.Layer.add_loss = of_loss, add_loss
 
 
 class _Notes:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from holdfast.runtime.model.captured_step import CapturedStep, Step, record
 from holdfast.runtime.model.kinds import StateKind, leaf_metrics, state_kinds
 from holdfast.runtime.model.model_call import Batch
-from holdfast.runtime.model.model_rules import computes_in_float32
+from holdfast.runtime.model.model_rules import computes_in_float32, unchanged
 from holdfast.runtime.model.step_logs import StepLogs
 
 MOST_SAMPLES = 16
@@ -202,16 +202,13 @@ def _of_gradients(
 @contextmanager
 def _moved(variables: Sequence[Any], scale: float) -> Iterator[None]:
     """Move weights for a while: without a gradient nothing tells a sum from a mean."""
-    before = [np.asarray(variable.value) for variable in variables]
     random = np.random.default_rng(0)
-    try:
-        for variable, value in zip(variables, before, strict=True):
+    with unchanged(variables):
+        for variable in variables:
+            value = np.asarray(variable.value)
             moved = value + (0.1 + np.abs(value)) * random.normal(size=value.shape)
             variable.value.assign(tf.cast(scale * moved, variable.dtype))
         yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.value.assign(value)
 
 
 def _states(
