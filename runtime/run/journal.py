@@ -77,9 +77,6 @@ class ProcessJournal(Recorder, Protocol):
     def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
         """Take several events."""
 
-    def close(self) -> None:
-        """Take no more."""
-
 
 def stamped(event: str, fields: Record, age_s: float, common: Record) -> Record:
     """Return an event as a record: with its moment, ``age_s`` ago by both clocks."""
@@ -106,7 +103,10 @@ def records_message(events: Iterable[tuple[str, Record]]) -> Record:
 
 
 class SentRecords:
-    """Sends the events of one process through its agent to the head, which has the journal."""
+    """Sends the events of one process through its agent to the head, which has the journal.
+
+    What was sent is on its way, even if this process dies now.
+    """
 
     def __init__(self, send: Callable[[Record], None]) -> None:
         self._send = send
@@ -118,9 +118,6 @@ class SentRecords:
     def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
         """Send several events in one message."""
         self._send(records_message(events))
-
-    def close(self) -> None:
-        """Do nothing: what was sent is on its way, even if this process dies now."""
 
 
 class JournalFile:

@@ -93,10 +93,10 @@ class HaltWatch:
         self._tell = tell
         self._thread: threading.Thread | None = None
 
-    def begin(self, halt: Halt, close: Callable[[], None]) -> None:
-        """Look from now on; ``close`` is called before the end of the process."""
+    def begin(self, halt: Halt) -> None:
+        """Look from now on."""
         self._thread = threading.Thread(
-            target=self._run, args=(halt, close), name="holdfast-halt", daemon=True
+            target=self._run, args=(halt,), name="holdfast-halt", daemon=True
         )
 
     def poll(self) -> None:
@@ -105,7 +105,7 @@ class HaltWatch:
             with contextlib.suppress(OSError):  # none to spare just now: the next look tries again
                 start_thread(self._thread)
 
-    def _run(self, halt: Halt, close: Callable[[], None]) -> None:
+    def _run(self, halt: Halt) -> None:
         with halt.moving:  # to the end of the process
             resting, obeyed = halt.resting, 0
             self._tell({"kind": "halted", **to_plain(resting.card())})
@@ -115,7 +115,7 @@ class HaltWatch:
                     continue
                 obeyed, order = self._page.halt_orders, self._page.halt_order
                 if not order.parts:
-                    self._leave(close)
+                    self._leave()
                     return
                 try:
                     failure = resting.save(order)
@@ -123,10 +123,8 @@ class HaltWatch:
                     failure = shortened(f"{type(error).__name__}: {error}")
                 self._tell({"kind": "halt_done", "attempt": order.attempt, "failure": failure})
 
-    def _leave(self, close: Callable[[], None]) -> None:
+    def _leave(self) -> None:
         """End the process; its main thread may hang, so nothing of the script is called."""
-        with contextlib.suppress(Exception):
-            close()
         for stream in (sys.stdout, sys.stderr):  # a thread that hangs in print may hold its lock
             flushing = threading.Thread(target=stream.flush, daemon=True)
             flushing.start()

@@ -105,7 +105,7 @@ def main(
     take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)
     install(context)
-    watch.begin(context.halt, context.journal.close)
+    watch.begin(context.halt)
     beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
     page.enter(Activity.SCRIPT)
@@ -433,7 +433,6 @@ def _leave(
     """End this process: with its error, or together with all others."""
     for finish in context.at_end:
         finish()
-    context.journal.close()
     if report is not None:
         context.tell_agent(report)
         code = report["exit_code"]

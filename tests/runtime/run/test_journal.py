@@ -94,7 +94,6 @@ def test_records_of_another_process_are_sent_with_their_age(
 
     records.record("step", step=7, loss=np.float32(0.5), places={2, 1})
     records.record_all([("epoch", {"now": now - 3.0, "epoch": 1}), ("step", {"now": now + 1.0})])
-    records.close()
 
     first, both = sent
     fields = {"step": 7, "loss": 0.5, "places": [1, 2]}

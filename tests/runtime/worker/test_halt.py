@@ -40,7 +40,7 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     monkeypatch.setattr(os, "_exit", ended.put)
     watch = HaltWatch(page, told.put)
     watch.poll()  # nothing is known yet
-    watch.begin(halt, lambda: told.put({"kind": "closed"}))
+    watch.begin(halt)
     halt.resting = holding
     watch.poll()
     with halt.moving:
@@ -61,6 +61,6 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     assert taken.is_alive()
     page.order_halted(HaltOrder())
 
-    assert [told.get(timeout=60)["kind"] for _ in range(2)] == ["closed", "leaving"]
+    assert told.get(timeout=60)["kind"] == "leaving"
     assert ended.get(timeout=60) == 0
     assert holding.orders == [HaltOrder(3, 0, 2), HaltOrder(4, 0, 1)]
