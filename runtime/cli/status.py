@@ -44,16 +44,19 @@ _SHOWN_FROM_S = 0.05
 _FOLLOWED_S = 0.5
 
 
-@click.command(cls=Documented, context_settings={"show_default": True})
-@run_dir_argument
-@click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
-@click.option(
+_timeout_option = click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     metavar="SECONDS",
     help="Give up after this long.",
 )
+
+
+@click.command(cls=Documented, context_settings={"show_default": True})
+@run_dir_argument
+@click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
+@_timeout_option
 def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
     """Ask the job that runs in RUN_DIR for a checkpoint now, and wait until it is committed.
 
@@ -70,13 +73,7 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
 @run_dir_argument
 @click.option("--now", "is_urgent", is_flag=True, help="Stop at once, without a checkpoint.")
 @click.option("--wait/--no-wait", default=True, help="Whether to wait until it has stopped.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    metavar="SECONDS",
-    help="Give up after this long.",
-)
+@_timeout_option
 def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
     """Stop the job that runs in RUN_DIR at its next step, with a checkpoint, as SIGTERM does.
 

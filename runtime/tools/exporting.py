@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
-import shutil
 import sys
 import tempfile
 import types
@@ -98,19 +98,12 @@ def export_state(
         ProgramError: the user's model fails.
     """
     if request.model is None or request.format is ExportFormat.NPZ:
-        publish(
-            request.target,
-            lambda draft: _write_npz(draft, restored.state),
-            is_forced=request.is_forced,
-        )
-        return
-    model = request.model.build(stage_of(restored.manifest.cursor), record)
-    load_into(model, restored)
-    publish(
-        request.target,
-        lambda draft: _write_model(model, draft, request.format),
-        is_forced=request.is_forced,
-    )
+        write = functools.partial(_write_npz, restored.state)
+    else:
+        model = request.model.build(stage_of(restored.manifest.cursor), record)
+        load_into(model, restored)
+        write = model.save_weights if request.format is ExportFormat.WEIGHTS else model.save
+    publish(request.target, write, is_forced=request.is_forced)
 
 
 def load_into(model: Any, restored: Restored) -> None:
@@ -135,7 +128,7 @@ def load_into(model: Any, restored: Restored) -> None:
         variable.assign(restored.state[name])
 
 
-def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
+def _write_npz(state: dict[str, Tensor], draft: Path) -> None:
     """Write a file for ``numpy.load``; unlike ``numpy.savez`` this takes most names."""
     for name in state:
         _refuse_way_out(name)
@@ -161,13 +154,6 @@ def _refuse_way_out(name: str) -> None:
             f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
             "folder that the archive is unpacked in; export another format"
         )
-
-
-def _write_model(model: Any, draft: Path, kind: ExportFormat) -> None:
-    if kind is ExportFormat.WEIGHTS:
-        model.save_weights(draft)
-    else:
-        model.save(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +281,20 @@ def _users_fault(doing: str) -> Iterator[None]:
 def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
     """Let ``write`` make a draft beside ``target``, make it durable, and rename it.
 
+    The draft lies in a private folder on the target's file system.  Others may write to the
+    target's directory.  They can neither guess the folder's name nor put a link into it, which the
+    library that writes the draft would follow.
+
     Raises:
         UsageError: the target exists and may not be replaced, or cannot be written.
         ProgramError: ``write`` failed for another reason.
     """
     refuse_existing(target, is_forced=is_forced)
     try:
-        with _folder_beside(target) as folder:
-            draft = folder / target.name  # Keras looks at the suffix
+        with tempfile.TemporaryDirectory(
+            prefix=".holdfast-export-", dir=target.parent, ignore_cleanup_errors=True
+        ) as folder:
+            draft = Path(folder) / target.name  # Keras looks at the suffix
             write(draft)
             sync(draft)
             if is_forced:
@@ -318,20 +310,6 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
         raise ProgramError(
             f"{target} could not be made: {type(error).__name__}: {error}"
         ) from error
-
-
-@contextlib.contextmanager
-def _folder_beside(target: Path) -> Iterator[Path]:
-    """Make a private folder beside the target, on its file system, and remove it at the end.
-
-    Others may write to the target's directory.  They can neither guess the folder's name
-    nor put a link into it, which the library that writes the draft would follow.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=".holdfast-export-", dir=target.parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_existing(target: Path, *, is_forced: bool) -> None:
