@@ -123,11 +123,6 @@ def describe_ledger(report: Report) -> str:
     return f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
 
 
-def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Return metrics as ``name=value`` pairs."""
-    return " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) or "-"
-
-
 def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
     """Return the names of all metrics, the loss first."""
     names = dict.fromkeys(name for e in epochs for name in (*e.metrics, *e.validation))

@@ -50,7 +50,7 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         SHA256,
         "r1",
         "ended with exit code 0: done",
-        "loss=0.25",
+        "loss: 0.2500",
         "signal SIGKILL",
         "9 ms",
         "from step",

@@ -27,7 +27,6 @@ from holdfast.runtime.tools.report import (
     describe_journal,
     describe_ledger,
     describe_lost_lines,
-    describe_metrics,
     describe_ms,
     describe_time,
     describe_troubles,
@@ -139,11 +138,6 @@ def test_lost_output_is_counted_in_words(lines: int, words: str) -> None:
 @pytest.mark.parametrize(("milliseconds", "words"), [(None, "-"), (0.0, "0 ms"), (5117.3, "5.1 s")])
 def test_recovery_that_never_ended_has_no_duration(milliseconds: float | None, words: str) -> None:
     assert describe_ms(milliseconds) == words
-
-
-def test_metrics_are_pairs_of_six_digits() -> None:
-    assert describe_metrics({"loss": 0.12345678, "steps": 3.0}) == "loss=0.123457 steps=3"
-    assert describe_metrics({}) == "-"
 
 
 def test_ledger_names_each_epoch_that_is_not_exact() -> None:
