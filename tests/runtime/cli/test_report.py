@@ -103,7 +103,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
         "    contribute (/home/ann/train.py:42)",
         "[red]not markup[/red]",
         "microbatch 1, samples 5, 17",
-        "worker 1 has made no progress for 300 s after step 7, in contribute (train.py:42)",
+        "worker 1 has made no progress for 300 s after step 7, in contribute",
         "2 deaths: fenced",
     ):
         assert fact in text, text
