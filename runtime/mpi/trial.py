@@ -15,6 +15,16 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 
+class Kind(Enum):
+    """How a rank dies.  The guard makes each death a SIGKILL, as it does in a job."""
+
+    KILL = "kill"
+    SEGFAULT = "segfault"
+    EXIT = "exit"
+    ABORT = "abort"
+    STOP = "stop"
+
+
 class Where(Enum):
     """Where a rank dies."""
 
@@ -32,10 +42,11 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of one rank, by SIGKILL; ``delay_ms`` is that of a clock."""
+    """The death of one rank; ``delay_ms`` is that of a clock."""
 
     rank: int
     where: Where
+    kind: Kind = Kind.KILL
     delay_ms: float = 0.0
 
 

@@ -151,10 +151,10 @@ def test_each_trial_has_its_line_and_the_verdict_is_the_last(
 
 
 @pytest.mark.mpi
-def test_installed_mpi_survives_many_revokes() -> None:
-    steps = [step for step in CAMPAIGN if step[1].revokes]
+def test_installed_mpi_survives_a_stop_and_many_revokes() -> None:
+    steps = [step for step in CAMPAIGN if step[1].revokes or "stop" in step[1].name]
 
     found = [run_campaign(identify(find_mpiexec()), os.environ, [step])[0] for step in steps]
 
-    assert len(found) == 2
+    assert len(found) == 3
     assert all(judged.outcome.has_passed for judged in found), found

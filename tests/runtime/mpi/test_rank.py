@@ -17,7 +17,7 @@ from fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 from holdfast.runtime.mpi import rank as rank_file
 from holdfast.runtime.mpi.rank import STEPS, WrongResult, _Player
-from holdfast.runtime.mpi.trial import Death, RankReport, Trial, Where, judge
+from holdfast.runtime.mpi.trial import Death, Kind, RankReport, Trial, Where, judge
 from holdfast.runtime.mpi.trial_run import _read_reports
 
 pytestmark = pytest.mark.usefixtures("one_core")
@@ -38,15 +38,16 @@ WORLDS = (
     Trial("by the clock", 6, tuple(Death(rank, Where.CLOCK) for rank in (5, 0, 3)), elements=3),
     Trial("inside Shrink", 6, (FIRST, Death(4, LATE), Death(2, LATE)), elements=3),
 )
-"""In a fake world the length of a vector does not matter."""
+"""In a fake world neither the kind of a death nor the length of a vector matters."""
 ENDS = """
-import os, pathlib, signal
+import os, pathlib, sys
 from holdfast.runtime.mpi import rank
-rank._play = lambda directory, end: end()
-for end in (int, os.abort, lambda: os._exit(1), lambda: os.kill(os.getpid(), signal.SIGKILL)):
+from holdfast.runtime.mpi.trial import Death, Kind, Where
+rank._play = lambda directory, kind: kind and rank._die(Death(0, Where.VOTE, Kind(kind)))
+for kind in sys.argv[1:]:
     guard = os.fork()
     if guard == 0:
-        rank.main(pathlib.Path("."), end)
+        rank.main(pathlib.Path("."), "" if kind == "none" else kind)
     print(os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]), flush=True)
 """
 
@@ -57,8 +58,8 @@ class Clock:
     delays: ClassVar[list[float]] = []
     is_fast: ClassVar[bool] = True
 
-    def __init__(self, delay_s: float, die: Callable[[], None]) -> None:
-        self._strike = die
+    def __init__(self, delay_s: float, die: Callable[..., None], arguments: tuple[Death]) -> None:
+        self._strike = lambda: die(*arguments)
         Clock.delays.append(delay_s)
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class Clock:
 def members(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeCommunicator]:
     """The members of a world, by rank, whose deaths end them."""
     found: dict[int, FakeCommunicator] = {}
-    monkeypatch.setattr(_Player, "_die", lambda self: found[self._death.rank].die())
+    monkeypatch.setattr(rank_file, "_die", lambda death: found[death.rank].die())
     monkeypatch.setattr(rank_file, "threading", SimpleNamespace(Timer=Clock))
     monkeypatch.setattr(Clock, "delays", [])
     return found
@@ -127,7 +128,7 @@ def test_trial_goes_on_until_a_late_death_has_come(
 def test_clock_of_a_death_counts_in_milliseconds(
     members: dict[int, FakeCommunicator], where: Where
 ) -> None:
-    first, timed = Death(0, Where.EXCHANGE), Death(1, where, 20.0)
+    first, timed = Death(0, Where.EXCHANGE), Death(1, where, Kind.KILL, 20.0)
     trial = Trial("two of three", 3, (first, timed), elements=3)
 
     _reports(trial, members)
@@ -247,8 +248,10 @@ def test_report_is_written_whatever_mpi_does(
 
 @pytest.mark.process
 def test_every_unclean_end_of_a_rank_is_a_sigkill_of_its_guard(tmp_path: Path) -> None:
+    kinds = [kind.value for kind in Kind]
+
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS], cwd=tmp_path, capture_output=True, check=True
+        [sys.executable, "-c", ENDS, "none", *kinds], cwd=tmp_path, capture_output=True, check=True
     )
 
-    assert ended.stdout.split() == [b"0", *[b"-9"] * 3]
+    assert ended.stdout.split() == [b"0", *[b"-9"] * len(kinds)]
