@@ -104,6 +104,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
         "[red]not markup[/red]",
         "microbatch 1, samples 5, 17",
         "worker 1 has made no progress for 300 s after step 7, in contribute",
+        "(train.py:42), and no other worker waits for it",
         "2 deaths: fenced",
     ):
         assert fact in text, text
