@@ -157,9 +157,9 @@ def test_digits_are_trained_on_what_is_installed(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     blocked = subprocess.run(
-        [sys.executable, "-c", "import sklearn"], env=environment, capture_output=True, check=False
+        [sys.executable, "-c", "import optuna"], env=environment, capture_output=True, check=False
     )
-    assert b"sklearn is not on the install line" in blocked.stderr
+    assert b"optuna is not on the install line" in blocked.stderr
 
     said = run(
         f"holdfast run --run-dir run {ROOT / 'examples' / '01_digits.py'} --epochs 1",

@@ -5,11 +5,14 @@ evenly, and the last batch of an epoch is short.
 """
 
 import argparse
+from pathlib import Path
 
 import keras
 import numpy as np
 
 from holdfast import ArrayData, Trainer
+
+DIGITS = Path(__file__).parents[3] / "examples" / "digits.npz"
 
 
 def model() -> keras.Model:
@@ -36,11 +39,10 @@ def model() -> keras.Model:
 
 
 def digits(samples: int, first: int) -> ArrayData:
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
     rows = slice(first, first + samples)
-    return ArrayData((data.images[rows, ..., None] / 16).astype(np.float32), data.target[rows])
+    with np.load(DIGITS) as data:
+        images, labels = data["images"][rows, ..., None], data["labels"][rows]
+    return ArrayData((images / 16).astype(np.float32), labels.astype(np.int64))
 
 
 def main() -> None:
