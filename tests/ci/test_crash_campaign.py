@@ -71,7 +71,7 @@ def test_crashes_lose_nothing_and_no_save_lies(part: str) -> None:
 @pytest.mark.parametrize(
     ("part", "struck", "sabotage"),
     [
-        ("power", "save", "no-directory-fsync"),
+        extended("power", "save", "no-directory-fsync"),
         ("calls", "commit", "no-image-check"),
         extended("calls", "rivals", "no-ownership"),
         extended("power", "begin", "no-record-fsync"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from extended import extended, shortened
+from extended import extended
 from host_jobs import HostJob, HostJobRun, Loss
 from workload import LONG, Undisturbed, request_of
 
@@ -147,7 +147,8 @@ def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
     assert len(job.events("launch")) == 1
 
 
-@pytest.mark.parametrize("loss", shortened([Loss.POWER, Loss.CUT], [Loss.POWER]))
+@pytest.mark.extended  # they move on one machine in test_saves_on_hosts.py
+@pytest.mark.parametrize("loss", [Loss.POWER, Loss.CUT])
 def test_saves_move_when_the_host_that_saves_is_lost(
     cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
 ) -> None:

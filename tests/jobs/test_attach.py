@@ -89,6 +89,7 @@ def test_attached_job_ends_with_the_same_bytes_and_exit_code(
     assert orphan.wait().leftovers == ()
 
 
+@pytest.mark.extended  # a job without its client is relaunched in test_orders.py
 def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
@@ -117,6 +118,7 @@ def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     assert job.events("stopped")
 
 
+@pytest.mark.extended  # test_client.py has the refusal
 def test_job_that_has_its_client_is_not_attached_to(tmp_path: Path) -> None:
     with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
         job.wait_for("step", step=2)
@@ -242,6 +244,7 @@ def _agent(job: RunningJob) -> int:
     return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")
 
 
+@pytest.mark.extended  # others that are taken over run here
 def test_job_that_was_taken_over_ends_once_its_scripts_train_different_numbers_of_times(
     tmp_path: Path,
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_run_of_another_model(tmp_path: Path) -> None:
     assert_refused(job, 2, str(tmp_path), "weights", "velocity", "--run-dir", "--fresh")
 
 
+@pytest.mark.extended  # another model is refused above
 def test_the_run_of_another_data_set(tmp_path: Path) -> None:
     larger = Workload(microbatches=4, samples=200, global_batch=40, epochs=4)
     assert _run(request_of(EVEN, tmp_path, workers=1)).exit_code == 0

@@ -283,6 +283,7 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
 
 
+@pytest.mark.extended  # test_stalls.py spends a budget
 def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

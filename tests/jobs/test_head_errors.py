@@ -164,6 +164,7 @@ def test_mistake_of_the_head_before_a_launch_leaves_nothing_behind(tmp_path: Pat
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # a mistake later on runs above
 def test_agent_that_is_struck_before_it_listens_is_started_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -119,6 +119,7 @@ def test_job_is_stopped_from_another_terminal(
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # signals that ask for something run here
 def test_signal_that_asks_for_nothing_ends_nobody(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
         job.wait_for("step", step=5)
@@ -248,6 +249,7 @@ def test_the_end_of_the_pool_disturbs_nobody(running: RunningJob, undisturbed: U
     assert job.report.relaunches == ()
 
 
+@pytest.mark.extended  # test_complete_runs.py does it, too
 def test_a_complete_run_says_so_when_run_again(tmp_path: Path, undisturbed: Undisturbed) -> None:
     request = request_of(EVEN, tmp_path, workers=2)
     with start_job(request) as job:

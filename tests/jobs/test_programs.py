@@ -128,6 +128,7 @@ def test_relaunch_runs_the_program_that_the_job_began_with(tmp_path: Path) -> No
     assert "since this job began" not in following.stderr
 
 
+@pytest.mark.extended  # one whose program was edited runs above
 def test_relaunch_whose_program_is_gone_names_the_file(tmp_path: Path) -> None:
     folder = write(tmp_path / "edited")
 

@@ -112,6 +112,7 @@ def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Pat
     assert "beside named" in job.stdout, job.stderr
 
 
+@pytest.mark.extended  # test_warm_pool.py imports in a pool
 @pytest.mark.tensorflow
 def test_what_workers_need_is_imported_once_for_all_of_them(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -149,6 +150,7 @@ def test_script_has_the_temporary_directory_of_its_user(
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # test_client.py decides it
 def test_job_for_which_shared_memory_has_no_room_lies_in_the_temporary_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -58,6 +58,7 @@ def test_outage_of_one_worker_is_outlived_by_all(run_dir: Path, undisturbed: Und
     assert job.stderr.count(WAITS) == 1
 
 
+@pytest.mark.extended  # an outage that all outlive is read above
 def test_death_in_a_wait_is_repaired(run_dir: Path, undisturbed: Undisturbed) -> None:
     outage = run_dir.parent / "outage"
     outage.write_text("0 1 2")
@@ -95,6 +96,7 @@ def test_outage_that_lasts_ends_the_job_and_costs_no_checkpoint(
     assert job.report.rejected_checkpoints == ()
 
 
+@pytest.mark.extended  # an outage that all outlive is read above
 def test_job_that_waits_stops_when_it_is_asked_to(run_dir: Path) -> None:
     (run_dir.parent / "outage").write_text("2")
     with start_job(_request(run_dir, EVEN.epochs, 600.0)) as running:

@@ -57,6 +57,7 @@ def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
         subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.extended  # one that is not read runs in test_hanging_reads.py
 def test_training_goes_on_beside_a_run_directory_that_hangs(
     disk: FrozenDisk, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -67,6 +67,7 @@ def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
     assert [record["step"] for record in job.events("restored")] == [EVEN.steps, left]
 
 
+@pytest.mark.extended  # a head that is stopped runs in test_attach.py
 def test_job_that_is_suspended_keeps_the_run_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

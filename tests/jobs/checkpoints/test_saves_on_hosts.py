@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import EVEN, Undisturbed, assert_struck, assert_whole, request_of
 
 from holdfast.checkpoint.repair import verify_step
@@ -44,7 +45,7 @@ def copied(run_dir: Path) -> dict[int, dict[int, str]]:
 
 @pytest.mark.parametrize(
     ("on", "parts"),
-    [("aabb", {0: "0/2", 1: "1/2"}), ("abb", {0: "0/1"})],
+    [extended("aabb", {0: "0/2", 1: "1/2"}), ("abb", {0: "0/1"})],
 )
 def test_workers_of_the_first_host_alone_copy_and_all_know_when_it_is_durable(
     tmp_path: Path, undisturbed: Undisturbed, on: str, parts: dict[int, str]

@@ -64,6 +64,7 @@ def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) 
         assert all(late - early > 1.0 for early, late in itertools.pairwise(begins)), begins
 
 
+@pytest.mark.extended  # test_orders.py has the order, test_initial_weights.py the new start
 def test_order_is_carried_out_and_the_run_goes_on_from_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with start_job(request_of(ENDLESS, run_dir, workers=3)) as job:

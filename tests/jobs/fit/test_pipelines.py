@@ -61,6 +61,7 @@ def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path)
     assert not (tmp_path / "run" / ".private").exists()
 
 
+@pytest.mark.extended  # test_shared_stream.py compares the batches
 def test_pipeline_that_differs_between_workers_is_not_trained(tmp_path: Path) -> None:
     job = run_job(SCRIPTS / "from_chance.py", run_dir=tmp_path / "run", workers=2, options=OPTIONS)
 

@@ -16,6 +16,7 @@ OPTIONS = ("--threads", "1", "--save-every", "2", "--heartbeat-timeout", "30")
 DEATHS = ("kill worker=0 step=5", "kill worker=1 step=5")
 
 
+@pytest.mark.extended  # test_callbacks.py has the death of all of a fit
 def test_draws_without_a_seed_are_alike_through_the_death_of_all(tmp_path: Path) -> None:
     job = run_job(SCRIPT, run_dir=tmp_path / "run", workers=2, options=OPTIONS, faults=DEATHS)
 

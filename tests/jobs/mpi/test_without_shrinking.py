@@ -105,6 +105,7 @@ def _wait_until_alone(running: RunningJob, worker: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.extended  # a death is a relaunch of all above
 def test_each_launch_may_lose_a_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
     faults = [f"kill worker={worker} step={step}" for worker, step in ((0, 6), (2, 8), (4, 13))]
 

@@ -140,6 +140,7 @@ def last(pattern: str) -> Any:
     return lambda lines: bool(lines and re.search(pattern, lines[-1]))
 
 
+@pytest.mark.extended  # the screen of a whole job is watched below
 @pytest.mark.skipif("tmux" not in TERMINALS, reason="a real terminal is resized, and has colours")
 def test_screens_of_a_death_and_a_relaunch_at_both_widths(
     tmp_path: Path, traces: JobTraces

@@ -38,7 +38,7 @@ def test_call_that_fails_once_costs_one_save(
 @pytest.mark.parametrize(
     ("calls", "error"),
     [
-        (("fsync", "flush"), "EDQUOT"),
+        extended(("fsync", "flush"), "EDQUOT"),
         extended(("write", "fallocate"), "ENOSPC"),
         extended(("write", "create", "mkdir", "rename", "unlink", "rmdir"), "EROFS"),
         extended(("write",), "EIO"),

@@ -34,6 +34,7 @@ def _told(job: JobRun) -> list[str]:
     return sorted(record["reason"] for record in job.events("storage_downgrade"))
 
 
+@pytest.mark.extended  # tests/checkpoint lacks each call
 def test_poorest_file_system_holds_a_run(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """It has no ``renameat2`` either: none that ``libfuse`` 2 makes has it."""
     with faulty_mount(tmp_path, tells_kinds=False) as mounted:

@@ -48,6 +48,7 @@ def _assert_saved(faulty: FaultyMount, job: JobRun) -> None:
     assert [name for name in store.names() if not name.startswith("step-")] == []
 
 
+@pytest.mark.extended  # tests/checkpoint has each lost answer
 def test_job_whose_server_loses_every_answer_saves_and_prunes(
     faulty: FaultyMount, begun: Begun, undisturbed: Undisturbed
 ) -> None:

@@ -100,6 +100,7 @@ def test_what_is_never_read_ends_the_job_and_costs_no_checkpoint(
     _assert_resumed(job, undisturbed(EVEN))
 
 
+@pytest.mark.extended  # what cannot be read for a while runs above
 def test_host_that_remembers_an_empty_directory_resumes_what_another_one_has_begun(
     faulty: FaultyMount, begun: Begun, undisturbed: Undisturbed
 ) -> None:

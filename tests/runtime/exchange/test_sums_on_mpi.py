@@ -25,7 +25,13 @@ def undisturbed(large: str, ranks: int) -> list[str]:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("hosts", "mca"),
-    [*((hosts, OVER_TCP) for hosts in ("ab", "aabb", "aab", "abca")), ("aabb", ())],
+    [
+        extended("ab", OVER_TCP),
+        extended("aabb", OVER_TCP),
+        ("aab", OVER_TCP),
+        ("abca", OVER_TCP),
+        ("aabb", ()),
+    ],
     ids=["ab", "aabb", "aab", "abca", "aabb by sm"],
 )
 def test_sums_over_hosts_have_the_bytes_of_one_rank(

@@ -536,6 +536,7 @@ def test_agent_hosts_more_workers_than_its_user_may_open_files_for(tmp_path: Pat
     assert_ended(*pids, *(guard.pid for guard in guards))
 
 
+@pytest.mark.extended  # a launch of many workers
 def test_launch_that_needs_more_files_than_there_may_be_ends_with_its_reason(
     tmp_path: Path,
 ) -> None:

@@ -270,7 +270,7 @@ def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
 def test_host_whose_answers_are_not_heard_ends_although_pings_come(
     start: Callable[..., Far],
 ) -> None:
-    far = start(20.0)
+    far = start(10.0)
     pid = far.worker("wait")
 
     deadline = time.monotonic() + _WITHIN_S
