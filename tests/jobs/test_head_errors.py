@@ -90,6 +90,7 @@ def _run(request: JobRequest, preparation: str) -> JobRun:
         return running.wait()
 
 
+@pytest.mark.extended  # a job that fails so runs below
 @speechless
 def test_death_in_a_job_whose_stderr_takes_nothing_is_survived(
     tmp_path: Path, undisturbed: Undisturbed, preparation: str
@@ -116,6 +117,7 @@ def test_job_that_fails_has_its_exit_code_although_stderr_takes_nothing(
     assert job.leftovers == ()
 
 
+@pytest.mark.extended  # a job that fails so runs above
 @speechless
 def test_job_whose_script_fails_has_its_exit_code_although_nobody_sees_the_traceback(
     tmp_path: Path, preparation: str

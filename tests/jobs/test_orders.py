@@ -84,6 +84,7 @@ def test_other_microbatches_at_a_resume_are_those_of_a_run_that_changes_there(
     assert len(jobs[1].report.failures) == 1
 
 
+@pytest.mark.extended  # a signal to one process runs here
 @pytest.mark.parametrize("gap_s", [0.0, extended(0.05)])
 def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -> None:
     """A scheduler signals a cgroup, and the head may hear of it before its client."""

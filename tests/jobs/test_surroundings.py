@@ -246,6 +246,7 @@ def test_run_keeps_its_threads(tmp_path: Path) -> None:
     assert f"threads: {threads}" in told()
 
 
+@pytest.mark.extended  # test_warm_pool.py looks at what a pool imports
 @pytest.mark.tensorflow
 def test_script_still_chooses_its_devices_although_tensorflow_is_warm(tmp_path: Path) -> None:
     """TensorFlow refuses that once it has looked for devices, and a fork would break theirs."""

@@ -36,11 +36,21 @@ def test_undisturbed_job_leaves_cleanly(mpi: AgentHarness) -> None:
     assert job.wait() == 0
 
 
-FATAL = ["kill", "exit_1", "exit_0", "sys_exit", "raise", "segfault", "mpi_abort"]
+DEATHS = [
+    "kill",
+    "exit_1",
+    "exit_0",
+    "sys_exit",
+    "raise",
+    "segfault",
+    "mpi_abort",
+    "stop",
+    "hold_gil",
+]
 """Who stands still is fenced in test_agent_deaths.py, and whole jobs shrink then."""
 
 
-@pytest.mark.parametrize("fatal", shortened([*FATAL, "stop", "hold_gil"], here=FATAL))
+@pytest.mark.parametrize("fatal", shortened(DEATHS, here=["kill", "segfault", "mpi_abort"]))
 def test_survivors_shrink_whatever_kills_a_worker(mpi: AgentHarness, fatal: str) -> None:
     mpi.launch(WORKERS, f"{VICTIM}:training:{fatal}")
 
