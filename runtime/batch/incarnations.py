@@ -1,7 +1,7 @@
 """The incarnations of a run in a batch system: what each began with, and whether it went on.
 
-A chain is one submission: a job with all its requeues, or all links of
-``holdfast sbatch --chain``.  A small file in the run directory remembers its incarnations.
+A chain is one submission: a job with all its requeues, or all jobs with one
+``HOLDFAST_CHAIN``.  A small file in the run directory remembers its incarnations.
 So a chain ends by itself: at once when its run is complete, and after two incarnations in a
 row that have saved nothing new.
 

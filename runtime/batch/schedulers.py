@@ -64,10 +64,11 @@ _INTERACTIVE_STEP = "4294967290"
 """The step in which ``salloc`` opens a shell on the first node, where sites want it there."""
 
 _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 CHAIN = "HOLDFAST_CHAIN"
-"""Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
+"""Set by the batch scripts of a chain: the name that all its links have in common."""
 
 _ARRAYS = (
     ("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"),
@@ -273,6 +274,15 @@ def refuse_mpi_copies(
 def whole_number(text: str | None, default: int = 0) -> int:
     """Return the number in a variable, ``default`` if it holds none."""
     return int(text) if text is not None and text.isdecimal() else default
+
+
+def clock_s(text: str) -> float | None:
+    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:

@@ -17,7 +17,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("run", "attach", "stop", "demo"),
     "Look": ("status", "logs", "report", "list"),
     "Checkpoints": ("save", "inspect", "verify", "repair", "export"),
-    "Batch": ("sbatch",),
     "Trouble": ("doctor",),
 }
 """The commands, by what a user wants to do."""
@@ -43,10 +42,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "run --hosts a:4,b:4 --save-every 10min train.py",
     ),
     "save": ("save", "save holdfast-train --timeout 60"),
-    "sbatch": (
-        "sbatch --nodes=1 --ntasks=4 --time=24:00:00 -- run train.py",
-        "sbatch --ntasks=4 --time=1:00:00 --chain 5 -- run train.py",
-    ),
     "status": ("status", "status holdfast-train --watch"),
     "stop": ("stop", "stop holdfast-train --now"),
     "verify": ("verify", "verify holdfast-train --step 200"),

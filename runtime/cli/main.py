@@ -45,7 +45,6 @@ _HOMES = {
     "repair": "checkpoints",
     "report": "report",
     "save": "status",
-    "sbatch": "run",
     "status": "status",
     "stop": "status",
     "verify": "checkpoints",

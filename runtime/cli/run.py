@@ -1,18 +1,15 @@
-"""``holdfast run``, ``attach`` and ``sbatch``: start a job, take it over, or submit it to Slurm."""
+"""``holdfast run`` and ``attach``: start a job, or take it over."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from holdfast.runtime.batch.schedulers import (
-    Allocation,
     find_allocation,
     options_of,
     refuse_copies,
@@ -26,16 +23,8 @@ from holdfast.runtime.cli.option_flags import (
     given_flags,
     run_dir_argument,
 )
-from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.sources import (
-    Sources,
-    build_options,
-    check_script,
-)
-
-if TYPE_CHECKING:
-    from holdfast.runtime.batch.sbatch import BatchRequest
+from holdfast.runtime.options.sources import Sources, build_options
 
 
 @click.command(cls=OfScript)
@@ -54,7 +43,10 @@ def run(
     """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
     refuse_mpi_copies(os.environ)
     allocation = find_allocation(os.environ)
-    built = build_options(script, argv, sources_of(context, allocation))
+    table = (context.find_object(dict) or {}).get(RUN, {})
+    settled = options_of(allocation)
+    sources = Sources(given_flags(context), os.environ, table, Path.cwd(), allocation=settled)
+    built = build_options(script, argv, sources)
     if show_config:
         click.echo("\n".join(built.lines()))
         return
@@ -78,99 +70,3 @@ def attach(run_dir: Path) -> None:
     from holdfast.runtime.head.client import attach as show
 
     sys.exit(show(run_dir.absolute()))
-
-
-def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:
-    """Return everything that the options of ``holdfast run`` may stand in."""
-    tables = context.find_object(dict) or {}
-    given = given_flags(context)
-    return Sources(
-        given, os.environ, tables.get(RUN, {}), Path.cwd(), allocation=options_of(allocation)
-    )
-
-
-_OURS = ("--chain", "--dry-run", "-h", "--help")
-_REST, _THEIRS = "what follows --", "options of sbatch"
-
-
-class _Sbatch(Documented):
-    """Keeps the options of sbatch, and the command after ``--``, as they were typed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse our own options only."""
-        cut = args.index("--") if "--" in args else len(args)
-        before, ctx.meta[_REST] = args[:cut], tuple(args[cut + 1 :])
-        ours: list[str] = []
-        theirs: list[str] = []
-        while before:
-            word = before.pop(0)
-            is_ours = word.partition("=")[0] in _OURS
-            (ours if is_ours else theirs).append(word)
-            if word == "--chain" and before:
-                ours.append(before.pop(0))
-        ctx.meta[_THEIRS] = tuple(theirs)
-        return super().parse_args(ctx, ours)
-
-
-@click.command(
-    cls=_Sbatch,
-    context_settings=SETTINGS,
-    options_metavar="[SBATCH OPTIONS] [--chain K] [--dry-run] -- run [OPTIONS] SCRIPT [ARGS]...",
-)
-@click.option(
-    "--chain",
-    type=int,
-    metavar="K",
-    help="Submit K jobs, one after the other, in place of one that is requeued.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
-@click.pass_context
-def sbatch(context: click.Context, /, *, chain: int | None, dry_run: bool) -> None:
-    """Submit `holdfast run` to Slurm; each job goes on where the last one has stopped."""
-    from holdfast.runtime.batch.sbatch import SlurmRefused, script_of, submit
-
-    request = _request(context, chain)
-    if request.warning is not None:
-        click.echo(f"holdfast sbatch: {request.warning}", err=True)
-    script = script_of(request, secrets.token_hex(8))
-    if dry_run:
-        click.echo(script, nl=False)
-        return
-    try:
-        for _ in range(chain or 1):
-            click.echo(f"submitted batch job {submit(script)}")
-    except SlurmRefused as error:
-        raise ProgramError(f"{error}; the script is printed by --dry-run") from error
-
-
-def _request(context: click.Context, chain: int | None) -> BatchRequest:
-    """Return what is to be submitted; the options of the job are checked here already."""
-    from holdfast.runtime.batch.sbatch import BatchRequest
-
-    command: tuple[str, ...] = context.meta[_REST]
-    if command[:1] != ("run",):
-        raise UsageError(
-            "`holdfast sbatch` submits `holdfast run`; give it as in "
-            "`holdfast sbatch --time=1:00:00 -N 1 -n 4 -- run train.py`"
-        )
-    words = command[1:]
-    with run.make_context("run", list(words), parent=context.parent) as inner:
-        built = build_options(inner.params["script"], inner.params["argv"], sources_of(inner, None))
-    options = built.options
-    check_script(options.script)
-    return BatchRequest(
-        sbatch=context.meta[_THEIRS],
-        run=words,
-        run_dir=options.run_dir,
-        programs=_programs(),
-        chain=chain,
-        requeues=options.requeue,
-        workers=options.workers + options.spares if "workers" in built.origins else None,
-    )
-
-
-def _programs() -> Path:
-    """Return the directory of the ``holdfast`` command that runs here."""
-    beside = Path(sys.executable).parent
-    found = shutil.which("holdfast", path=str(beside)) or shutil.which("holdfast")
-    return beside if found is None else Path(found).parent

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from holdfast.recovery.event import ExitCode
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation
-from holdfast.runtime.batch.sbatch import SlurmRefused, requeue, time_left_s
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
     Allocation,
@@ -25,6 +24,7 @@ from holdfast.runtime.batch.schedulers import (
     earliest,
     limit_s,
 )
+from holdfast.runtime.batch.slurm_calls import SlurmRefused, requeue, time_left_s
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.sbatch import bring_back
+from holdfast.runtime.batch.slurm_calls import bring_back
 from holdfast.runtime.host.host_messages import Exited, Seen, Told, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch

@@ -17,7 +17,6 @@ from typing import Any
 from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import parse_schedule
-from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.mca_settings import check_between_hosts, check_mca, read_mca
@@ -28,6 +27,7 @@ from holdfast.runtime.options.option import (
     at_least,
     option,
     read_bytes,
+    read_duration,
     read_path,
     read_seconds,
     read_switch,

@@ -9,6 +9,7 @@ each reader takes both.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.recovery.errors import RecoveryError
+from holdfast.runtime.batch.schedulers import clock_s
 from holdfast.runtime.errors import UsageError
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -27,6 +29,7 @@ _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _PREFIXES = ("", "k", "m", "g", "t", "p")
 _UNITS = {
@@ -34,6 +37,8 @@ _UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate(_PREFIXES) if prefix},
 }
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIMES = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:minutes:seconds'
 
 RUN, DOCTOR = "run", "doctor"
 
@@ -149,6 +154,23 @@ def read_seconds(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{value!r} is not a number of seconds") from error
+
+
+def read_duration(value: Any) -> float:
+    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``."""
+    text = "" if isinstance(value, bool) else str(value).strip().lower()
+    seconds = clock_s(text)
+    match = _DURATION.fullmatch(text)
+    if match is not None and match[2] in _SECONDS:
+        seconds = float(match[1]) * _SECONDS[match[2]]
+    elif seconds is None:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{value!r} is not a time; {_TIMES}")
+    return seconds
 
 
 def read_bytes(value: Any) -> int:

@@ -8,6 +8,8 @@ REMOVED: Mapping[str, str] = {
     "chaos": '`holdfast run -n 4 --fresh --inject "random seed=7 count=5" train.py` does this',
     "import": "a new run begins with other weights by `holdfast run --initial WEIGHTS train.py`",
     "init": "a script of plain Keras is run as it is: `holdfast run -n 4 train.py`",
+    "sbatch": "`exec holdfast run train.py` is the last line of a batch script, and docs/hpc.md "
+    "has whole ones: a job that is requeued, several nodes, a chain",
     "sweep": '`holdfast.launch("train.py", "--lr", lr, n=2, run_dir=f"lr-{lr}")` in Python is one '
     "trial, for a loop or for Optuna; history of its result has the metrics",
     "--compare": "`holdfast report RUN_DIR` shows one run; print both and compare them",

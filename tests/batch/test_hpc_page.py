@@ -1,4 +1,7 @@
-"""The scripts of docs/hpc.md: those for Slurm are run, with fewer workers and links."""
+"""The scripts of docs/hpc.md: those for Slurm are run, with fewer workers and links.
+
+That for several nodes runs on nodes of its own (tests/hosts/test_slurm_hosts.py).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from extended import shortened
-from hpc_page import BLOCKS, COMMANDS, SLURM_SCRIPTS, write_train
+from hpc_page import BLOCKS, CHAIN_COMMANDS, CHAIN_SCRIPT, JOB_SCRIPT, write_train
 from slurm import SlurmCluster
 from slurm_jobs import HOLDFAST
 from workload import EVEN
-
-ON_ONE_NODE = [command for command in COMMANDS if "--nodes=1" in command]
-"""Those for several run on nodes of their own (tests/hosts/test_slurm_hosts.py)."""
-SMALLER = {
-    "--ntasks=4": "--ntasks=2",
-    "--chain 7": "--chain 2",
-}
-
-
-def _smaller(text: str) -> str:
-    for whole, part in SMALLER.items():
-        text = text.replace(whole, part)
-    return text
 
 
 @pytest.fixture
@@ -35,8 +24,17 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_page_has_the_scripts_that_are_run_here() -> None:
-    assert (len(SLURM_SCRIPTS), len(COMMANDS)) == (2, 3)
+@pytest.fixture
+def programs(cluster: SlurmCluster) -> dict[str, str]:
+    """The environment of a user in whose shell holdfast is there."""
+    return {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
+
+
+def _of_two_workers(script: str) -> str:
+    return script.replace("--ntasks=4", "--ntasks=2")
+
+
+def test_signals_of_the_batch_shell_reach_the_job() -> None:
     assert all("exec holdfast run" in block for block in BLOCKS if block.startswith("#!"))
 
 
@@ -49,14 +47,10 @@ def test_script_for_pbs_is_one_that_bash_reads() -> None:
 
 @pytest.mark.mpi
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "script", shortened(SLURM_SCRIPTS, SLURM_SCRIPTS[:1]), ids=["requeued", "chain"]
-)
-def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> None:
-    (directory / "job.sh").write_text(_smaller(script))
-    programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
+def test_script_trains(cluster: SlurmCluster, directory: Path, programs: dict[str, str]) -> None:
+    (directory / "train.sh").write_text(_of_two_workers(JOB_SCRIPT))
 
-    job = int(cluster.call("sbatch", "--parsable", "job.sh", env=programs))
+    job = int(cluster.call("sbatch", "--parsable", "train.sh", env=programs))
     cluster.wait_for_state(job, "COMPLETED", "FAILED", "TIMEOUT", within_s=90.0)
 
     log = (directory / "train.log").read_text()
@@ -66,17 +60,17 @@ def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> N
 
 @pytest.mark.mpi
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "command", shortened(ON_ONE_NODE, ON_ONE_NODE[1:]), ids=["requeued", "chain"]
-)
-def test_command_trains(cluster: SlurmCluster, directory: Path, command: str) -> None:
-    programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
+def test_chain_trains_once(
+    cluster: SlurmCluster, directory: Path, programs: dict[str, str]
+) -> None:
+    (directory / "chain.sh").write_text(_of_two_workers(CHAIN_SCRIPT))
+    of_two_links = CHAIN_COMMANDS.replace("1 2 3 4 5 6 7", "1 2")
 
-    said = cluster.call("sh", "-c", _smaller(command), env=programs)
+    said = cluster.call("sh", "-c", of_two_links, env=programs)
     jobs = [int(line.rpartition(" ")[2]) for line in said.splitlines()]
     ends = [cluster.wait_for_state(job, "COMPLETED", "FAILED", within_s=90.0) for job in jobs]
 
     log = (directory / "train.log").read_text()
-    assert len(jobs) == (2 if "--chain" in command else 1)
-    assert set(ends) == {"COMPLETED"}, log
+    assert ends == ["COMPLETED"] * 2, log
     assert log.count(f"completed step {EVEN.steps}") == 1
+    assert f"is complete: Slurm job {jobs[1]} has nothing to do" in log

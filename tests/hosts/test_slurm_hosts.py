@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hpc_page import COMMANDS, HOSTS_PAGE, write_train
+from hpc_page import HOSTS_PAGE, NODES_SCRIPT, write_train
 from slurm import SlurmCluster
 from slurm_jobs import HOLDFAST, BatchRun
 from workload import EVEN, LONG, Undisturbed
@@ -343,19 +343,13 @@ def programs(slurm: SlurmCluster) -> dict[str, str]:
 
 @_LONG
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "command", [line for line in COMMANDS if "--nodes=1" not in line], ids=["three-nodes"]
-)
-def test_command_of_the_page_trains(
-    slurm: SlurmCluster,
-    folder: Path,
-    programs: dict[str, str],
-    undisturbed: Undisturbed,
-    command: str,
+def test_script_of_the_page_trains(
+    slurm: SlurmCluster, folder: Path, programs: dict[str, str], undisturbed: Undisturbed
 ) -> None:
     write_train(folder)
-    said = slurm.call("sh", "-c", f"cd {folder} && {command.splitlines()[0]}", env=programs)
-    job = int(said.rpartition(" ")[2])
+    (folder / "train.sh").write_text(NODES_SCRIPT)
+    said = slurm.call("sh", "-c", f"cd {folder} && sbatch --parsable train.sh", env=programs)
+    job = int(said)
 
     end = slurm.wait_for_state(job, "COMPLETED", "FAILED", within_s=_LONG_S)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.batch import sbatch
-from holdfast.runtime.batch.sbatch import BatchNodes, SlurmRefused, bring_back
+from holdfast.runtime.batch import slurm_calls
+from holdfast.runtime.batch.slurm_calls import BatchNodes, SlurmRefused, bring_back
 
 BATCH = {
     "ENVIRONMENT": "BATCH",
@@ -50,12 +50,12 @@ class Slurm:
 
 @pytest.fixture(autouse=True)
 def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sbatch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(slurm_calls.signal, "signal", lambda *_: None)
 
 
 def _orders(monkeypatch: pytest.MonkeyPatch, slurm: Slurm, environ: dict[str, str]) -> object:
-    monkeypatch.setattr(sbatch, "requeue", slurm.requeue)
-    monkeypatch.setattr(sbatch, "cancel", slurm.cancel)
+    monkeypatch.setattr(slurm_calls, "requeue", slurm.requeue)
+    monkeypatch.setattr(slurm_calls, "cancel", slurm.cancel)
     bring_back(environ, slurm.ask, slurm.sleep)
     return slurm.orders
 

@@ -23,6 +23,7 @@ from holdfast.runtime.batch.schedulers import (
     Lines,
     Scheduler,
     Workers,
+    clock_s,
     earliest,
     find_allocation,
     limit_s,
@@ -410,6 +411,11 @@ def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
     assert end.value.code == ExitCode.USAGE
 
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "90"])
+def test_words_of_squeue_are_no_time(text: str) -> None:
+    assert clock_s(text) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import pytest
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.event import ExitCode
 from holdfast.runtime.batch import incarnations
-from holdfast.runtime.batch.sbatch import SlurmRefused
 from holdfast.runtime.batch.schedulers import (
     Allocation,
     Deadline,
@@ -25,6 +24,7 @@ from holdfast.runtime.batch.schedulers import (
     Scheduler,
     find_allocation,
 )
+from holdfast.runtime.batch.slurm_calls import SlurmRefused
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink

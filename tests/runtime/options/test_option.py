@@ -7,6 +7,7 @@ import pytest
 from holdfast.runtime.options.option import (
     option,
     read_bytes,
+    read_duration,
     read_seconds,
     read_switch,
     read_whole_number,
@@ -20,6 +21,23 @@ from holdfast.runtime.options.option import (
 )
 def test_seconds_are_read_from_text_and_from_toml(value: object, seconds: float) -> None:
     assert read_seconds(value) == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("90", 90.0), (90, 90.0), (1.5, 1.5), ("90s", 90.0), ("15min", 900.0), ("1.5 h", 5400.0),
+        ("2d", 172_800.0), ("1:30", 90.0), ("2:00:00", 7200.0), ("1-12:00:00", 129_600.0),
+    ],
+)  # fmt: skip
+def test_duration_is_read(value: object, seconds: float) -> None:
+    assert read_duration(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "soon", "5 parsecs", "1:2:3:4", "nan", "inf", True, None])
+def test_other_texts_are_no_duration(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a time; give seconds"):
+        read_duration(value)
 
 
 @pytest.mark.parametrize(

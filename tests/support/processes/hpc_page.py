@@ -1,4 +1,4 @@
-"""The scripts and commands of docs/hpc.md, and a directory in which a user would type them."""
+"""The batch scripts of docs/hpc.md, and a directory in which a user would type them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _DOCS = Path(__file__).resolve().parents[3] / "docs"
 _PAGE = _DOCS / "hpc.md"
 HOSTS_PAGE = (_DOCS / "hosts.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.M | re.S)
-SLURM_SCRIPTS = [block for block in BLOCKS if "#SBATCH" in block]
-COMMANDS = [block for block in BLOCKS if block.startswith("holdfast sbatch")]
-"""Those of ``--nodes=1`` run on one node, the others on nodes of their own."""
+JOB_SCRIPT, NODES_SCRIPT, CHAIN_SCRIPT = (block for block in BLOCKS if "#SBATCH" in block)
+(CHAIN_COMMANDS,) = (block for block in BLOCKS if "do sbatch" in block)
+"""They submit the script of the chain, which is ``chain.sh``."""
 
 
 def write_train(directory: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,20 +46,23 @@ class BatchRun:
         return self._log.read_text() if self._log.exists() else ""
 
     def sbatch(self, *options: str, chain: int | None = None, requeue: bool = True) -> list[int]:
-        """Submit by ``holdfast sbatch``; return the ids of the jobs."""
-        links = [] if chain is None else ["--chain", str(chain)]
-        ours = [str(HOLDFAST), "sbatch", "-o", str(self._log), *options, *links, "--"]
+        """Submit a job that comes back, or a chain, as docs/hpc.md does; return the jobs' ids."""
+        terms = ["--requeue", "--no-kill", "--open-mode=append"]
+        terms += [f"--job-name={self.run_dir.parent.name}"]
         run, *rest = self.command
-        run_line = [run, *([] if requeue else ["--no-requeue"]), *rest]
-        said = self._cluster.call(*ours, *run_line, env={})
-        return [int(line.rpartition(" ")[2]) for line in said.splitlines()]
+        flags = [] if requeue else ["--no-requeue"]
+        if chain is not None:
+            terms += ["--dependency=singleton", f"--export=ALL,HOLDFAST_CHAIN={uuid.uuid4()}"]
+            flags = ["--no-requeue", "--wait-lease", "120"]
+        script = f"#!/bin/bash\nexec {shlex.join([str(HOLDFAST), run, *flags, *rest])}\n"
+        return [self.submit(script, *terms, *options) for _ in range(chain or 1)]
 
     def submit(self, script: str, *options: str) -> int:
         """Submit a script of the user's own."""
         path = self._log.with_name("job.sh")
         path.write_text(script)
         command = ["sbatch", "--parsable", "-o", str(self._log), *options, str(path)]
-        return int(self._cluster.call(*command, env={"HOLDFAST": str(HOLDFAST)}))
+        return int(self._cluster.call(*command, env={}))
 
     def events(self, name: str) -> list[Record]:
         """Return the journal's records of one kind by now."""
