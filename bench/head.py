@@ -23,7 +23,6 @@ import harness
 
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
@@ -207,7 +206,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> None:
     while head.ready < options.hosts and time.monotonic() < deadline:
         head.run(time.monotonic() + 0.2)
     began = time.process_time()
-    head.host.begin(HostedLaunch(head.config, {}))
+    head.host.begin(head.config)
     print(f"{head.ready} hosts answer; a launch takes {1e3 * (time.process_time() - began):.0f} ms")
     head.run(time.monotonic() + 2.0)
     began, wall, steps = time.process_time(), time.monotonic(), head.steps

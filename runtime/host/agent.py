@@ -31,14 +31,16 @@ from pathlib import Path
 
 from holdfast.recovery.detector import PauseWatch
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.host.worker_host import WorkerHost
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Listener, Message
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.owned_directory import make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
@@ -99,7 +101,7 @@ class Orders:
         self._host = host
         self._mpi = mpi
         self._tell = tell
-        self._launch: HostedLaunch | None = None
+        self._launch: WorkerConfig | None = None
         self._watch = watch
         self._socket = socket
 
@@ -124,7 +126,7 @@ class Orders:
             raise ValueError(f"there is no order {kind!r}")
 
     def _begin(self, message: Message) -> None:
-        launch = HostedLaunch.of(message)
+        launch = from_plain(WorkerConfig, message["config"])
         order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
         self._launch = launch
         self._watch.begin(len(launch.workers))
@@ -137,14 +139,14 @@ class Orders:
         if order is not None:
             self._start_mpi(launch, order)
 
-    def _start_mpi(self, launch: HostedLaunch, order: MpiOrder) -> None:
+    def _start_mpi(self, launch: WorkerConfig, order: MpiOrder) -> None:
         ranks = len(launch.workers)
         try:
             self._mpi.begin(launch.generation, order, ranks, self._socket)
         except OSError as error:
             self._give_up(launch, f"{order.mpiexec} cannot be started: {error}")
 
-    def _give_up(self, launch: HostedLaunch, words: str) -> None:
+    def _give_up(self, launch: WorkerConfig, words: str) -> None:
         ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
         self._tell(ended)
 

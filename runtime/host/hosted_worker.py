@@ -8,7 +8,6 @@ Its process, with what belongs to it, is `WorkerProcess`: that exists on the wor
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 from collections.abc import Sequence
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker, exit_event
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase
@@ -83,38 +81,6 @@ class GuardHello:
         """Close the descriptors of a guard that is turned away."""
         for descriptor in self.connections:
             os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class HostedLaunch:
-    """One MPI job: what every worker is told, and what its environment has on top."""
-
-    config: WorkerConfig
-    environment: dict[str, str]
-
-    @staticmethod
-    def of(message: Message) -> HostedLaunch:
-        """Return the contents of a ``launch`` message.
-
-        Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is incomplete.
-        """
-        return HostedLaunch(
-            from_plain(WorkerConfig, message["config"]), dict(message.get("env", {}))
-        )
-
-    @property
-    def generation(self) -> int:
-        """The generation of the launch's first world."""
-        return self.config.generation
-
-    @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        """Worker ids in rank order."""
-        return self.config.workers
-
-    def config_of(self, worker: WorkerId) -> WorkerConfig:
-        """Return the configuration of ``worker``."""
-        return dataclasses.replace(self.config, worker=worker)
 
 
 class HostedWorker:

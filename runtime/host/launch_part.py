@@ -56,13 +56,13 @@ from holdfast.runtime.host.host_messages import (
 from holdfast.runtime.host.hosted_worker import (
     GuardHello,
     GuardLink,
-    HostedLaunch,
     HostedWorker,
     describe,
     short_report,
 )
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -109,7 +109,7 @@ class LaunchPart:
         """Tries the network between the hosts, if there are several."""
         self._is_trying = False
         self._halting = Halting(self._tell_report, {})
-        self._launch: HostedLaunch | None = None
+        self._launch: WorkerConfig | None = None
         self._placed: Mapping[WorkerId, HostLink] = {}
         self._worlds = OneWorld(0, ())
         self._world = 0
@@ -170,7 +170,7 @@ class LaunchPart:
         return any(seen.is_inquiring for seen in self._seen.values())
 
     def begin(
-        self, launch: HostedLaunch, placed: Mapping[WorkerId, HostLink] | None = None
+        self, launch: WorkerConfig, placed: Mapping[WorkerId, HostLink] | None = None
     ) -> None:
         """Let the hosts make the workers of ``launch``, which wait for their guards.
 
@@ -182,12 +182,12 @@ class LaunchPart:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
-        self._fencing.begin(launch.config.options.stall_timeout_s)
-        self._halting = Halting(self._tell_report, launch.config.host_of)
+        self._fencing.begin(launch.options.stall_timeout_s)
+        self._halting = Halting(self._tell_report, launch.host_of)
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
-        self._post_all(BeginLaunch(launch.config_of(launch.workers[0])))
-        names = launch.config.host_of
+        self._post_all(BeginLaunch(launch))
+        names = launch.host_of
         self._placed, self._world = placed or {}, launch.generation
         self._worlds = OneWorld(launch.generation, launch.workers)
         of_hosts: dict[HostLink, list[WorkerId]] = {}
@@ -239,7 +239,7 @@ class LaunchPart:
             return
 
         def conclude(broken: Broken) -> None:
-            counts = Counter(self._launch.config.host_of.values() if self._launch else ())
+            counts = Counter(self._launch.host_of.values() if self._launch else ())
             workers = {
                 name: counts[name] for name in (pairs.own_name, *(o.name for o in self._others))
             }
@@ -283,13 +283,14 @@ class LaunchPart:
         and without a guard.  Any other guard loses its connection, and so its life.
         """
         hosted = self._expecting(hello)
-        if hosted is None or self._launch is None:
+        if hosted is None:
             guard.close()
             hello.close()
             return
         hosted.guard = guard
-        environment = self._launch.environment | hello.environment
-        begin = LetBegin(hosted.generation, hosted.worker, environment, hello.directory)
+        begin = LetBegin(
+            hosted.generation, hosted.worker, hello.environment, hello.directory
+        )
         hosted.host.post(begin, hello.connections)
         self._reactor.watch_channel(
             guard.channel, lambda _: None, lambda: hosted.kill("guard lost")

@@ -13,10 +13,10 @@ from typing import TypeAlias
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, HostLink, OtherHost, Queue, Up
 from holdfast.runtime.host.host_part import HostPart
-from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolStart
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
@@ -83,7 +83,7 @@ class WorkerHost:
             on_files=on_files,
         )
 
-    def begin(self, launch: HostedLaunch) -> None:
+    def begin(self, launch: WorkerConfig) -> None:
         """Make the workers of ``launch``, which wait for their guards.
 
         The remaining workers of an earlier launch are killed.
@@ -92,7 +92,7 @@ class WorkerHost:
             OSError: the system has nothing to spare for a worker.
         """
         links = {host.name: host for host in self._others if not host.is_lost}
-        places = launch.config.host_of
+        places = launch.host_of
         placed = {w: links[name] for w, name in places.items() if name in links}
         gone = sorted(set(places.values()) - set(links) - {self.own_name, ""})
         if gone:

@@ -33,14 +33,14 @@ WORKERS = 24
 def test_worker_stands_where_its_launch_stands(harness: AgentHarness, tmp_path: Path) -> None:
     place = tmp_path / "a 'quoted' \"place\"\\"
     place.mkdir()
-    harness.launch([5], "tell_place", env={"HF_FROM_LAUNCH": "ü\n2"})
+    harness.launch([5], "tell_place")
 
-    harness.guard(0, directory=place, PMIX_NAMESPACE="job.1", TMPDIR=str(place), HF_OTHER="no")
+    harness.guard(0, directory=place, PMIX_NAMESPACE="ü\n2", TMPDIR=str(place), HF_OTHER="no")
 
     told = harness.wait_for_report(5, "place")
     assert told["directory"] == str(place)
     assert told["environment"].pop("TMPDIR", None) == os.environ.get("TMPDIR")
-    assert told["environment"] == {"HF_FROM_LAUNCH": "ü\n2", "PMIX_NAMESPACE": "job.1"}
+    assert told["environment"] == {"PMIX_NAMESPACE": "ü\n2"}
 
 
 def test_worker_inherits_nothing_of_its_pool(harness: AgentHarness) -> None:

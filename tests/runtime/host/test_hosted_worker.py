@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
-from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, KillWorker
 from holdfast.runtime.host.hosted_worker import (
     GuardHello,
     GuardLink,
-    HostedLaunch,
     HostedWorker,
     describe,
     short_report,
@@ -34,23 +30,6 @@ FARTHEST_FIRST = (
     Phase.LEAVING, Phase.FAILED, Phase.CONCLUDING, Phase.REPAIRING, Phase.SAVING, Phase.TRAINING,
     Phase.COMPILING, Phase.RESTORING, Phase.JOINING, Phase.STARTING,
 )  # fmt: skip
-
-CONFIG = worker_config(
-    0,
-    (0,),
-    run_id="run",
-    generation=0,
-    microbatches=4,
-    seed=1,
-    argv=("--fast",),
-)
-
-
-def _launch_message(**changes: Any) -> dict[str, Any]:
-    config = {**to_plain(CONFIG), "generation": 3, "workers": [4, 7]}
-    message = {"kind": "launch", "config": json.loads(json.dumps(config))}
-    return {**message, **changes}
-
 
 class FakeHost:
     """The worker's host, which keeps what it is told."""
@@ -78,26 +57,6 @@ def hosted(host: FakeHost) -> Iterator[HostedWorker]:
     made = HostedWorker(WorkerId(7), 3, host)
     yield made
     made.close()
-
-
-def test_launch_tells_each_worker_who_it_is() -> None:
-    launch = HostedLaunch.of(_launch_message(env={"A": "1"}))
-
-    config = launch.config_of(WorkerId(7))
-
-    assert launch.environment == {"A": "1"}
-    assert config == dataclasses.replace(
-        CONFIG, worker=WorkerId(7), generation=3, workers=(WorkerId(4), WorkerId(7))
-    )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"config": []}, {"config": {}}, {"config": {"threads": 1}}, {"env": 3}],
-)
-def test_incomplete_launch_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        HostedLaunch.of(_launch_message(**changes))
 
 
 def test_guard_must_say_everything() -> None:

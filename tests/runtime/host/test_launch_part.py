@@ -39,7 +39,7 @@ from holdfast.runtime.host.host_messages import (
     Up,
     Watch,
 )
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.system.channel import Channel, Message, pair
@@ -53,7 +53,7 @@ from holdfast.runtime.system.worker_status import (
     Writer,
 )
 
-LAUNCH = HostedLaunch(worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0), {})
+LAUNCH = worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0)
 
 
 class FarHost:
@@ -185,7 +185,7 @@ def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on
         assert host.of(MakeWorkers) == [MakeWorkers(1, tuple(map(WorkerId, workers)))]
         assert [message.worker for message in host.of(LetBegin)] == workers
         assert host.of(Watch) == [Watch()]
-        assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH.config)]
+        assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH)]
     assert [event["worker"] for event in world.of_kind("worker_started")] == [0, 1, 2, 3]
 
 

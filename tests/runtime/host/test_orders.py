@@ -12,7 +12,6 @@ from configs import worker_config
 
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.host.agent import Orders
-from holdfast.runtime.host.hosted_worker import HostedLaunch
 from holdfast.runtime.host.mpi_host import MpiOrder
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import to_plain
@@ -55,7 +54,7 @@ def test_workers_of_a_launch_are_announced_before_mpiexec_is_started(agent: Agen
     order = MpiOrder(Path("/opt/mpiexec"), ulfm=True)
     assert agent.done == [
         ("watch begin", 2),
-        ("host begin", HostedLaunch(CONFIG, {})),
+        ("host begin", CONFIG),
         ("mpi begin", 3, order, 2, Path("/a.sock")),
     ]
     assert agent.told == []

@@ -14,7 +14,7 @@ import pytest
 from configs import worker_config
 
 from holdfast.runtime.host.host_part import HostPart
-from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
@@ -28,7 +28,6 @@ from holdfast.runtime.system.usage import Resource, Usage
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
-LAUNCH = HostedLaunch(CONFIG, {})
 
 
 class FakePool:
@@ -120,7 +119,7 @@ class Host:
         self.pages: dict[int, WorkerStatus] = self.real.part.pool.pages  # type: ignore[attr-defined]
         self.guards: list[Channel] = []
         self.now = 1000.0
-        self.real.begin(LAUNCH)
+        self.real.begin(CONFIG)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def fork(self, worker: int) -> None:
@@ -408,7 +407,7 @@ def test_worker_that_no_descriptor_is_left_for_is_given_up(
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    host.real.begin(replace(LAUNCH, config=replace(LAUNCH.config, generation=2)))
+    host.real.begin(replace(CONFIG, generation=2))
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr(os, "pidfd_open", refuse)
     host.real.part.on_forked(2, 1, process.pid)
