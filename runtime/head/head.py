@@ -420,24 +420,16 @@ class _Client:
         self.is_silent = self.silence.poll(now) is not None
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _RunningJob:
     """A job and everything that works for it; hears of the run directory."""
 
-    def __init__(
-        self,
-        job: Job,
-        run: RunLink,
-        progress: ProgressLog,
-        console: JobConsole,
-        decider: Decider,
-        saves: SaveRequests,
-    ) -> None:
-        self.job = job
-        self.run = run
-        self.progress = progress
-        self.console = console
-        self.decider = decider
-        self.saves = saves
+    job: Job
+    run: RunLink
+    progress: ProgressLog
+    console: JobConsole
+    decider: Decider
+    saves: SaveRequests
 
     @contextlib.contextmanager
     def errors_told(self) -> Iterator[None]:

@@ -268,16 +268,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event that is passed on as it is."""
+    """An event that is passed on as it is; a ``notice`` is a sentence for the user."""
 
     event: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Noticed:
-    """A sentence for the user."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +321,6 @@ Up = (
     | SaveAnswered
     | Settled
     | Told
-    | Noticed
     | Met
     | Described
     | Traced

@@ -39,7 +39,6 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Meet,
     NameWorld,
-    Noticed,
     Read,
     Reported,
     SaveAnswered,
@@ -344,7 +343,7 @@ class HostPart:
 
     def on_writer_notice(self, notice: Message) -> None:
         """Pass a sentence of the writer on."""
-        self._tell(Noticed(notice["text"]))
+        self._tell(Told(notice))
 
     def _give_memory(self, process: WorkerProcess, question: Message) -> None:
         """Answer a worker with the memory for its saves, and tell the writer of it once."""
@@ -353,7 +352,7 @@ class HostPart:
             message = {**question, "launch": process.generation}
             self.writer.use(message, found.fds)
             if found.lack:
-                self._tell(Noticed(found.lack))
+                self._tell(Told({"kind": "notice", "text": found.lack}))
         process.answer({"kind": "memory"}, found.fds)
 
     def _on_report(self, process: WorkerProcess, report: Message) -> None:

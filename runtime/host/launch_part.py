@@ -40,7 +40,6 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Met,
     NameWorld,
-    Noticed,
     OtherHost,
     Reported,
     SaveAnswered,
@@ -357,8 +356,6 @@ class LaunchPart:
                 self._fencing.found(message)
             case Told(event):
                 self._on_told(host, event)
-            case Noticed(text):
-                self.notify(text)
             case Met():
                 if self.pairs is not None:
                     self.pairs.hear(host, message)
@@ -405,6 +402,9 @@ class LaunchPart:
     def _on_told(self, host: HostLink, event: Message) -> None:
         """Pass an event on; another host that can make no worker is as good as lost."""
         kind = event["kind"]
+        if kind == "notice":
+            self.notify(event["text"])
+            return
         if kind in ("pool_lost", "host_failed"):
             for other in self._others:
                 if other is host:

@@ -29,7 +29,6 @@ import re
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 

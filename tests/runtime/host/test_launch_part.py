@@ -27,7 +27,6 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Met,
     NameWorld,
-    Noticed,
     Queue,
     Reported,
     SaveAnswered,
@@ -393,7 +392,7 @@ def test_word_about_a_worker_that_is_gone_is_dropped(world: World) -> None:
 
 def test_events_and_sentences_of_a_host_are_passed_on(world: World) -> None:
     world.far.tell(Told({"kind": "pool_restarted", "cause": "signal SIGKILL"}))
-    world.far.tell(Noticed("checkpoints are at risk"))
+    world.far.tell(Told({"kind": "notice", "text": "checkpoints are at risk"}))
 
     assert world.events[-2] == {"kind": "pool_restarted", "cause": "signal SIGKILL"}
     assert world.events[-1]["report"] == {"kind": "notice", "text": "checkpoints are at risk"}
