@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,7 +25,7 @@ from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
+from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -261,11 +260,9 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
         NotSaved: no job runs there, or none has begun the run yet; it ended or failed to save, or
             time ran out.
     """
-    path = directory.path
-    with contextlib.closing(_Order(directory, timeout_s)) as order:
-        answer = order.carry_out({"kind": "save", "is_waiting": is_waiting}, until=_END_OF_SAVE)
-        while answer["kind"] == "asked" and is_waiting:
-            answer = order.next_answer(_END_OF_SAVE)
+    path, order = directory.path, {"kind": "save", "is_waiting": is_waiting}
+    with contextlib.closing(_answers(directory, order, timeout_s, _END_OF_SAVE)) as answers:
+        answer = next(found for found in answers if found["kind"] != "asked" or not is_waiting)
     match answer["kind"]:
         case "asked":
             return None
@@ -287,89 +284,54 @@ def order_stop(
     Raises:
         NotSaved: no job runs there, or time ran out.
     """
-    with contextlib.closing(_Order(directory, timeout_s)) as order:
-        answer = order.carry_out({"kind": "stop", "is_urgent": is_urgent}, until=_END_OF_STOP)
-        if not is_waiting:
-            return None
-        while answer["kind"] != "ended":
-            answer = order.next_answer(_END_OF_STOP)
-        return int(answer["exit_code"])
+    order = {"kind": "stop", "is_urgent": is_urgent}
+    with contextlib.closing(_answers(directory, order, timeout_s, _END_OF_STOP)) as answers:
+        answer = next(found for found in answers if found["kind"] == "ended" or not is_waiting)
+    return int(answer["exit_code"]) if is_waiting else None
 
 
 _END_OF_SAVE = "has not committed a checkpoint"
 _END_OF_STOP = "has not stopped"
 
 
-class _Order:
-    """One order to a job, from its sending to the answer."""
+def _answers(
+    directory: RunDirectory, order: Message, timeout_s: float, until: str
+) -> Generator[Message, None, None]:
+    """Send an order to a job, and yield each answer; ``until`` says what has not been yet.
 
-    def __init__(self, directory: RunDirectory, timeout_s: float) -> None:
-        self._directory = directory
-        self._timeout_s = timeout_s
-        self._bound = Bound(timeout_s)
-        self._order: Message = {}
-        self._channel: Channel | None = None
+    A job that is just starting is waited for, and one whose head was lost and replaced.
 
-    def carry_out(self, order: Message, until: str) -> Message:
-        """Send the order, and return the first answer; ``until`` says what has not been yet.
-
-        A job that is just starting is waited for, and one whose head was lost and replaced.
-        """
-        reason = no_run(self._directory.path)
-        if reason is not None:
-            raise NotSaved(reason)
-        self._order = order
-        return self.next_answer(until)
-
-    def next_answer(self, until: str) -> Message:
-        """Return the next answer, from another head if that has died."""
-        while not self._bound.has_passed:
-            if self._channel is None:
-                try:
-                    self._channel = living_head(self._directory)
-                except NobodyRuns as error:
-                    raise NotSaved(_with_last_job(error, self._directory)) from error
-                if self._channel is None:
-                    time.sleep(_RETRY_S)
-                    continue
-                self._channel.post(self._order)
-            answer = _first_answer(self._channel, self._bound)
-            if answer is not None and answer["kind"] != "starting":
-                return answer
-            if answer is not None or self._channel.is_closed:
-                self.close()
-                time.sleep(_RETRY_S)
-        raise NotSaved(self._late(until))
-
-    def close(self) -> None:
-        """Wait for no answer any more."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _late(self, until: str) -> str:
-        path = self._directory.path
-        owner = _owner_of(self._directory)
-        for who, pid in (("head", owner["pid"]), ("client", owner.get("client"))):
-            if isinstance(pid, int) and is_stopped(pid):
-                return (
-                    f"the {who} of the job in {path}, pid {pid}, is stopped; "
-                    f"let it go on with `kill -CONT {pid}`, then ask again"
-                )
-        return (
-            f"the job in {path} {until} within {self._timeout_s:g} s; "
-            "give a longer --timeout, or look at `holdfast report`"
-        )
+    Raises:
+        NotSaved: no job runs there, or time ran out.
+    """
+    reason = no_run(directory.path)
+    if reason is not None:
+        raise NotSaved(reason)
+    bound = Bound(timeout_s)
+    while not bound.has_passed:
+        try:
+            channel = living_head(directory)
+        except NobodyRuns as error:
+            raise NotSaved(_with_last_job(error, directory)) from error
+        if channel is not None:
+            with contextlib.closing(channel):
+                channel.post(order)
+                for messages in channel.serve(bound):
+                    yield from (message for message in messages if message["kind"] != "starting")
+        time.sleep(_RETRY_S)
+    raise NotSaved(_late(directory, timeout_s, until))
 
 
-def _first_answer(channel: Channel, bound: Bound) -> Message | None:
-    """Return the next message; None once the bound has passed or the head has gone."""
-    if not bound.wait(
-        lambda left_s: channel.has_message or select.select([channel], [], [], left_s)[0]
-    ):
-        return None
-    try:
-        return channel.receive()
-    except (OSError, ChannelError):
-        channel.close()
-        return None
+def _late(directory: RunDirectory, timeout_s: float, until: str) -> str:
+    """Return why there is no answer in time."""
+    path, owner = directory.path, _owner_of(directory)
+    for who, pid in (("head", owner["pid"]), ("client", owner.get("client"))):
+        if isinstance(pid, int) and is_stopped(pid):
+            return (
+                f"the {who} of the job in {path}, pid {pid}, is stopped; "
+                f"let it go on with `kill -CONT {pid}`, then ask again"
+            )
+    return (
+        f"the job in {path} {until} within {timeout_s:g} s; "
+        "give a longer --timeout, or look at `holdfast report`"
+    )
