@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from holdfast.recovery.event import (
@@ -41,7 +41,7 @@ from holdfast.runtime.batch.schedulers import Due
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault_address, launch_of
-from holdfast.runtime.head.orders import Order, SignalOrders
+from holdfast.runtime.head.orders import HeardSignals
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Deadline, HungUp, Renewing, SignalRepeated, Warned
@@ -108,7 +108,7 @@ class Decider:
         self.limits = job.limits
         self.log = LaunchLog()
         self.end: End | None = None
-        self.signals = SignalOrders(self._on_order, self.limits.stops)
+        self._heard = HeardSignals(self.limits.stops)
 
     def begin(self) -> None:
         """Begin the job with its first launch."""
@@ -206,15 +206,18 @@ class Decider:
         with contextlib.suppress(Exception):  # it may be the console that fails
             self._console.ended(self.end)
 
-    def _on_order(self, order: Order, number: signal.Signals) -> None:
-        if order is Order.SAVE:
-            self.save()
-        elif order is Order.GO_ON:
-            self._console.tell(HungUp())
-        elif self.limits.repeats(number, is_stopping=self.is_stopping, now=self.limits.now):
-            self._console.tell(SignalRepeated(f"{number.name}: the job is stopping already"))
-        else:
-            self._stop(number.name, self.limits.stops[number])
+    def take_signals(self, numbers: Iterable[int]) -> None:
+        """Do what signals ask for: a stop, a checkpoint, or to go on without a terminal."""
+        for number in self._heard.new_in(numbers):
+            if number not in self.limits.stops:
+                if number == signal.SIGUSR2:
+                    self.save()
+                elif number == signal.SIGHUP:
+                    self._console.tell(HungUp())
+            elif self.limits.repeats(number, is_stopping=self.is_stopping, now=self.limits.now):
+                self._console.tell(SignalRepeated(f"{number.name}: the job is stopping already"))
+            else:
+                self._stop(number.name, self.limits.stops[number])
 
     def _stop(self, asked_by: str, code: ExitCode) -> None:
         """Stop the job with a checkpoint; a second time at once."""

@@ -183,7 +183,7 @@ class Head:
         """Act on signals of this process or of the client, which may be of the same request."""
         if self._job is not None:
             with self._job.errors_told():
-                self._job.decider.signals.take(numbers)
+                self._job.decider.take_signals(numbers)
 
     def close(self) -> None:
         """Write down what is left, end all processes of this host, and let clients go."""

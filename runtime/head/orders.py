@@ -18,7 +18,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType
 
 from holdfast.recovery.event import ExitCode
@@ -114,42 +113,23 @@ class TimeLimits:
         return is_first_after_limit and is_stopping and number != signal.SIGINT
 
 
-class Order(Enum):
-    """What a signal asks for."""
-
-    STOP = "stop"
-    SAVE = "save"
-    GO_ON = "go on without a terminal"
-
-
-class SignalOrders:
-    """What signals ask for, of the head or of its client."""
+class HeardSignals:
+    """The signals that a job has heard, of its head or of its client, and when."""
 
     def __init__(
-        self,
-        obey: Callable[[Order, signal.Signals], None],
-        stops: Collection[signal.Signals],
-        clock: Callable[[], float] = time.monotonic,
+        self, stops: Collection[signal.Signals], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._obey = obey
         self._stops = stops
         self._clock = clock
         self._heard_at: dict[signal.Signals, float] = {}
 
-    def take(self, numbers: Iterable[int]) -> None:
-        """Turn signals into orders, in the order of their numbers; each one once."""
+    def new_in(self, numbers: Iterable[int]) -> list[signal.Signals]:
+        """Return the signals without those that repeat an order to stop, by their numbers."""
         now = self._clock()
-        for number in sorted(set(numbers)):
-            received = signal.Signals(number)
-            if received in self._stops:
-                if not self._is_the_same(received, now):
-                    self._obey(Order.STOP, received)
-            elif received == signal.SIGUSR2:
-                self._obey(Order.SAVE, received)
-            elif received == signal.SIGHUP:
-                self._obey(Order.GO_ON, received)
+        received = map(signal.Signals, sorted(set(numbers)))
+        return [one for one in received if one not in self._stops or not self._is_again(one, now)]
 
-    def _is_the_same(self, received: signal.Signals, now: float) -> bool:
+    def _is_again(self, received: signal.Signals, now: float) -> bool:
         before = self._heard_at.get(received)
         self._heard_at.setdefault(received, now)
         return before is not None and now - before < _SAME_ORDER_WITHIN_S.get(received, math.inf)

@@ -139,8 +139,8 @@ def test_second_order_to_stop_ends_the_launch_at_once() -> None:
     made = decided()
     made.begin(WARM, *joined(0, 1))
 
-    made.decider.signals.take([TERM])
-    made.decider.signals.take([INT])
+    made.decider.take_signals([TERM])
+    made.decider.take_signals([INT])
 
     assert made.kinds == ["launch", "stop", "kill"]
     assert made.lines[:2] == [
@@ -153,7 +153,7 @@ def test_job_that_has_stopped_has_the_exit_code_of_its_signal() -> None:
     made = decided()
     made.begin(WARM, *joined(0, 1))
 
-    made.decider.signals.take([TERM])
+    made.decider.take_signals([TERM])
     stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
     made.hear(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
 
@@ -165,8 +165,8 @@ def test_warning_of_a_batch_system_after_its_limit_cuts_no_save_short() -> None:
     made = decided(TimeLimits(is_batch=True))
     made.begin(WARM, *joined(0, 1))
 
-    made.decider.signals.take([USR2])
-    made.decider.signals.take([TERM])
+    made.decider.take_signals([USR2])
+    made.decider.take_signals([TERM])
 
     assert made.kinds == ["launch", "stop"]
     assert made.lines[-1] == "holdfast: SIGTERM: the job is stopping already"
@@ -178,8 +178,9 @@ def test_request_to_save_and_a_lost_terminal_stop_nothing() -> None:
     made = decided()
     made.begin(WARM, *joined(0, 1))
 
-    made.decider.signals.take([USR2])
-    made.decider.signals.take([HUP])
+    made.decider.take_signals([signal.SIGUSR1])  # it asks for nothing
+    made.decider.take_signals([USR2])
+    made.decider.take_signals([HUP])
 
     assert made.kinds == ["launch", "save"]
     assert made.lines == ["holdfast: SIGHUP: the job goes on without its terminal"]
@@ -251,7 +252,7 @@ def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user()
     made.poll(1000)
     assert made.kinds == ["launch"]
 
-    made.decider.signals.take([TERM])
+    made.decider.take_signals([TERM])
     made.poll(30, 1101.0)
     assert made.kinds == ["launch", "stop"]
     made.poll(2, 1132.0)
@@ -633,7 +634,7 @@ def test_signals_still_stop_a_job_whose_head_has_failed() -> None:
     made.begin(WARM, *joined(0, 1))
     hear(made, ODD)
 
-    made.decider.signals.take([TERM])
-    made.decider.signals.take([INT])
+    made.decider.take_signals([TERM])
+    made.decider.take_signals([INT])
 
     assert [order["kind"] for order in made.orders] == ["launch", "request", "kill"]

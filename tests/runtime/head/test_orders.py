@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import pytest
 
 from holdfast.runtime.batch.schedulers import Deadline, Due
-from holdfast.runtime.head.orders import STOPS, Order, SignalOrders, TimeLimits
+from holdfast.runtime.head.orders import STOPS, HeardSignals, TimeLimits
 from holdfast.runtime.system.codec import from_plain, to_plain
 
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
@@ -139,36 +139,19 @@ def test_next_head_minds_the_limits_as_they_were(steps: list[Step]) -> None:
 
 
 class Heard:
-    """The orders so far, and the time."""
+    """The signals that were new so far, and the time."""
 
     def __init__(self, stops: Collection[signal.Signals] = STOPS) -> None:
-        self.orders: list[tuple[Order, int]] = []
         self.now = 100.0
-        self.signals = SignalOrders(
-            lambda order, number: self.orders.append((order, number)), stops, lambda: self.now
-        )
+        self.new: list[int] = []
+        self._signals = HeardSignals(stops, lambda: self.now)
+
+    def take(self, numbers: Iterable[int]) -> None:
+        self.new += self._signals.new_in(numbers)
 
 
 @pytest.mark.parametrize(
-    ("number", "orders"),
-    [
-        (INT, [Order.STOP]),
-        (TERM, [Order.STOP]),
-        (USR2, [Order.SAVE]),
-        (HUP, [Order.GO_ON]),
-        (USR1, []),
-    ],
-)
-def test_signal_becomes_an_order(number: signal.Signals, orders: list[Order]) -> None:
-    hearing = Heard()
-
-    hearing.signals.take([number])
-
-    assert hearing.orders == [(order, number) for order in orders]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "apart_s", "orders"),
+    ("numbers", "apart_s", "new"),
     [
         ([TERM, TERM], 0.9, [TERM]),  # a scheduler tells the process and its group
         ([TERM] * 3, 1.1, [TERM] * 3),
@@ -176,36 +159,36 @@ def test_signal_becomes_an_order(number: signal.Signals, orders: list[Order]) ->
         ([TERM, INT], 0.0, [TERM, INT]),
         ([signal.SIGXCPU] * 10, 1.0, [signal.SIGXCPU]),
         ([USR2] * 2, 0.0, [USR2] * 2),
+        ([HUP] * 2, 0.0, [HUP] * 2),
     ],
-    ids=["at once", "later", "key", "another signal", "processor time", "save"],
+    ids=["at once", "later", "key", "another signal", "processor time", "save", "terminal"],
 )
 def test_signal_is_one_order_or_several(
-    numbers: list[int], apart_s: float, orders: list[int]
+    numbers: list[int], apart_s: float, new: list[int]
 ) -> None:
     hearing = Heard()
     for number in numbers:
-        hearing.signals.take([number, number])
+        hearing.take([number, number])
         hearing.now += apart_s
 
-    kind = Order.SAVE if USR2 in numbers else Order.STOP
-    assert hearing.orders == [(kind, number) for number in orders]
+    assert hearing.new == new
 
 
 def test_signal_of_client_and_head_is_one_order() -> None:
     """A batch system tells both, and each of them passes it on."""
     hearing = Heard()
 
-    hearing.signals.take(bytes([TERM]))
+    hearing.take(bytes([TERM]))
     hearing.now += 0.5
-    hearing.signals.take([TERM])
+    hearing.take([TERM])
 
-    assert hearing.orders == [(Order.STOP, TERM)]
+    assert hearing.new == [TERM]
 
 
-def test_under_a_batch_system_sigusr2_stops() -> None:
+def test_signal_that_stops_under_a_batch_system_alone_is_one_order_there() -> None:
     hearing = Heard((TERM, USR2))
 
-    hearing.signals.take([USR2])
-    hearing.signals.take([USR2])
+    hearing.take([USR2])
+    hearing.take([USR2])
 
-    assert hearing.orders == [(Order.STOP, USR2)]
+    assert hearing.new == [USR2]
