@@ -48,9 +48,8 @@ from holdfast.runtime.options.sources import Sources, build_options, seen_from
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Loopback, loopback_state
 from holdfast.runtime.system.devices import find_devices
-from holdfast.runtime.system.network import interfaces, own_name
+from holdfast.runtime.system.network import Loopback, interfaces, loopback_state, own_name
 from holdfast.runtime.system.own_process import (
     answer_of,
     logical_directory,

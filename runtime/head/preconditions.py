@@ -22,7 +22,7 @@ from pathlib import Path
 from holdfast.runtime.host.limits import needed
 from holdfast.runtime.run.program import imports
 from holdfast.runtime.run.progress import count, memory
-from holdfast.runtime.system.channel import Loopback, loopback_state
+from holdfast.runtime.system.network import Loopback, loopback_state
 from holdfast.runtime.system.own_process import answer_of, program_command, thread_count
 from holdfast.runtime.system.usage import Resource
 

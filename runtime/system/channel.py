@@ -12,10 +12,6 @@ so they are queued and given to messages in order.
 Only this file and ``network`` know sockets.  (The guard may import no module of holdfast, so
 it writes the same lines by itself.)  Nothing here decides: a lost peer is an empty answer,
 and the caller decides what follows.
-
-So it also tells whether this process can speak to itself on 127.0.0.1, where launchers of MPI and
-their ranks meet.  A network namespace begins with an interface ``lo`` that is down, and some
-containers leave it so: then they would wait for each other for minutes.
 """
 
 from __future__ import annotations
@@ -23,16 +19,13 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,11 +41,6 @@ _CHUNK_BYTES = 1 << 16
 _MAX_FDS = 16
 _MAX_LINE_BYTES = 16 << 20
 _MAX_OUTBOX_BYTES = 64 << 20
-
-_LO = b"lo"
-_SIOCGIFFLAGS = 0x8913  # linux/sockios.h
-_IFF_UP = 1  # linux/if.h
-_ANSWERS_WITHIN_S = 5.0
 
 
 class ChannelError(Exception):
@@ -454,44 +442,3 @@ def _credentials(connection: socket.socket) -> tuple[int, int]:
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * credentials.itemsize)
     credentials.frombytes(option)
     return credentials[0], credentials[1]
-
-
-class Loopback(Enum):
-    """The state of the interface."""
-
-    WORKS = "works"
-    """As far as can be seen: a process that may use no sockets is no reason to refuse a job."""
-    IS_DOWN = "is down"
-    HAS_NO_ADDRESS = "has no address 127.0.0.1"
-
-
-def loopback_state() -> Loopback:
-    """Connect to this process itself; if that fails, ask the kernel why."""
-    try:
-        _connect_to_self()
-    except OSError as error:
-        if not _is_up():
-            return Loopback.IS_DOWN
-        if error.errno in (errno.EADDRNOTAVAIL, errno.ENETUNREACH):
-            return Loopback.HAS_NO_ADDRESS
-    return Loopback.WORKS
-
-
-def _connect_to_self() -> None:
-    with socket.socket() as listener, socket.socket() as caller:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        caller.settimeout(_ANSWERS_WITHIN_S)
-        caller.connect(listener.getsockname())
-
-
-def _is_up() -> bool:
-    """Return whether the interface is up; true as well if the kernel does not say."""
-    question = struct.pack("16sH22x", _LO, 0)  # struct ifreq
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            answer = fcntl.ioctl(asking, _SIOCGIFFLAGS, question)
-    except OSError as error:
-        return error.errno != errno.ENODEV
-    (flags,) = struct.unpack_from("H", answer, 16)
-    return bool(flags & _IFF_UP)

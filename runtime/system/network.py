@@ -1,8 +1,14 @@
-"""This host in its networks: its names, addresses and interfaces, and who reaches whom by TCP."""
+"""This host in its networks: its names, addresses and interfaces, and who reaches whom by TCP.
+
+Launchers of MPI and their ranks meet on 127.0.0.1.  A network namespace begins with an interface
+``lo`` that is down, and some containers leave it so: then they would wait for each other for
+minutes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -10,6 +16,7 @@ import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from itertools import starmap
 from pathlib import Path
@@ -31,6 +38,7 @@ NARROW = (
     "`ip link set eth0 mtu 1400`"
 )
 _PIECE_BYTES = 1 << 20
+_ANSWERS_WITHIN_S = 5.0
 
 _INFINIBAND = 32  # ARPHRD_INFINIBAND of linux/if_arp.h
 _INFINIBAND_MBITS = 32_000
@@ -309,3 +317,41 @@ def _received(connection: socket.socket, size: int) -> bytes:
 def _drain(connection: socket.socket, size: int) -> None:
     while size > 0:
         size -= len(connection.recv(min(size, _PIECE_BYTES))) or size
+
+
+class Loopback(Enum):
+    """The state of the interface."""
+
+    WORKS = "works"
+    """As far as can be seen: a process that may use no sockets is no reason to refuse a job."""
+    IS_DOWN = "is down"
+    HAS_NO_ADDRESS = "has no address 127.0.0.1"
+
+
+def loopback_state() -> Loopback:
+    """Connect to this process itself; if that fails, ask the kernel why."""
+    try:
+        _connect_to_self()
+    except OSError as error:
+        if not _is_up():
+            return Loopback.IS_DOWN
+        if error.errno in (errno.EADDRNOTAVAIL, errno.ENETUNREACH):
+            return Loopback.HAS_NO_ADDRESS
+    return Loopback.WORKS
+
+
+def _connect_to_self() -> None:
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        caller.settimeout(_ANSWERS_WITHIN_S)
+        caller.connect(listener.getsockname())
+
+
+def _is_up() -> bool:
+    """Return whether the interface is up; true as well if the kernel does not say."""
+    try:
+        found = psutil.net_if_stats().get("lo")
+    except OSError:
+        return True
+    return found is not None and found.isup

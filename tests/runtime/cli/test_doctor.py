@@ -14,8 +14,7 @@ from holdfast.runtime.head import preconditions
 from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.mpi.trial import Outcome, Trial
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.system.channel import Loopback
-from holdfast.runtime.system.network import Interface
+from holdfast.runtime.system.network import Interface, Loopback
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from holdfast.runtime.head.preconditions import (
     host_faults,
     job_faults,
 )
-from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.system.network import Loopback
 
 TENSORFLOW, JAX = {"KERAS_BACKEND": "tensorflow"}, {"KERAS_BACKEND": "jax"}
 
