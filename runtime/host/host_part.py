@@ -366,7 +366,7 @@ class HostPart:
         process.has_left |= kind == "leaving"
         for stream in (process.printed, process.said):
             if stream is not None:
-                stream.read()
+                self._output.read(stream)
         self._tell_log(process.worker)  # it was printed before the report
         self._tell(Reported(process.generation, process.worker, report))
 
@@ -411,7 +411,7 @@ class HostPart:
         self._tell_trace(process, is_last=True)
         for stream in (process.printed, process.said):
             if stream is not None:
-                stream.end()
+                self._output.read_end(stream)
         self._tell_log(process.worker)
         self._reactor.forget(process.control)
         if process.end_fd is not None:

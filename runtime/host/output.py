@@ -93,9 +93,10 @@ class LastLines:
 
 
 @dataclass(slots=True)
-class _Stream:
-    """A pipe that a worker writes to, and the line that it has not ended yet."""
+class Forwarded:
+    """A pipe whose output is being forwarded, and the line that it has not ended yet."""
 
+    forwarder: OutputForwarder
     fd: int
     prefix: bytes
     worker: int | None
@@ -104,6 +105,11 @@ class _Stream:
     partial: bytearray = field(default_factory=bytearray)
     last: LastLines = field(default_factory=LastLines)
     is_finished: bool = False
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the newest lines, of all that the pipe holds by now; never waits."""
+        self.forwarder.read(self)
+        return self.last.lines
 
     def lines_in(self, data: bytes) -> bytes:
         """Return the lines that ``data`` completes, without noise."""
@@ -144,30 +150,6 @@ class _Stream:
         return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
 
 
-class Forwarded:
-    """A pipe whose output is being forwarded."""
-
-    def __init__(
-        self, stream: _Stream, read: Callable[[_Stream], None], end: Callable[[_Stream], None]
-    ) -> None:
-        self._stream = stream
-        self._read = read
-        self._end = end
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the newest lines, of all that the pipe holds by now; never waits."""
-        self._read(self._stream)
-        return self._stream.last.lines
-
-    def read(self) -> None:
-        """Forward the whole lines that the pipe holds by now; never waits."""
-        self._read(self._stream)
-
-    def end(self) -> None:
-        """Forward all that the pipe holds by now, its unfinished line too; never waits."""
-        self._end(self._stream)
-
-
 class Sink(Protocol):
     """What takes whole lines, and never waits."""
 
@@ -193,7 +175,7 @@ class OutputForwarder:
         self.logged = LogLines()
         """The lines of all workers, for their log files."""
         self._selector = selectors.DefaultSelector()
-        self._new: deque[_Stream] = deque()
+        self._new: deque[Forwarded] = deque()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._bound: Bound | None = None
@@ -211,10 +193,11 @@ class OutputForwarder:
         os.set_blocking(fd, False)
         noise = None if self._verbose else NoiseFilter()
         is_bare = worker is not None and not self._verbose
-        stream = _Stream(fd, b"" if is_bare else prefix.encode(), worker, sink_fd, noise)
+        prefixed = b"" if is_bare else prefix.encode()
+        stream = Forwarded(self, fd, prefixed, worker, sink_fd, noise)
         self._new.append(stream)
         os.write(self._wake_write, b"w")
-        return Forwarded(stream, self._read_all, self._read_end)
+        return stream
 
     def show(self, fd: int, lines: bytes) -> None:
         """Show lines that another host has forwarded, as they are."""
@@ -237,7 +220,7 @@ class OutputForwarder:
                 if key.data is None:
                     self._take_new()
                 else:
-                    self._read(key.data)
+                    self._read_ready(key.data)
         self._end()
 
     def _is_over(self) -> bool:
@@ -251,27 +234,30 @@ class OutputForwarder:
             stream = self._new.popleft()
             self._selector.register(stream.fd, selectors.EVENT_READ, stream)
 
-    def _read(self, stream: _Stream) -> None:
+    def _read_ready(self, stream: Forwarded) -> None:
         with self._lock:
             if not self._has_read(stream) and not stream.is_finished:
                 self._selector.unregister(stream.fd)
                 self._finish(stream)
 
-    def _read_all(self, stream: _Stream) -> None:
-        """Read what the pipe holds; its end is left to the thread."""
+    def read(self, stream: Forwarded) -> None:
+        """Forward the whole lines that a pipe holds by now; never waits.
+
+        Its end is left to the thread.
+        """
         with self._lock:
             for _ in range(_PIPE_HOLDS_CHUNKS):
                 if stream.is_finished or not self._has_read(stream):
                     return
 
-    def _read_end(self, stream: _Stream) -> None:
-        """Read what the pipe of a dead process holds, and end its last line."""
-        self._read_all(stream)
+    def read_end(self, stream: Forwarded) -> None:
+        """Forward all that the pipe of a dead process holds, its unfinished line too."""
+        self.read(stream)
         with self._lock:
             if not stream.is_finished:
                 self._put(stream, stream.last_line())
 
-    def _has_read(self, stream: _Stream) -> bool:
+    def _has_read(self, stream: Forwarded) -> bool:
         """Read once; return whether the pipe is still open, as far as one can see."""
         try:
             data = os.read(stream.fd, _CHUNK_BYTES)
@@ -281,13 +267,13 @@ class OutputForwarder:
             self._put(stream, stream.lines_in(data))
         return bool(data)
 
-    def _put(self, stream: _Stream, lines: bytes) -> None:
+    def _put(self, stream: Forwarded, lines: bytes) -> None:
         if stream.worker is not None and stream.worker >= 0:
             self.logged.put(stream.worker, lines)
         if self._verbose or stream.worker in (None, self.speaker):
             self._streams[stream.sink_fd].put(stream.prefixed(lines))
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: Forwarded) -> None:
         stream.is_finished = True
         os.close(stream.fd)
         self._put(stream, stream.last_line())
