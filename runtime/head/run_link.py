@@ -61,11 +61,11 @@ class RunLink:
         self._channel: Channel | None = None
         self._has_answered = False
         self._waiting: deque[str] = deque()
-        self._sent = 0
-        """How many of those that wait the present writer was sent."""
-        self._unkept = 0
-        """How many lines the present writer was sent that it has not counted, and no one keeps."""
-        self._lost = job.lost_lines
+        """The newest lines; a writer that is connected was sent all of them."""
+        self._first = job.lost_lines
+        """The number of the first of them, of all lines so far."""
+        self._counted = 0
+        """How many lines were written, or told as lost."""
         self._ahead: Counter[str] = Counter()
         """How much of each kind the present writer was sent, and has not taken."""
         self._unlogged: Counter[tuple[int | None, str]] = Counter()
@@ -95,7 +95,9 @@ class RunLink:
         said, self._said = self._said, ()
         if said:
             self.log(None, "", "".join(f"holdfast: {text}\n" for text in said))
-        self._send(list(self._waiting), is_again=True)
+        lost = max(0, self._first - self._counted)
+        self._counted += lost
+        self._send(list(self._waiting), lost, is_again=True)
 
     def record(self, event: str, /, **fields: object) -> None:
         """Write an event of the head itself into the journal."""
@@ -175,28 +177,21 @@ class RunLink:
 
     def _write(self, lines: list[str]) -> None:
         self._waiting.extend(lines)
-        self._send(lines, is_again=False)
-        while len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft()
-            if self._sent:
-                self._sent -= 1
-                self._unkept += 1
-            else:
-                self._lost += 1
+        self._send(lines)
+        self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)
 
-    def _send(self, lines: list[str], *, is_again: bool) -> None:
-        if self._channel is None or not (lines or self._lost):
-            return
-        lost, self._lost = self._lost, 0
-        self._channel.post({"kind": "lines", "lines": lines, "lost": lost, "is_again": is_again})
-        self._sent += len(lines)
+    def _send(self, lines: list[str], lost: int = 0, *, is_again: bool = False) -> None:
+        if self._channel is not None and (lines or lost):
+            told = {"lines": lines, "lost": lost, "is_again": is_again}
+            self._channel.post({"kind": "lines", **told})
 
     def _on_message(self, message: Message) -> None:
         owner = self._owner
         match message["kind"]:
             case "written":
                 self._has_answered = True
-                self._forget(message["count"])
+                self._counted += message["count"]
+                self._forget_before(self._counted)
             case "taken":
                 self._ahead[message["what"]] -= message["size"]
             case "warning" if owner is not None:
@@ -204,19 +199,15 @@ class RunLink:
             case "lost" if owner is not None:
                 owner.on_directory_lost(message["exit_code"], message["reason"])
 
-    def _forget(self, count: int) -> None:
-        """Forget the oldest lines that were sent: the writer has written so many."""
-        unkept = min(count, self._unkept)
-        self._unkept -= unkept
-        for _ in range(min(count - unkept, self._sent)):
+    def _forget_before(self, number: int) -> None:
+        """Forget the lines before that with a number."""
+        while self._waiting and self._first < number:
             self._waiting.popleft()
-            self._sent -= 1
+            self._first += 1
 
     def _leave(self) -> None:
         if self._channel is not None:
             self._reactor.forget(self._channel)
             self._channel.close()
             self._channel = None
-        self._lost += self._unkept
-        self._sent = self._unkept = 0
         self._ahead.clear()
