@@ -1,64 +1,40 @@
-"""The colours of the live line."""
+"""The colours of the live line, as every terminal with colours knows them (ECMA-48, SGR)."""
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
-
-from holdfast.runtime.run import progress
 from holdfast.runtime.run.live_line import GAP, Part
 
-_STYLES = {
-    "plain": "",
-    "epoch": "bold",
-    "metric": "cyan",
-    "phase": "yellow",
-    "loss": "bold red",
-    "quiet": "dim",
-}
-_FULL_STYLE, _EMPTY_STYLE = "green", "bright_black"
+_CODES = {"plain": "", "epoch": "1", "metric": "36", "phase": "33", "loss": "1;31", "quiet": "2"}
+"""Of each style; 1 is bold, and 2 is dim."""
+_FULL_CODE, _EMPTY_CODE = "32", "90"
+_WITHOUT_CODES = ("dumb", "unknown")
+"""What TERM says of a terminal that knows none."""
 
 
-def paint(parts: Sequence[Part]) -> str:
-    """Return the parts as text with the escape codes that this terminal knows.
+def paint(parts: Sequence[Part], *, is_plain: bool = False) -> str:
+    """Return the parts as text, with the codes for their colours if the terminal knows them.
 
-    rich knows the terminal by TERM and COLORTERM.  It only makes text here: nothing is
-    written, so a terminal that takes nothing keeps nobody waiting.
+    Without colours, as a user may want them, a bar is full where its cells are heavy.
     """
-    if os.environ.get("NO_COLOR"):
-        return plain(parts)
-    columns = sum(progress.columns(part.text) + len(GAP) for part in parts) + 1
-    console = Console(file=io.StringIO(), force_terminal=True, width=columns, highlight=False)
-    with console.capture() as written:
-        console.print(Text(GAP).join(map(_text_of, parts)), end="", no_wrap=True)
-    return written.get()
+    is_plain |= bool(os.environ.get("NO_COLOR"))
+    has_codes = not is_plain and os.environ.get("TERM", "").strip().lower() not in _WITHOUT_CODES
+    filled, empty = _cells("┄" if is_plain else "━")
 
+    def coded(text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if text and code and has_codes else text
 
-def plain(parts: Sequence[Part]) -> str:
-    """Return the parts as text without any code; a bar is full where its cells are heavy."""
-    return GAP.join(map(_plain_of, parts))
+    def painted(part: Part) -> str:
+        if part.done is None:
+            return coded(part.text, _CODES[part.style])
+        full = round(part.done * len(part.text))
+        left = len(part.text) - full
+        return coded(filled * full, _FULL_CODE) + coded(empty * left, _EMPTY_CODE)
 
-
-def _plain_of(part: Part) -> str:
-    if part.done is None:
-        return part.text
-    full = round(part.done * len(part.text))
-    filled, empty = _cells("┄")
-    return filled * full + empty * (len(part.text) - full)
-
-
-def _text_of(part: Part) -> Text:
-    if part.done is None:
-        return Text(part.text, style=_STYLES[part.style])
-    full = round(part.done * len(part.text))
-    filled, empty = _cells("━")
-    bar = Text(filled * full, style=_FULL_STYLE)
-    return bar.append(empty * (len(part.text) - full), style=_EMPTY_STYLE)
+    return GAP.join(map(painted, parts))
 
 
 def _cells(empty: str) -> tuple[str, str]:

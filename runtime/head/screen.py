@@ -12,17 +12,17 @@ not told again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from holdfast.runtime.head.paint import paint
 from holdfast.runtime.host.output import ERR, OUT, Streams
 from holdfast.runtime.run.event_kinds import EVENTS
 from holdfast.runtime.run.events import Epoch
-from holdfast.runtime.run.live_line import Part, Picture, live_line
+from holdfast.runtime.run.live_line import Picture, live_line
 from holdfast.runtime.run.progress import LIVE, SILENT
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.line_sink import LineSink
@@ -32,9 +32,6 @@ _COLUMNS = 79
 
 _LAST_LINES_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
-
-Paint = Callable[[Sequence[Part]], str]
-"""Gives parts their colours, for a terminal."""
 
 
 class Screen:
@@ -98,13 +95,6 @@ def _is_in_foreground() -> bool:
         return False
 
 
-def _painted(parts: Sequence[Part], *, is_plain: bool = False) -> str:
-    """Return the parts with their colours; the library for that takes 50 ms to import."""
-    from holdfast.runtime.head.paint import paint, plain
-
-    return plain(parts) if is_plain else paint(parts)
-
-
 class ProgressLog:
     """Draws and prints on ``screen``."""
 
@@ -112,7 +102,7 @@ class ProgressLog:
         self,
         screen: Screen,
         *,
-        paint: Paint = _painted,
+        paint: Callable[..., str] = paint,
         is_quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         imports: str = "",
@@ -180,8 +170,7 @@ class ProgressLog:
             return
         self._is_drawn = True
         parts = live_line(self._picture, self._clock(), self._screen.columns)
-        paint = functools.partial(_painted, is_plain=True) if self._screen.is_plain else self._paint
-        self._screen.draw(paint(parts))
+        self._screen.draw(self._paint(parts, is_plain=self._screen.is_plain))
 
     def _is_wanted(self) -> bool:
         if self._is_quiet or self._is_over or not self._screen.can_draw:

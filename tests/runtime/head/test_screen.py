@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.head.paint import paint
 from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, say
 from holdfast.runtime.host.output import Streams
 from holdfast.runtime.run.live_line import Part
@@ -47,10 +48,12 @@ class Terminal:
 
 
 def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
-    def paint(parts: list[Part]) -> str:
+    def words(parts: list[Part], *, is_plain: bool) -> str:
+        if is_plain:
+            return paint(parts, is_plain=True)
         return " | ".join(part.text for part in parts if part.done is None)
 
-    log = ProgressLog(terminal, paint=paint, clock=lambda: 2.0, **options)  # type: ignore[arg-type]
+    log = ProgressLog(terminal, paint=words, clock=lambda: 2.0, **options)  # type: ignore[arg-type]
     log.launching(2)
     return log
 
