@@ -112,17 +112,15 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class EndMaintenance:
-    """Workers of another host save: its writer alone looks after old steps, until they save here.
+class Lead:
+    """A world has this first worker: show its lines, and of no other one.
 
-    What is complete in this host's memory is still written when it is settled.
+    The writer of its host alone looks after old steps from then on.  What is complete in the memory
+    of another host is still written when it is settled.
     """
 
-
-@dataclass(frozen=True, slots=True)
-class Speak:
-    """Show the lines of this worker, and of no other one."""
-
+    generation: int
+    """That of the launch."""
     worker: WorkerId
 
 
@@ -152,8 +150,7 @@ Down = (
     | Inquire
     | Settle
     | Abandon
-    | EndMaintenance
-    | Speak
+    | Lead
     | Meet
     | Describe
 )

@@ -27,13 +27,13 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
-    EndMaintenance,
     Exited,
     Forked,
     Found,
     Inquire,
     Killed,
     KillWorker,
+    Lead,
     LetBegin,
     LetLeave,
     MakeWorkers,
@@ -45,7 +45,6 @@ from holdfast.runtime.host.host_messages import (
     Seen,
     Settle,
     Settled,
-    Speak,
     Told,
     Traced,
     Up,
@@ -148,10 +147,10 @@ class HostPart:
                 )
             case Abandon(why):
                 self._abandon(why)
-            case EndMaintenance():
-                self.writer.end_maintenance()
-            case Speak(worker):
+            case Lead(generation, worker):
                 self._output.speaker = worker
+                if (generation, worker) not in self._processes:
+                    self.writer.end_maintenance()
             case Describe():
                 self._describe()
 

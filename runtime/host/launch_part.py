@@ -29,12 +29,12 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
-    EndMaintenance,
     Exited,
     Forked,
     Found,
     HostLink,
     Killed,
+    Lead,
     LetBegin,
     LetLeave,
     MakeWorkers,
@@ -46,7 +46,6 @@ from holdfast.runtime.host.host_messages import (
     Seen,
     Settle,
     Settled,
-    Speak,
     Told,
     Traced,
     Up,
@@ -470,10 +469,9 @@ class LaunchPart:
             if is_newest:
                 self._worlds.ask(hosted.worker, world, witnessed_s())
             return
-        if kind == "world" and is_newest:
-            for first in world[:1]:
-                self._post_all(Speak(first))
-                self._let_one_host_save(report["generation"], first)
+        if kind == "world" and is_newest and world and report["generation"] >= self._world:
+            self._world = report["generation"]
+            self._post_all(Lead(hosted.generation, world[0]))
         self._tell_report(hosted.worker, report)
 
     @property
@@ -503,14 +501,6 @@ class LaunchPart:
         )
         if hosted is not None:
             hosted.kill(why)
-
-    def _let_one_host_save(self, world: int, first: WorkerId) -> None:
-        """Let no other host look after old steps than that of rank 0 of the newest world."""
-        if world >= self._world:
-            self._world = world
-            for host in self._hosts:
-                if host is not self._host_of(first):
-                    host.post(EndMaintenance())
 
     def _host_of(self, worker: WorkerId) -> HostLink:
         """Return the host of a worker of the launch, also of one that has ended."""

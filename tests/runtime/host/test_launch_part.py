@@ -15,13 +15,13 @@ from holdfast.runtime.host.host_messages import (
     BeginLaunch,
     Described,
     Down,
-    EndMaintenance,
     Exited,
     Forked,
     Found,
     Inquire,
     Killed,
     KillWorker,
+    Lead,
     LetBegin,
     LetLeave,
     MakeWorkers,
@@ -33,7 +33,6 @@ from holdfast.runtime.host.host_messages import (
     Seen,
     Settle,
     Settled,
-    Speak,
     Told,
     Up,
     Watch,
@@ -340,23 +339,15 @@ def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world
     assert [hosted.worker for hosted in world.launch.workers if hosted.is_condemned] == [2]
 
 
-def test_first_worker_of_a_world_is_shown_by_its_host_and_by_no_other_one(world: World) -> None:
-    world.reports(2, kind="world", generation=2, workers=[2, 3])
-
-    assert world.near.of(Speak) == world.far.of(Speak) == [Speak(WorkerId(2))]
-
-
-def test_host_of_the_first_worker_alone_looks_after_old_steps(world: World) -> None:
+def test_all_hosts_hear_of_the_first_worker_of_the_newest_world(world: World) -> None:
     world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])
-    assert (world.near.of(EndMaintenance), world.far.of(EndMaintenance)) == ([], [EndMaintenance()])
-
     for worker in (0, 1):
         world.near.exits(worker)
     world.reports(2, kind="world", generation=3, workers=[2, 3])
-    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])
+    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])  # it is late
 
-    assert world.near.of(EndMaintenance) == [EndMaintenance()]
-    assert world.far.of(EndMaintenance) == [EndMaintenance()], "the word of an old world is late"
+    leads = [Lead(1, WorkerId(first)) for first in (0, 2)]
+    assert world.near.of(Lead) == world.far.of(Lead) == leads
 
 
 def test_status_has_the_workers_of_both_hosts(world: World) -> None:

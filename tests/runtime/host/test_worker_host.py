@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import Lead
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
@@ -84,6 +86,9 @@ class FakeWriter:
 
     def copied(self, message: Message) -> None:
         self.told.append(message)
+
+    def end_maintenance(self) -> None:
+        self.told.append({"kind": "maintenance ends"})
 
     def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
@@ -301,6 +306,16 @@ def test_sentence_of_the_writer_is_shown(host: Host) -> None:
     host.real.part.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 
     assert host.notices == ["checkpoints are at risk: no sync"]
+
+
+def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Host) -> None:
+    host.real.part.take(Lead(1, WorkerId(1)))
+    assert host.writer.told == []
+
+    host.real.part.take(Lead(1, WorkerId(2)))
+
+    assert host.writer.told == [{"kind": "maintenance ends"}]
+    assert host.output.speaker == 2
 
 
 QUESTION = {"kind": "memory", "layout": "L", "size": 2**21, "bytes": 2**20}
