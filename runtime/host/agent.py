@@ -87,23 +87,17 @@ class Visitor:
         self.on_end()
 
 
+@dataclass(eq=False, slots=True)
 class Orders:
     """Carries out the orders of the head."""
 
-    def __init__(
-        self,
-        host: WorkerHost,
-        mpi: MpiHost,
-        tell: Callable[[Message], None],
-        watch: HostWatch,
-        socket: Path,
-    ) -> None:
-        self._host = host
-        self._mpi = mpi
-        self._tell = tell
-        self._launch: WorkerConfig | None = None
-        self._watch = watch
-        self._socket = socket
+    host: WorkerHost
+    mpi: MpiHost
+    tell: Callable[[Message], None]
+    watch: HostWatch
+    socket: Path
+    launch: WorkerConfig | None = None
+    """The newest."""
 
     def obey(self, message: Message) -> None:
         """Carry out one order.
@@ -116,8 +110,8 @@ class Orders:
             self._begin(message)
         elif kind == "kill":
             is_urgent = bool(message.get("is_urgent"))
-            self._host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
-            self._mpi.kill()
+            self.host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
+            self.mpi.kill()
         elif kind == "abandon":
             self._abandon(message["reason"])
         elif kind == "request":
@@ -128,12 +122,12 @@ class Orders:
     def _begin(self, message: Message) -> None:
         launch = from_plain(WorkerConfig, message["config"])
         order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
-        self._launch = launch
-        self._watch.begin(len(launch.workers))
+        self.launch = launch
+        self.watch.begin(len(launch.workers))
         try:
-            self._host.begin(launch)
+            self.host.begin(launch)
         except OSError as error:
-            self._host.launch.kill_all("its launch cannot begin")
+            self.host.launch.kill_all("its launch cannot begin")
             self._give_up(launch, f"{len(launch.workers)} workers cannot be made: {error}")
             return
         if order is not None:
@@ -142,36 +136,36 @@ class Orders:
     def _start_mpi(self, launch: WorkerConfig, order: MpiOrder) -> None:
         ranks = len(launch.workers)
         try:
-            self._mpi.begin(launch.generation, order, ranks, self._socket)
+            self.mpi.begin(launch.generation, order, ranks, self.socket)
         except OSError as error:
             self._give_up(launch, f"{order.mpiexec} cannot be started: {error}")
 
     def _give_up(self, launch: WorkerConfig, words: str) -> None:
         ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
-        self._tell(ended)
+        self.tell(ended)
 
     def _ask(self, what: str) -> None:
         if what == "renew":
             self._renew()
         elif what == "save":
-            self._host.launch.ask_all(RequestFlag.SAVE)
+            self.host.launch.ask_all(RequestFlag.SAVE)
         elif what == "stop":
-            self._host.launch.stop_all()
+            self.host.launch.stop_all()
         else:
             raise ValueError(f"a worker can be asked to save or to stop, not {what!r}")
 
     def _renew(self) -> None:
         """Ask all to stop, to make room for another launch; an order to stop would end the job."""
-        if self._launch is not None:
-            self._tell({"kind": "renewing", "worker": self._launch.workers[0]})
-            self._host.launch.ask_all(RequestFlag.STOP)
+        if self.launch is not None:
+            self.tell({"kind": "renewing", "worker": self.launch.workers[0]})
+            self.host.launch.ask_all(RequestFlag.STOP)
 
     def _abandon(self, reason: str) -> None:
         """Give a launch up whose processes do not even end when they are killed."""
-        self._host.launch.abandon(reason)
-        self._mpi.abandon()
-        if self._launch is not None:
-            self._give_up(self._launch, "")
+        self.host.launch.abandon(reason)
+        self.mpi.abandon()
+        if self.launch is not None:
+            self._give_up(self.launch, "")
 
 
 class Agent:
@@ -196,7 +190,8 @@ class Agent:
         self.streams = Streams()
         self._poll_s = pulse_interval_s(settings.heartbeat_timeout_s)
         self._pauses = PauseWatch(self._poll_s)
-        self._output = OutputForwarder(self.streams, verbose=settings.verbose)
+        self.output = OutputForwarder(self.streams, verbose=settings.verbose)
+        """Shows the output of workers, and of other hosts."""
         self._dropped_told = 0
         self._polled_at = witnessed_s()
         self._introduce_to_head = introduce
@@ -207,25 +202,20 @@ class Agent:
         )
         self.host = WorkerHost(
             self.reactor,
-            self._output,
+            self.output,
             self._watch.pass_on,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
             on_files=on_files,
         )
         self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
-        self._helpers = _HelperWatch(self.host, self._mpi, settings.heartbeat_timeout_s)
+        self._stopped = StoppedProcesses(settings.heartbeat_timeout_s)
         self._orders = Orders(self.host, self._mpi, self.tell, self._watch, self.socket)
 
     @property
     def socket(self) -> Path:
         """Where this agent listens."""
         return self._listener.path
-
-    @property
-    def output(self) -> OutputForwarder:
-        """What shows the output of workers, and of other hosts."""
-        return self._output
 
     def tell(self, event: Message) -> None:
         """Keep an event with the current time, for the head to handle after this turn."""
@@ -250,7 +240,7 @@ class Agent:
             self._polled_at = now
             self._keep_directory()
             self.host.poll(now, self._mpi.pid)
-            self._helpers.poll(now)
+            self._end_stopped_helpers(now)
             has_workers = any(hosted.pid is not None for hosted in self.host.launch.workers)
             self._watch.poll(now, has_workers=has_workers)
             self._tell_dropped()
@@ -277,7 +267,7 @@ class Agent:
         self.host.close()
         self._mpi.close()
         self._listener.close()
-        self._output.close(_OUTPUT_ENDS_WITHIN_S)
+        self.output.close(_OUTPUT_ENDS_WITHIN_S)
         self.streams.close(_OUTPUT_ENDS_WITHIN_S)
         self.reactor.close()
 
@@ -344,37 +334,24 @@ class Agent:
             self._dropped_told = dropped
             self.tell({"kind": "output_dropped", "lines": dropped})
 
-
-class _HelperWatch:
-    """Looks at the processes around the workers, and ends those that stand still."""
-
-    def __init__(self, host: WorkerHost, mpi: MpiHost, limit_s: float) -> None:
-        self._host = host
-        self._mpi = mpi
-        self._stopped = StoppedProcesses(limit_s)
-
-    def poll(self, now: float) -> None:
-        """Poll once; a helper that has been stopped for longer than the limit is killed."""
-        ends = self._ends()
-        for pid, seconds in self._stopped.poll(ends, now).items():
-            ends[pid](f"stopped for {seconds:.1f} s")
-
-    def _ends(self) -> dict[int, Callable[[str], None]]:
-        """Return the way to end each helper that runs, by its process id."""
+    def _end_stopped_helpers(self, now: float) -> None:
+        """Kill each process around the workers that has been stopped for longer than the limit."""
         ends: dict[int | None, Callable[[str], None]] = {
             self._mpi.pid: self._end_launch,
-            self._host.part.pool.pid: self._host.part.pool.replace,
-            self._host.part.writer.pid: self._host.part.writer.replace,
+            self.host.part.pool.pid: self.host.part.pool.replace,
+            self.host.part.writer.pid: self.host.part.writer.replace,
         }
-        for hosted in self._host.launch.workers:
+        for hosted in self.host.launch.workers:
             if hosted.guard is not None:
-                ends[hosted.guard.pid] = partial(self._end_worker, hosted)
-        return {pid: end for pid, end in ends.items() if pid is not None}
+                ends[hosted.guard.pid] = partial(_end_worker, hosted)
+        found = [pid for pid in ends if pid is not None]
+        for pid, seconds in self._stopped.poll(found, now).items():
+            ends[pid](f"stopped for {seconds:.1f} s")
 
     def _end_launch(self, why: str) -> None:
-        self._host.launch.kill_all(f"mpiexec {why}")
+        self.host.launch.kill_all(f"mpiexec {why}")
         self._mpi.kill()
 
-    @staticmethod
-    def _end_worker(hosted: HostedWorker, why: str) -> None:
-        hosted.kill(f"guard {why}")
+
+def _end_worker(hosted: HostedWorker, why: str) -> None:
+    hosted.kill(f"guard {why}")

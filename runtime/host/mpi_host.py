@@ -77,9 +77,10 @@ class MpiLaunch:
 
         Raises ``OSError`` if the system has no process or thread to spare.
         """
-        self._directory = line.directory
+        self.directory = line.directory
+        """The launch's private one."""
         (offers, ask), (hear, answers) = os.pipe(), os.pipe()
-        with (self._directory / _LOG).open("wb") as log, blocked():
+        with (self.directory / _LOG).open("wb") as log, blocked():
             self._process = subprocess.Popen(
                 by_env([*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()]),
                 env=dict(environment),
@@ -108,11 +109,6 @@ class MpiLaunch:
         return self._process.pid
 
     @property
-    def directory(self) -> Path:
-        """The launch's private directory."""
-        return self._directory
-
-    @property
     def exit_code(self) -> int | None:
         """The exit code of an mpiexec that is gone, else None; under ULFM it means nothing."""
         return self._process.poll()
@@ -125,7 +121,7 @@ class MpiLaunch:
     def words(self) -> str:
         """Return the end of mpiexec's output."""
         try:
-            with (self._directory / _LOG).open("rb") as log:
+            with (self.directory / _LOG).open("rb") as log:
                 log.seek(0, os.SEEK_END)
                 log.seek(max(0, log.tell() - _WORDS_BYTES))
                 return log.read().decode(errors="replace").strip()
@@ -140,7 +136,7 @@ class MpiLaunch:
     def clear(self) -> None:
         """Wait for an mpiexec that ends, at most 10 s, and remove all files that it left behind."""
         self.end()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def end(self) -> None:
         """Wait for an mpiexec that ends, at most 10 s, and keep its files."""

@@ -156,11 +156,6 @@ class LineChannel:
                 self._read_once()
         return self._messages.popleft() if self._messages else None
 
-    @property
-    def has_message(self) -> bool:
-        """Whether a message has arrived that `receive` returns without waiting."""
-        return bool(self._messages)
-
     def drain(self) -> list[Message]:
         """Return all messages that have arrived, without waiting."""
         try:

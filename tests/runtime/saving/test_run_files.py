@@ -57,7 +57,7 @@ class Files:
 
     def answer(self) -> Message:
         """Return the next answer."""
-        if not self.channel.has_message:
+        if not self.channel.has_news:
             assert select.select([self.channel], [], [], BOUND_S)[0], "no answer"
         answer = self.channel.receive()
         assert answer is not None

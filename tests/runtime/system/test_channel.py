@@ -78,12 +78,12 @@ def test_message_that_came_with_another_is_known_although_nothing_is_readable(
     ours, theirs = ends
     for number in range(2):
         ours.send({"n": number})
-    assert not theirs.has_message
+    assert not theirs.has_news
 
     assert theirs.receive() == {"n": 0}
-    assert theirs.has_message
+    assert theirs.has_news
     assert theirs.receive() == {"n": 1}
-    assert not theirs.has_message
+    assert not theirs.has_news
 
 
 def test_half_a_message_at_the_end_is_dropped(raw_lines: tuple[socket.socket, LineChannel]) -> None:
