@@ -43,10 +43,11 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
 def _first_line(setup: JobSetup) -> str:
     """Return what begins, where, with which workers and seed."""
     options, record = setup.options, setup.record
-    verb = "resuming" if _is_resuming(setup) else "starting"
+    verb, step = "resuming" if _is_resuming(setup) else "starting", setup.saved_step
+    begin = " from the beginning" if step is None else f" from step {step}"
     return (
-        f"{verb} {options.script.name} {setup.starting_point}".rstrip()
-        + f" on {count(options.workers, 'worker')}"
+        f"{verb} {options.script.name}{begin if setup.is_resumed else ''}"
+        f" on {count(options.workers, 'worker')}"
         + (f" and {count(options.spares, 'spare')}" if options.spares else "")
         + f" ({count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
         f"{count(record.threads, 'thread')} each) in {options.run_dir}"

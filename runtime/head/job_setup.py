@@ -98,13 +98,6 @@ class JobSetup:
         places = [str(self.options.script.parent), *sys.path]
         return name not in sys.builtin_module_names and not PathFinder.find_spec(name, places)
 
-    @property
-    def starting_point(self) -> str:
-        """Where training begins, in words."""
-        if not self.is_resumed:
-            return ""
-        return "from the beginning" if self.saved_step is None else f"from step {self.saved_step}"
-
     def head_terms(self, directory: Path) -> HeadTerms:
         """Return the terms of a head that works in ``directory``."""
         return HeadTerms(

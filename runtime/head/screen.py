@@ -46,11 +46,6 @@ class Screen:
         self.copy: Callable[[bytes], None] = lambda lines: None
         """Takes the lines for the log of the run as well."""
 
-    @property
-    def can_draw(self) -> bool:
-        """Whether a live line may be drawn now."""
-        return self.columns > 0
-
     def say(self, lines: bytes) -> None:
         """Write lines about the job, which end with a newline."""
         self._streams[ERR].put(lines)
@@ -173,7 +168,7 @@ class ProgressLog:
         self._screen.draw(self._paint(parts, is_plain=self._screen.is_plain))
 
     def _is_wanted(self) -> bool:
-        if self._is_quiet or self._is_over or not self._screen.can_draw:
+        if self._is_quiet or self._is_over or self._screen.columns <= 0:
             return False
         report = self._picture.report
         return report is None or report.verbose == LIVE

@@ -347,7 +347,7 @@ def test_saving_in_time_is_not_told_of_when_the_training_is_over(
     phase: str, left_s: float, lines: int
 ) -> None:
     class NoScreen:
-        can_draw = False
+        columns = 0
 
     progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
     made = Decided(job_of(limited(left_s)), progress)

@@ -100,20 +100,6 @@ def test_first_weights_that_are_not_there_are_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"is_resumed": False, "saved_step": 3}, ""),
-        ({"is_resumed": True, "saved_step": None}, "from the beginning"),
-        ({"is_resumed": True, "saved_step": 40}, "from step 40"),
-    ],
-)
-def test_starting_point_is_that_of_the_newest_checkpoint(
-    prepared: JobSetup, fields: dict[str, Any], words: str
-) -> None:
-    assert dataclasses.replace(prepared, **fields).starting_point == words
-
-
-@pytest.mark.parametrize(
     ("steps", "saved", "lost"),
     [((10, 40), 40, None), ((10, 50), 50, None), ((10,), 10, 40), ((), None, 40)],
 )

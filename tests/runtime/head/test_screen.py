@@ -36,10 +36,6 @@ class Terminal:
         self.lines: list[str] = []
         self.live: list[str] = []
 
-    @property
-    def can_draw(self) -> bool:
-        return self.columns > 0
-
     def print(self, line: str) -> None:
         self.lines.append(line)
 
@@ -287,15 +283,6 @@ def test_lines_after_another_client_go_to_its_streams(streams: list[int], tmp_pa
 
     assert (tmp_path / "first").read_text() == "before\n"
     assert (tmp_path / "second").read_text() == "after\n"
-
-
-def test_screen_draws_only_once_its_client_has_told_of_a_terminal() -> None:
-    screen = Screen({})  # type: ignore[arg-type]
-    assert not screen.can_draw
-
-    screen.columns = 80
-
-    assert screen.can_draw
 
 
 def test_file_is_no_place_for_a_live_line(streams: list[int], tmp_path: Path) -> None:
