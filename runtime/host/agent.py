@@ -203,7 +203,7 @@ class Agent:
         self.host = WorkerHost(
             self.reactor,
             self.output,
-            self._watch.pass_on,
+            lambda event: self.tell(self._watch.explained(event)),
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
             on_files=on_files,

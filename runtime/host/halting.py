@@ -93,7 +93,7 @@ class Halting:
         self._asked_at = now
         self._beats = {hosted.worker: hosted.page.counter for hosted in living}
         for hosted in living:
-            hosted.page.halt()
+            hosted.page.is_halt_asked = True
 
     def _is_lost(self, hosted: HostedWorker, waited_s: float) -> bool:
         """Return whether a worker has not answered in time; on several hosts a link may be slow."""

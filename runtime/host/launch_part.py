@@ -286,9 +286,7 @@ class LaunchPart:
             hello.close()
             return
         hosted.guard = guard
-        begin = LetBegin(
-            hosted.generation, hosted.worker, hello.environment, hello.directory
-        )
+        begin = LetBegin(hosted.generation, hosted.worker, hello.environment, hello.directory)
         hosted.host.post(begin, hello.connections)
         self._reactor.watch_channel(
             guard.channel, lambda _: None, lambda: hosted.kill("guard lost")

@@ -309,10 +309,6 @@ class HostWatch:
             self._ask_for_save()
             self._say(usage, describe_fullness(usage))
 
-    def pass_on(self, event: Message) -> None:
-        """Tell the head an event; a death by the OOM killer gets its cause and figures."""
-        self._tell(self.explained(event))
-
     def explained(self, event: Message) -> Message:
         """Return an event; a death by the OOM killer gets its cause and figures."""
         if event.get("cause") != _NOT_OURS:

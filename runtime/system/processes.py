@@ -293,14 +293,10 @@ class HeldProcess:
             return None
         return process
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it still lives."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, number)
-
     def kill(self) -> None:
         """SIGKILL the process, if it still lives."""
-        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when the process has ended."""

@@ -219,10 +219,6 @@ class WorkerStatus:
         """Count one beat."""
         self.counter += 1
 
-    def resume(self, step: int) -> None:
-        """Note that the worker goes on from ``step``, which it has not committed itself."""
-        self.step = step
-
     def commit(self, step: int) -> None:
         """Note a commit, after which ``step`` updates are committed (worker only)."""
         self.step = step
@@ -341,10 +337,6 @@ class WorkerStatus:
             self._saves_answered = asked
         else:
             self._stops_answered = asked
-
-    def halt(self) -> None:
-        """Ask the worker to change its state no more (agent only)."""
-        self.is_halt_asked = True
 
     @property
     def halt_order(self) -> HaltOrder:

@@ -207,7 +207,7 @@ class TrainingLoop:
         self._is_loaded = True
         self._records.joined(self._progress.cursor)
         self._records.adopted()
-        self._context.page.resume(self._progress.cursor.step)
+        self._context.page.step = self._progress.cursor.step
         self._context.page.phase = Phase.COMPILING
         return self._go_on(StepEvent.CAUGHT_UP)
 

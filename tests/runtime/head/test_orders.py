@@ -163,9 +163,7 @@ class Heard:
     ],
     ids=["at once", "later", "key", "another signal", "processor time", "save", "terminal"],
 )
-def test_signal_is_one_order_or_several(
-    numbers: list[int], apart_s: float, new: list[int]
-) -> None:
+def test_signal_is_one_order_or_several(numbers: list[int], apart_s: float, new: list[int]) -> None:
     hearing = Heard()
     for number in numbers:
         hearing.take([number, number])

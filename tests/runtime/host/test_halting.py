@@ -24,7 +24,7 @@ class FakeWorker:
         self.page = WorkerStatus.create()
         self.page.phase = phase
         self.page.generation = 1
-        self.page.resume(7)
+        self.page.step = 7
         self.halted: Message | None = None
         self.halt_failure: str | None = None
         self.killed = ""

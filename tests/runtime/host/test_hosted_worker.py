@@ -31,6 +31,7 @@ FARTHEST_FIRST = (
     Phase.COMPILING, Phase.RESTORING, Phase.JOINING, Phase.STARTING,
 )  # fmt: skip
 
+
 class FakeHost:
     """The worker's host, which keeps what it is told."""
 

@@ -413,8 +413,8 @@ def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> Non
     watched.poll(3)
     watched.kill()
 
-    watched.watch.pass_on(DEATH)
-    watched.watch.pass_on(DEATH)
+    watched.told.append(watched.watch.explained(DEATH))
+    watched.told.append(watched.watch.explained(DEATH))
 
     assert "killed by the kernel's OOM killer" in watched.told[0]["cause"]
     assert "300 MiB resident" in watched.told[0]["cause"]
@@ -429,8 +429,8 @@ def test_death_of_another_cause_keeps_it_and_the_victim_is_kept_for_another(
     watched.poll(3)
     watched.kill()
 
-    watched.watch.pass_on({**DEATH, "cause": cause})
-    watched.watch.pass_on(DEATH)
+    watched.told.append(watched.watch.explained({**DEATH, "cause": cause}))
+    watched.told.append(watched.watch.explained(DEATH))
 
     assert watched.told[0]["cause"] == cause
     assert "OOM killer" in watched.told[1]["cause"]
@@ -440,15 +440,15 @@ def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) ->
     watched.kill()
     watched.watch.begin(3)
 
-    watched.watch.pass_on(DEATH)
+    watched.told.append(watched.watch.explained(DEATH))
 
     assert watched.told == [DEATH]
 
 
-def test_events_that_are_no_deaths_go_on_as_they_are(watched: Watched) -> None:
-    watched.watch.pass_on({"kind": "warm", "pid": 3})
+def test_events_that_are_no_deaths_stay_as_they_are(watched: Watched) -> None:
+    warm = {"kind": "warm", "pid": 3}
 
-    assert watched.told == [{"kind": "warm", "pid": 3}]
+    assert watched.watch.explained(warm) == warm
 
 
 def test_limits_that_are_too_small_are_told_before_the_first_launch_only(

@@ -137,7 +137,7 @@ def test_work_in_hand_is_seen_by_the_agent_until_it_is_done() -> None:
 def test_commits_are_counted_and_a_resumed_step_is_none() -> None:
     page = WorkerStatus.create()
 
-    page.resume(40)
+    page.step = 40
     page.commit(41)
     page.commit(41)
 
@@ -211,7 +211,7 @@ def _by_agent() -> st.SearchStrategy[Callable[[WorkerStatus], None]]:
         st.sampled_from([RequestFlag.SAVE, RequestFlag.STOP]).map(
             lambda what: lambda status: status.ask(what)
         ),
-        st.just(WorkerStatus.halt),
+        st.just(lambda status: setattr(status, "is_halt_asked", True)),
         st.builds(HaltOrder, number, number, number).map(
             lambda order: lambda status: status.order_halted(order)
         ),

@@ -44,7 +44,7 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     halt.resting = holding
     watch.poll()
     with halt.moving:
-        page.halt()
+        page.is_halt_asked = True
         watch.poll()
         watch.poll()
         assert told.empty()  # the state is being changed

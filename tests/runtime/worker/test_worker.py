@@ -237,7 +237,7 @@ def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
 def page_in(phase: Phase = Phase.STARTING) -> WorkerStatus:
     page = WorkerStatus.create()
     page.phase = phase
-    page.resume(59)
+    page.step = 59
     return page
 
 
