@@ -39,7 +39,6 @@ MAX_MICROBATCHES = 65_000
 """With this many microbatches the lanes of a step still add up exactly: 255 * 65,000 < 2**24."""
 
 _LANES = struct.Struct(f"={LANES}f")
-_SHIFTS = range(0, 64, 8)
 _MAX_EXACT = 1 << 24
 
 MAX_SAMPLES_OF_A_SUM = _MAX_EXACT
@@ -144,7 +143,9 @@ def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
             f"ledger lanes {values} are not {LANES} whole numbers up to {_MAX_EXACT}:"
             " the reduced vector is damaged"
         )
-    fingerprint = sum(octet << shift for octet, shift in zip(numbers[1:], _SHIFTS, strict=True))
+    fingerprint = 0
+    for octet in reversed(numbers[1:]):
+        fingerprint = (fingerprint << 8) + octet
     return numbers[0], fingerprint % WORD
 
 

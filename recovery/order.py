@@ -165,7 +165,12 @@ class BatchOrder:
 
 def _microbatch_seed(order: SampleOrder | BatchOrder, index: int, m: int) -> int:
     _check_microbatch(order.microbatches, index, m)
-    return chain(_FOR_MICROBATCH, order.seed, index, m) >> 1
+    return chain(index, m, after=_seed_of_microbatches(order.seed)) >> 1
+
+
+@functools.lru_cache(maxsize=2)  # of training and validation, several times a step
+def _seed_of_microbatches(seed: int) -> int:
+    return chain(_FOR_MICROBATCH, seed)
 
 
 # Two epochs: a step of the new one may be prepared while the old one's last step is redone.
@@ -246,9 +251,12 @@ def splitmix64_inplace(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]
     return values
 
 
-def chain(*parts: int) -> int:
-    """Return one 64-bit hash of several integers, in which their order matters."""
-    state = 0
+def chain(*parts: int, after: int = 0) -> int:
+    """Return one 64-bit hash of several integers, in which their order matters.
+
+    ``after`` is the hash of those before them.
+    """
+    state = after
     for part in parts:
         state = splitmix64(state ^ (part % WORD))
     return state

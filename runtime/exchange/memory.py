@@ -21,6 +21,7 @@ writes the next.  Only the vote between proves that all have read the one before
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import math
@@ -75,8 +76,10 @@ def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[A
     """Return an uninitialised array that begins at a multiple of 64 bytes; no Python objects."""
     length = math.prod(shape) * dtype.itemsize
     raw = np.empty(length + ALIGNMENT_BYTES, np.uint8)
-    start = -address_of(raw) % ALIGNMENT_BYTES
-    return raw[start : start + length].view(dtype).reshape(shape)
+    # Several times a step: faster than `address_of`, for memory that may be written.
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT_BYTES
+    found: npt.NDArray[Any] = np.ndarray(shape, dtype, raw, start)
+    return found
 
 
 def aligned_copy(vector: FloatVector) -> FloatVector:

@@ -123,14 +123,20 @@ def check_data(name: str, data: object) -> None:
     )
 
 
-def read_microbatch(data: Data, ids: SampleIds, seed: int) -> Microbatch:
-    """Read the samples of one microbatch, at least one.
+def read_microbatch(data: Data, ids: SampleIds, seed: int, batch_samples: int = 0) -> Microbatch:
+    """Read the samples of one microbatch, at least one, of a batch of so many (0: unknown).
 
     Raises:
         ProgramError: ``data`` gave something else than the samples that were asked for.
     """
     parts: Any = data.read(ids)
-    kind = type(data).__name__
+    if type(data) is not ArrayData:
+        _check_read(parts, len(ids), type(data).__name__)
+    x, y, weights = (*parts, None, None)[:MOST_PARTS]
+    return Microbatch(x, y, seed, weights, batch_samples)
+
+
+def _check_read(parts: Any, samples: int, kind: str) -> None:
     if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= MOST_PARTS:
         raise ProgramError(
             f"{kind}.read(ids) returned {_described(parts)}: return (x, y), "
@@ -138,12 +144,11 @@ def read_microbatch(data: Data, ids: SampleIds, seed: int) -> Microbatch:
         )
     x, y, weights = (*parts, None, None)[:MOST_PARTS]
     for name, leaf in _leaves_of({"x": x, "y": y, "sample_weight": weights}):
-        if len(leaf) != len(ids):
+        if len(leaf) != samples:
             raise ProgramError(
-                f"{kind}.read(ids) returned {len(leaf)} samples in {name} for {len(ids)} ids: "
+                f"{kind}.read(ids) returned {len(leaf)} samples in {name} for {samples} ids: "
                 "return one entry for each id, along the first axis"
             )
-    return Microbatch(x, y, seed, weights)
 
 
 def _arrays(name: str, nest: Nest) -> Nest:
@@ -253,7 +258,7 @@ def _taken(array: Array, rows: slice | SampleIds, *, is_within: bool) -> Array:
 
 
 def _are_within(ids: SampleIds, samples: int) -> bool:
-    return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) < samples)
+    return bool(np.maximum.reduce(ids.astype(np.uint64)) < samples)  # a negative one is huge
 
 
 def _plain_bytes(samples: Array) -> bytes:

@@ -144,10 +144,6 @@ class Microbatch:
         x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
         return Microbatch(x, y, self.seed, weights)
 
-    def of_batch(self, samples: int) -> Microbatch:
-        """Return this microbatch as a part of a batch of so many samples."""
-        return replace(self, batch_samples=samples)
-
     @property
     def share(self) -> float:
         """The part of its batch; the number of samples if the batch is not known."""

@@ -86,6 +86,7 @@ class Saver:
         self._way = AgentSaver(context)
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0, 0, 0
+        self._prepared_in = -1
         """Generation, part and parts."""
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
@@ -235,9 +236,11 @@ class Saver:
 
     def prepare(self, state: Callable[[], Tensors]) -> None:
         """Take the memory for saves of this world ahead of the first one, if this worker saves."""
-        part = self._part
-        if part is not None:
-            self._prepare(*part, state)
+        generation = self._membership.world.generation
+        if self._prepared_in != generation:
+            self._prepared_in, part = generation, self._part
+            if part is not None:
+                self._prepare(*part, state)
 
     @property
     def _part(self) -> tuple[int, int] | None:

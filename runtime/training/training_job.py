@@ -305,8 +305,7 @@ def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrd
         batch = data.first()
         return part_of(data, batch, order.bounds(batch.samples, 0), seed=0)
     assert not isinstance(order, BatchOrder)
-    first = read_microbatch(data, order.microbatch(0, 0), seed=0)
-    return first.of_batch(order.batch_size(0))
+    return read_microbatch(data, order.microbatch(0, 0), 0, order.batch_size(0))
 
 
 def identity_of(order: SampleOrder | BatchOrder) -> dict[str, int]:

@@ -203,9 +203,10 @@ class TrainingContributor:
             return 0, 0
         self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
         self._notes.enter(Activity.READ)
-        part = read_microbatch(self._data, ids, self._order.microbatch_seed(mine, m))
+        seed = self._order.microbatch_seed(mine, m)
+        part = read_microbatch(self._data, ids, seed, self._order.batch_size(mine))
         self._notes.enter(Activity.COMPUTE)
-        self._replica.contribute(part.of_batch(self._order.batch_size(mine)), out)
+        self._replica.contribute(part, out)
         self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)
 
@@ -238,9 +239,9 @@ class ValidationContributor:
                 continue
             self._notes.begin_work(index, m, ids.tobytes(), is_validation=True)
             self._notes.enter(Activity.READ)
-            part = read_microbatch(self._data, ids, seed=0)
+            part = read_microbatch(self._data, ids, 0, self._order.batch_size(batch))
             self._notes.enter(Activity.COMPUTE)
-            self._replica.evaluate(part.of_batch(self._order.batch_size(batch)), self._one)
+            self._replica.evaluate(part, self._one)
             self._notes.end_work()
             self._layout.add(out, batch, self._one, len(ids))
             samples += len(ids)

@@ -86,8 +86,7 @@ class LoopRecords:
             recovery, self._pending = self._pending, None
             self.note(recovery.ended(cursor.step, now))
         seconds = round(now - self._began, 6)
-        witnessed = round(witnessed_s() - self._witnessed, 6)
-        self.longest_step_s = max(self.longest_step_s, witnessed)
+        self.longest_step_s = max(self.longest_step_s, witnessed_s() - self._witnessed)
         step = Step(
             step=cursor.step,
             epoch=epoch,
