@@ -61,12 +61,6 @@ _TIME_IS_UP = {
     True: "the time of the job is up: stopping at once",
 }
 
-_WARMTH: dict[str, Callable[[Message], bool]] = {
-    "warm": lambda _: True,
-    "pool_restarted": lambda _: False,
-}
-"""The messages that tell whether the pool has imported everything."""
-
 
 class Decider:
     """Carries events to the job's machine and its commands to the agent.
@@ -141,8 +135,8 @@ class Decider:
         """Tell the user of an agent's message, and pass its event to the machine."""
         kind = message["kind"]
         self._is_complete |= kind == "worker_report" and message["report"]["kind"] == "complete"
-        if kind in _WARMTH:
-            self._is_warm = _WARMTH[kind](message)
+        if kind in ("warm", "pool_restarted"):
+            self._is_warm = kind == "warm"  # the pool has imported everything
         if self._has_failed:
             self._end_with_launch(kind)
             return

@@ -258,10 +258,9 @@ class Head:
             if self._client is not None and not self._client.is_replaceable:
                 return {"kind": "attached_already", "pid": self._client.pid}
             asked: list[Any] | None = message.get("asked")
-            if asked is None or not self._job.job.differs_from(asked):
+            if asked is None or asked == self._job.job.asked:
                 return None
-        options = self._job.job.config.options
-        return {"kind": "another_job", "job": [False, str(options.script), *options.argv]}
+        return {"kind": "another_job", "job": self._job.job.asked}
 
     def _begin(self, message: Message) -> None:
         """Begin the job, or go on with it after another head."""

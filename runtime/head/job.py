@@ -124,10 +124,11 @@ class Job:
             "spent": launch.spent,
         }
 
-    def differs_from(self, asked: list[Any]) -> bool:
-        """Return whether a request is for another job: is it fresh, its script, its arguments."""
+    @property
+    def asked(self) -> list[Any]:
+        """What a request for this very job has: it is not fresh, its script, its arguments."""
         options = self.config.options
-        return asked != [False, str(options.script), *options.argv]
+        return [False, str(options.script), *options.argv]
 
 
 def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:

@@ -79,17 +79,6 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OomKills:
-    """Victims of the OOM killer: those of this process's own group, or all of the host.
-
-    The group of a victim counts it for any reason, also if the whole host had no memory left.
-    """
-
-    count: int
-    are_ours: bool
-
-
 class HostLimits:
     """Reads limits; what cannot be read is left out.
 
@@ -143,10 +132,17 @@ class HostLimits:
                 found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
         return [*found, *self._processes_of_host()]
 
-    def oom_kills(self) -> OomKills | None:
+    def oom_kills(self) -> int | None:
         """Return how many processes the OOM killer has killed so far; None if that is not known."""
-        count = _read_fields(self._victims).get("oom_kill")
-        return None if count is None else OomKills(count, are_ours=self._victims != self._vmstat)
+        return _read_fields(self._victims).get("oom_kill")
+
+    @property
+    def counts_own_kills(self) -> bool:
+        """Whether those are of this process's own group, and not of all the host.
+
+        The group of a victim counts it for any reason, also if the whole host had no memory left.
+        """
+        return self._victims != self._vmstat
 
     def _find_victims(self) -> Path:
         """Return the file that counts victims; it stays the same, as counts are compared."""
@@ -284,7 +280,7 @@ class HostWatch:
 
     def begin(self, workers: int) -> None:
         """Take note that a launch begins; the first one is told which limits are too small."""
-        self._witness = OomWitness().observe(self._victims(), witnessed_s())
+        self._witness = OomWitness().observe(self._limits.oom_kills(), witnessed_s())
         if self._has_checked:
             return
         self._has_checked = True
@@ -301,7 +297,7 @@ class HostWatch:
         if now - self._looked_at < LOOK_EVERY_S or not has_workers:
             return
         self._looked_at = now
-        self._witness = self._witness.observe(self._victims(), now)
+        self._witness = self._witness.observe(self._limits.oom_kills(), now)
         self._memory = self._limits.memory()
         usages = [*self._memory, *self._limits.shared_memory()]
         self._fullness = self._fullness.observe(usages)
@@ -313,8 +309,7 @@ class HostWatch:
         """Return an event; a death by the OOM killer gets its cause and figures."""
         if event.get("cause") != _NOT_OURS:
             return event
-        kills = self._limits.oom_kills()
-        self._witness = self._witness.observe(self._victims(), witnessed_s())
+        self._witness = self._witness.observe(self._limits.oom_kills(), witnessed_s())
         claimed = self._witness.claim()
         if claimed is None:
             return event
@@ -322,13 +317,9 @@ class HostWatch:
         limit = min(
             self._memory or self._limits.memory(), key=lambda usage: usage.free, default=None
         )
-        is_certain = kills is not None and kills.are_ours
+        is_certain = self._limits.counts_own_kills
         words = describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
         return {**event, "cause": words}
-
-    def _victims(self) -> int | None:
-        kills = self._limits.oom_kills()
-        return None if kills is None else kills.count
 
     def _say(self, usage: Usage, text: str) -> None:
         self._tell(

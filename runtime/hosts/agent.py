@@ -116,7 +116,8 @@ class HostAgent:
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._seen: Seen | None = None
         limits = HostLimits(Path("/dev/shm/holdfast"))  # the directory's own disk may hang
-        self._watch = HostWatch(limits, self._tell_event, self._no_save)
+        # The head asks all workers for a save when it hears of a pressure.
+        self._watch = HostWatch(limits, lambda event: self._tell(Told(event)), lambda: None)
         self._part = HostPart(
             self._reactor,
             self._output,
@@ -231,12 +232,6 @@ class HostAgent:
                 status.close()
         self._send_output()
         self._post(line_of(message))
-
-    def _tell_event(self, event: Message) -> None:
-        self._tell(Told(event))
-
-    def _no_save(self) -> None:
-        """Ask for nothing: the head asks all workers when it hears of the pressure."""
 
     def _send_words(self) -> None:
         """Send what has changed in the workers' statuses."""

@@ -50,8 +50,6 @@ class Reactor:
         channel: LineChannel,
         on_message: Callable[[Message], None],
         on_end: Callable[[], None],
-        *,
-        order: int = 1,
     ) -> None:
         """Call ``on_message`` for each message of ``channel``, and ``on_end`` once at its end.
 
@@ -74,7 +72,7 @@ class Reactor:
 
         fd = channel.fileno()
         self._channels[fd] = channel
-        self.watch(channel, handle, order=order)
+        self.watch(channel, handle)
 
     def forget(self, source: int | HasFileno) -> None:
         """Watch ``source``, which must still be open, no more; forgetting twice is harmless."""

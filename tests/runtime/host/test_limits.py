@@ -17,7 +17,6 @@ from holdfast.runtime.host.limits import (
     Fullness,
     HostLimits,
     HostWatch,
-    OomKills,
     OomWitness,
     find_too_small,
     needed,
@@ -213,7 +212,8 @@ def test_kills_are_counted_by_the_nearest_group(host: FakeHost, version: int) ->
         host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=2)
     host.write("proc/vmstat", oom_kill=9)
 
-    assert limits_of(host).oom_kills() == OomKills(2, are_ours=True)
+    limits = limits_of(host)
+    assert (limits.oom_kills(), limits.counts_own_kills) == (2, True)
 
 
 def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
@@ -223,14 +223,16 @@ def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
     host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=5)
     host.write("sys/fs/cgroup/job/memory.events.local", oom=1, oom_kill=1)
 
-    assert limits_of(host).oom_kills() == OomKills(1, are_ours=True)
+    limits = limits_of(host)
+    assert (limits.oom_kills(), limits.counts_own_kills) == (1, True)
 
 
 def test_kills_of_the_host_count_where_no_group_does(host: FakeHost) -> None:
     host.version_2("/")
     host.write("proc/vmstat", pgfault=1, oom_kill=9)
 
-    assert limits_of(host).oom_kills() == OomKills(9, are_ours=False)
+    limits = limits_of(host)
+    assert (limits.oom_kills(), limits.counts_own_kills) == (9, False)
 
 
 def test_this_host_has_limits(tmp_path: Path) -> None:
