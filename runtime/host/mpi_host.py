@@ -34,7 +34,7 @@ from holdfast.runtime.host.launchers import (
     LaunchTerms,
 )
 from holdfast.runtime.host.output import without_rules
-from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system import become
 from holdfast.runtime.system.bind_answers import (
     Pipes,
     Rule,
@@ -50,7 +50,7 @@ from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
 
-_SHIM = (sys.executable, "-I", "-S", str(bind_filter.__file__))
+_SHIM = (sys.executable, "-I", "-S", str(become.__file__))
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096
 

@@ -26,9 +26,9 @@ from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.hosts import become_shell
 from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up, taken_bytes
 from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import by_env, has_ended
@@ -342,7 +342,7 @@ class RemoteHost:
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a remote shell that dies with this process, in a session of its own."""
-    shim = (sys.executable, "-I", "-S", str(become_shell.__file__), str(os.getpid()))
+    shim = (sys.executable, "-I", "-S", str(become.__file__), str(os.getpid()), "-", "-")
     with blocked():
         return subprocess.Popen(
             by_env([*shim, *command]),

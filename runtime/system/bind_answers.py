@@ -1,6 +1,6 @@
 """The answers to binds: what would listen on all interfaces of a host listens on one.
 
-The kernel stops a thread that has the filter of `bind_filter` in each ``bind``, and asks here
+The kernel stops a thread that has the filter of `become` in each ``bind``, and asks here
 (seccomp_unotify(2)).  A socket that may not stay where it wants to be is bound to the same port of
 another address.  This process does so, on a copy of the descriptor.  Every other bind goes on as
 it is.
@@ -30,7 +30,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from holdfast.runtime.system.bind_filter import install_filter
+from holdfast.runtime.system.become import install_filter
 from holdfast.runtime.system.signals import start_thread
 
 _PIDFD_GETFD = 438  # the number of the system call on all architectures

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_files
 
-from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system import become
 from holdfast.runtime.system.bind_answers import (
     Pipes,
     Rule,
@@ -205,7 +205,7 @@ def _become(binds: str, *, helps: bool = True, ranks: Rule | None = None, code: 
     (offers, ask), (hear, answers) = os.pipe(), os.pipe()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-I", "-S", str(bind_filter.__file__)),
+            *(sys.executable, "-I", "-S", str(become.__file__)),
             *(str(os.getpid()), str(ask), str(hear)),
             *(sys.executable, "-c", code, binds),
         ],

@@ -22,7 +22,7 @@ from cluster import NETWORK, Cluster
 from holdfast.runtime.host import guard as guard_module
 from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
-from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system import become
 from holdfast.runtime.system.bind_answers import Pipes, launcher_rule, serve_in_background
 from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.system.connections import watch_strangers
@@ -95,7 +95,7 @@ class RanksOnHosts:
         )
         told = {"HOLDFAST_AGENT": str(self._directory / "agent.sock"), "HOLDFAST_GENERATION": "1"}
         (offers, ask), (hear, answers) = os.pipe(), os.pipe()
-        shim = [sys.executable, "-I", "-S", str(bind_filter.__file__)]
+        shim = [sys.executable, "-I", "-S", str(become.__file__)]
         process = cluster.popen(
             cluster.head,
             [*shim, str(os.getpid()), str(ask), str(hear), *line.command()],

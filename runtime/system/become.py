@@ -1,16 +1,17 @@
-"""The kernel asks another process about each ``bind`` of this one (seccomp(2)).
+"""The process that becomes mpiexec, or a remote shell.
 
-`install_filter` does so for one thread, and for all threads and programs that it starts later.
-Such a filter cannot be removed, and a call that nobody answers fails.  `bind_answers` answers.
-
-By path this is the program that becomes mpiexec: ``python -I -S bind_filter.py PARENT ASK HEAR
-MPIEXEC ...``.  mpiexec must die with its parent, the agent: without an agent no rank can live, and
-a stopped mpiexec would stay for ever.  The kernel sees to that, but each process has to ask for
-itself (prctl(2)).  A wish made before execve(2) stays.
+By path it is a program: ``python -I -S become.py PARENT ASK HEAR PROGRAM ...``.  The program must
+die with its parent, the agent.  Without an agent no rank can live, and a stopped mpiexec would stay
+for ever.  A shell that waits for a dead link would stay for minutes.  The kernel sees to that, but
+each process has to ask for itself (prctl(2)).  A wish made before execve(2) stays.
 
 mpiexec listens on all network interfaces for daemons of other hosts, which there are not, and no
-option changes that.  ASK and HEAR are pipes to the agent: it is told a descriptor of this process,
-and says whether it could take it.  Only if it can is the filter installed.
+option changes that.  So the kernel asks the agent about each ``bind`` of it (seccomp(2)).  ASK and
+HEAR are pipes to the agent: it is told a descriptor of this process, and says whether it could take
+it.  Only if it can is the filter installed.  For a shell both are ``-``.
+
+`install_filter` is for one thread, and for all threads and programs that it starts later.  Such a
+filter cannot be removed, and a call that nobody answers fails.  `bind_answers` answers.
 """
 
 from __future__ import annotations
@@ -47,20 +48,28 @@ class _Program(ctypes.Structure):
 
 
 def main() -> None:
-    """Die with the parent, let the agent answer for each bind, and become mpiexec."""
+    """Die with the parent, let the agent answer for each bind, and become the program."""
     kernel = ctypes.CDLL(None, use_errno=True)
     unused = ctypes.c_ulong(0)
     kernel.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), unused, unused, unused)
     if os.getppid() != int(sys.argv[1]):
         os.kill(os.getpid(), SIGKILL)  # the parent died before the kernel knew of the wish
-    ask, hear = int(sys.argv[2]), int(sys.argv[3])
+    if sys.argv[2] != "-":
+        _let_binds_be_answered(int(sys.argv[2]), int(sys.argv[3]))
+    try:
+        os.execvp(sys.argv[4], sys.argv[4:])
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[4]} cannot be started: {error.strerror}\n")
+        sys.exit(127)
+
+
+def _let_binds_be_answered(ask: int, hear: int) -> None:
     if os.uname().machine in _MACHINES and _can_be_taken(ask, ask, hear):
         listener = install_filter()
         if listener >= 0:
             _can_be_taken(listener, ask, hear)
     os.close(ask)
     os.close(hear)
-    os.execv(sys.argv[4], sys.argv[4:])
 
 
 def _can_be_taken(descriptor: int, ask: int, hear: int) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.system import bind_filter
+from holdfast.runtime.system import become
 from holdfast.runtime.system.processes import wait_all_ended
 
 BOUND_S = 60.0
-SHIM = (sys.executable, "-I", "-S", str(bind_filter.__file__))
+SHIM = (sys.executable, "-I", "-S", str(become.__file__))
 AGENT = """
 import os, subprocess, sys
 (offers, ask), (hear, answers) = os.pipe(), os.pipe()
@@ -58,7 +58,7 @@ def test_descriptor_is_taken_only_if_the_agent_says_so(answer: bytes, *, is_take
     os.write(answers, answer)
     os.close(answers)
 
-    taken = bind_filter._can_be_taken(12, ask, hear)
+    taken = become._can_be_taken(12, ask, hear)
 
     assert taken is is_taken
     assert os.read(offers, 100) == b"12\n"
