@@ -1,4 +1,9 @@
-"""What a job reads its batches from: steps of a stage, or passes of validation."""
+"""What a job reads its batches from: steps of a stage, or passes of validation.
+
+The mark of what was read of a pipeline is among the notes of each checkpoint.  A launch that reads
+the pipeline again compares it on the way.  It tells a PyDataset of as many epochs as it has heard
+of, with the model as it is by then.  What the dataset was like comes after that (`callbacks`).
+"""
 
 from __future__ import annotations
 
@@ -193,6 +198,45 @@ class Feed:
                 f"assert_cardinality({position.within}) has epochs that end with each pass"
             )
         return batch
+
+
+_MARK, _TOLD = "pipeline", "told"
+
+
+class Pipelines:
+    """The pipelines of a stage: what was read of them, and how often they were told of epochs.
+
+    Args:
+        training: what it trains on; counts if it is a feed.
+        validation: the same for what it validates with.
+    """
+
+    def __init__(self, training: object = None, validation: object = None) -> None:
+        self._training = training if isinstance(training, Feed) else None
+        self._all = [feed for feed in (training, validation) if isinstance(feed, Feed)]
+
+    def resume(self, notes: Mapping[str, Any] | None) -> None:
+        """Go on from ``notes``, and compare what is read again with what was read then."""
+        if notes is not None and notes.get(_MARK) is not None and self._training is not None:
+            passing, within, link, is_whole, *last = notes[_MARK]
+            self._training.resume(Mark(Position(passing, within), link, bool(is_whole), *last))
+        told = [1] if self._training is not None else []  # Keras resets what it reads
+        if notes is not None:
+            told = notes.get(_TOLD, told)
+        for feed, calls in zip(self._all, told, strict=False):
+            feed.tell(calls)
+
+    def notes(self) -> dict[str, Any]:
+        """Return the mark of the last batch, and what was told, for a checkpoint."""
+        notes: dict[str, Any] = {}
+        told = [feed.told for feed in self._all]
+        if any(told):
+            notes[_TOLD] = told
+        mark = None if self._training is None else self._training.mark
+        if mark is not None:
+            at = mark.position
+            notes[_MARK] = [at.passing, at.within, mark.chain, int(mark.is_whole), mark.last]
+        return notes
 
 
 def check_steps(argument: str, steps: int) -> None:

@@ -1,9 +1,4 @@
-"""What a call of ``fit`` trains on and validates with: arrays and data, or pipelines as feeds.
-
-The mark of what was read of a pipeline is among the notes of each checkpoint.  A launch that reads
-the pipeline again compares it on the way.  It tells a PyDataset of as many epochs as it has heard
-of, with the model as it is by then.  What the dataset was like comes after that (`callbacks`).
-"""
+"""What a call of ``fit`` trains on and validates with: arrays and data, or pipelines as feeds."""
 
 from __future__ import annotations
 
@@ -13,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.tensor import Tensors
-from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import chain
-from holdfast.recovery.step import Decision, Effects
-from holdfast.recovery.work_plan import NO_END, Work
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
 from holdfast.runtime.data.source import (
     ListSource,
@@ -26,13 +18,11 @@ from holdfast.runtime.data.source import (
     changes_by_epochs,
     is_pipeline,
 )
-from holdfast.runtime.data.stream import Mark, Position
 from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.replica import Nest, leaves, map_leaves
-from holdfast.runtime.training.callback_host import CallbackHost, Commit, Notes, SettingsHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,118 +136,6 @@ def _trained(samples: int, share: float) -> int:
             f"{samples - stop} for validation: both need at least one"
         )
     return stop
-
-
-_FIELD, _TOLD = "pipeline", "told"
-
-
-class FedCallbackHost:
-    """A callback host, and the pipelines of its stage: what was read, and what they were told."""
-
-    def __init__(self, callback_host: CallbackHost, training: Any, validation: Any = None) -> None:
-        self._callback_host = callback_host
-        self._feed = training if isinstance(training, Feed) else None
-        self._feeds = [feed for feed in (training, validation) if isinstance(feed, Feed)]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the stage ends here, before the last of its steps."""
-        return self._callback_host.is_over
-
-    @property
-    def cuts_epoch(self) -> bool:
-        """Whether the epoch in hand ends here, before its last update."""
-        return self._callback_host.cuts_epoch
-
-    @property
-    def error(self) -> Exception | None:
-        """The error that the script has raised in a round of the callback host."""
-        return self._callback_host.error
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether a round of callbacks has run on whose effects the workers have to agree."""
-        return self._callback_host.has_effects
-
-    def settings(self) -> Mapping[str, str]:
-        """Return the settings of the callback host."""
-        holder = self._callback_host
-        return holder.settings() if isinstance(holder, SettingsHolder) else {}
-
-    def lead(self, *, is_first: bool) -> None:
-        """Hear whether this worker is the first one now."""
-        self._callback_host.lead(is_first=is_first)
-
-    def effects(self) -> Effects:
-        """Return the effects of the callback host's round."""
-        return self._callback_host.effects()
-
-    def message(self) -> bytes:
-        """Return what the first worker's callback host tells the others."""
-        return self._callback_host.message()
-
-    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
-        """Let the callback host take over the decision."""
-        self._callback_host.decided(decision, message, notes)
-
-    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
-        """Go on from ``cursor``, and compare what is read again with what was read then."""
-        if notes is not None and notes.get(_FIELD) is not None and self._feed is not None:
-            passing, within, link, is_whole, *last = notes[_FIELD]
-            self._feed.resume(Mark(Position(passing, within), link, bool(is_whole), *last))
-        told = [1] if self._feed is not None else []  # Keras resets what it reads
-        if notes is not None:
-            told = notes.get(_TOLD, told)
-        for feed, calls in zip(self._feeds, told, strict=False):
-            feed.tell(calls)
-        self._callback_host.restore(cursor, notes)
-
-    def before(self, work: Work, cursor: Cursor) -> None:
-        """See that a transaction is computed next."""
-        self._callback_host.before(work, cursor)
-
-    def acts_after(self, commit: Commit) -> bool:
-        """Return whether code of the script runs after the commit."""
-        return self._callback_host.acts_after(self._seen(commit))
-
-    def after(self, commit: Commit) -> None:
-        """See a commit, and tell whether its batch was the last one."""
-        self._callback_host.after(self._seen(commit))
-
-    def _seen(self, commit: Commit) -> Commit:
-        is_last = commit.work is Work.TRAIN and self._feed is not None and self._feed.is_at_end
-        return replace(commit, data_ended=True) if is_last else commit
-
-    def end(self) -> None:
-        """See that the stage is over."""
-        self._callback_host.end()
-
-    def notes(self) -> Notes:
-        """Return the callback host's notes, the mark of the last batch, and what was told."""
-        notes = dict(self._callback_host.notes())
-        told = [feed.told for feed in self._feeds]
-        if any(told):
-            notes[_TOLD] = told
-        mark = None if self._feed is None else self._feed.mark
-        if mark is not None:
-            at = mark.position
-            notes[_FIELD] = [at.passing, at.within, mark.chain, int(mark.is_whole), mark.last]
-        return notes
-
-    def tensors(self) -> Tensors:
-        """Return the callback host's arrays."""
-        return self._callback_host.tensors()
-
-    def load(self, tensors: Tensors) -> None:
-        """Take over the callback host's arrays."""
-        self._callback_host.load(tensors)
-
-
-def of_pipeline(callback_host: CallbackHost, training: Any, validation: Any = None) -> CallbackHost:
-    """Return the callback host of a stage with these data, each samples or a feed."""
-    if not isinstance(training, Feed) and not isinstance(validation, Feed):
-        return callback_host
-    return FedCallbackHost(callback_host, training, validation)
 
 
 def hears_of_epochs(data: Data | Feed) -> Callable[[int], None] | None:

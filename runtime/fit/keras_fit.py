@@ -50,7 +50,6 @@ from holdfast.runtime.fit.fit_data import (
     datasets_of,
     hears_of_epochs,
     leave_pipelines,
-    of_pipeline,
     supply_of,
 )
 from holdfast.runtime.fit.own_loops import watch_loops
@@ -395,7 +394,7 @@ class _Training:
             self._model, self._call, replica, self._stages, self._steps, self._data
         )
         self._callbacks.tells_script = self._tells_script
-        return of_pipeline(self._callbacks, self._data.training, self._data.validation)
+        return self._callbacks
 
 
 def _samples(data: Data | Feed | None) -> int:

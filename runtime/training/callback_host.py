@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
@@ -105,6 +105,9 @@ class CallbackHost(Protocol):
         Then the next round runs, if there is one.
         """
 
+    def settings(self) -> Mapping[str, str]:
+        """Return what acts on the training, by names of the user's: all workers need the same."""
+
     def notes(self) -> Notes:
         """Return what is to be known when the training goes on from here."""
 
@@ -113,14 +116,6 @@ class CallbackHost(Protocol):
 
     def load(self, tensors: Tensors) -> None:
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
-
-
-@runtime_checkable
-class SettingsHolder(Protocol):
-    """A callback host whose settings act on the training, so that all workers need the same."""
-
-    def settings(self) -> Mapping[str, str]:
-        """Return the settings, by names in the words of the user."""
 
 
 class Alone:
@@ -160,6 +155,10 @@ class Alone:
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         """Do nothing."""
+
+    def settings(self) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
 
     def notes(self) -> Notes:
         """Return nothing."""

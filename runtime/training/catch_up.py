@@ -111,7 +111,7 @@ class NewestState:
             if self._job.initial is None:  # which rank 0 alone has read
                 check_same_weights(self._membership, self._state, cursor)
         self._saver.share_saved_step(source.rank)
-        notes = None if source.version == NO_STATE else self._state.callback_host.notes()
+        notes = None if source.version == NO_STATE else self._state.notes()
         notes = share_notes(communicator, source.rank, notes)
         state = self._state.tensors(cursor)
         if communicator.size == 1:  # a copy of all weights, to load it again, takes its time

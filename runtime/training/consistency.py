@@ -37,7 +37,7 @@ from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
-from holdfast.runtime.training.callback_host import CALLBACKS, SettingsHolder
+from holdfast.runtime.training.callback_host import CALLBACKS
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import FIRST_EPOCH, MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
@@ -229,8 +229,7 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
     if membership.communicator.size == 1:
         return
     facts, shapes = state.facts, _shapes(state, cursor)
-    holder = state.callback_host
-    settings = dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
+    settings = dict(state.callback_host.settings())
     mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
     everyones = _told_by_all(membership, [*mine, "" if facts is None else facts.digest])
     if len({(shape, step) for _, (shape, _, step) in everyones}) > 1:
@@ -342,9 +341,7 @@ class StepRecord:
         facts = state.facts
         graphs = GraphFacts() if facts is None else facts.graphs
         asked = {} if facts is None else dict(islice(facts.settings().items(), _MOST_PARTS))
-        holder = state.callback_host
-        calls = holder.settings().get(CALLBACKS, "") if isinstance(holder, SettingsHolder) else ""
-        if _SCHEDULER in calls:
+        if _SCHEDULER in state.callback_host.settings().get(CALLBACKS, ""):
             asked[_SCHEDULER] = "given"
         parts = graphs.parts
         if len(parts) > _MOST_PARTS:

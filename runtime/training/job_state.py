@@ -13,6 +13,7 @@ from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.manifest import GIVES_WAY
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
+from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.model.replica import Described, Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.training.callback_host import CallbackHost, Notes
@@ -26,14 +27,20 @@ _RANDOM = "random states"
 
 
 class JobState:
-    """The tensors of replica, callback host and cursor by name, and the callback host's notes."""
+    """The tensors of replica, callback host and cursor by name, and the notes that belong to them.
+
+    The notes are those of the callback host and of the pipelines that are read.
+    """
 
     COMPANION = "companion/"
     """Begins the names of the callback host's tensors."""
 
-    def __init__(self, replica: Replica, callback_host: CallbackHost) -> None:
+    def __init__(
+        self, replica: Replica, callback_host: CallbackHost, pipelines: Pipelines | None = None
+    ) -> None:
         self.replica = replica
         self.callback_host = callback_host
+        self._pipelines = pipelines or Pipelines()
         self._ended: Mapping[str, Any] | None = None
         self._ended_at = -1
         self.saved: Mapping[str, object] = {}
@@ -72,13 +79,22 @@ class JobState:
         self.callback_host.load(callback_host)
         return Cursor.from_tensors(tensors)
 
+    def notes(self) -> Notes:
+        """Return what is to be known, beside the tensors, when the training goes on from here."""
+        return {**self.callback_host.notes(), **self._pipelines.notes()}
+
+    def resume(self, cursor: Cursor, notes: Notes | None) -> None:
+        """Go on at ``cursor`` with ``notes``, or begin without any; the tensors are loaded."""
+        self._pipelines.resume(notes)
+        self.callback_host.restore(cursor, notes)
+
     def fields(self, *, is_complete: bool) -> dict[str, object]:
-        """Return the fields of a manifest's cursor that hold the callback host's notes.
+        """Return the fields of a manifest's cursor that hold the notes.
 
         At the end of a stage they hold what its hooks have left the generators in.  An end by an
         error counts only if a later stage follows: else the script may be mended, and go on.
         """
-        notes = self.callback_host.notes()
+        notes = self.notes()
         if not notes:
             return {}
         fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.callback_host.is_over}

@@ -199,7 +199,7 @@ class TrainingLoop:
                 with self._moving:
                     self._rest.restored(is_saved=source.version == NO_STATE)
                     self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
-                self._callback_host.restore(self._progress.cursor, shared.notes)
+                self._state.resume(self._progress.cursor, shared.notes)
                 self._forget_leaves()
                 if shared.is_restored:
                     self._step = self._step.going_on_from(self._state.saved)

@@ -104,7 +104,9 @@ class Progress:
         epoch = work_plan.epoch_of(cursor)
         following = work_plan.next_work(cursor)
         of_epoch = (epoch, is_over, self.metrics, self.validation)
-        return Commit(work, cursor, *of_epoch, following, work_plan.validates_cut(cursor))
+        data_ended = work is Work.TRAIN and self._job.data_ended
+        ends = work_plan.validates_cut(cursor), data_ended
+        return Commit(work, cursor, *of_epoch, following, *ends)
 
     def cut_epoch(self) -> None:
         """End the epoch in hand after the last update; done again, it changes nothing.

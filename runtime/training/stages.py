@@ -24,6 +24,7 @@ from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import World
+from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
@@ -221,7 +222,8 @@ class Stages:
         for notice in getattr(replica, "notices", ()):
             self._context.notify(notice)
         check_metric(job.best, replica, has_validation=job.validation is not None)
-        state = JobState(replica, callback_host(replica))
+        pipelines = Pipelines(job.data, job.validation)
+        state = JobState(replica, callback_host(replica), pipelines)
         loop = TrainingLoop(self._context, self._membership, state, job)
         cursor = loop.run()
         self._context.page.phase = Phase.CONCLUDING

@@ -211,6 +211,11 @@ class TrainingJob:
         order = self.validation_order
         return order.steps_per_epoch if isinstance(order, SequentialOrder) else 0
 
+    @property
+    def data_ended(self) -> bool:
+        """Whether the newest batch was the last of an epoch without a known end."""
+        return isinstance(self.data, Feed) and self.data.is_at_end
+
     def covers_epoch(self, cursor: Cursor) -> bool:
         """Return whether each sample of an epoch that has just ended was recorded once.
 

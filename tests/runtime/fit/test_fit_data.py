@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from local_communicator import LocalCommunicator
 
-from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.step import NO_EFFECTS, decide
-from holdfast.recovery.work_plan import NO_END, Work
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.recovery.work_plan import NO_END
+from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_data import (
-    FedCallbackHost,
-    FitData,
-    data_of,
-    of_pipeline,
-    weights_of_classes,
-)
+from holdfast.runtime.fit.fit_data import FitData, data_of, weights_of_classes
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.training.callback_host import Alone, Commit
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -233,41 +224,6 @@ def test_share_of_less_than_a_sample_holds_one_out() -> None:
     assert (len(data.training), len(data.validation)) == (9, 1)
 
 
-START = Cursor.start(1)
-
-COMMIT = Commit(Work.TRAIN, START, 1, False, {}, None, None)
-
-DECISION = decide([NO_EFFECTS])
-
-
-class Recording:
-    """A callback host that returns its calls, and what it is asked for."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def hear(*arguments: Any, **by: Any) -> Any:
-            self.heard.append((name, arguments, by))
-            return f"the {name}"
-
-        return hear
-
-
-class Noting(Alone):
-    """A callback host with notes of its own."""
-
-    def __init__(self) -> None:
-        self.own = {"epoch": 3}
-        self.restored: list[Any] = []
-
-    def notes(self) -> dict[str, Any]:
-        return self.own
-
-    def restore(self, cursor: Cursor, notes: Any) -> None:
-        self.restored.append((cursor, notes))
-
-
 def feed(*values: int) -> Feed:
     """Return batches of these values, which can only be read one after the other."""
     elements = (np.full((2, 1), value, np.float32) for value in values)
@@ -283,38 +239,41 @@ def notes_after(*steps: int, values: tuple[int, ...] = (1, 2, 3)) -> Any:
     """Return the notes of a launch that has read these steps, as a checkpoint keeps them."""
     source = feed(*values)
     read(source, *steps)
-    return json.loads(json.dumps(FedCallbackHost(Noting(), source).notes()))
+    return json.loads(json.dumps(Pipelines(source).notes()))
 
 
-def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -> None:
-    callback_host, source = Noting(), feed(1, 2)
+def test_notes_hold_the_mark_of_the_last_batch() -> None:
+    source = feed(1, 2)
     read(source, 0, 1)
 
-    notes = FedCallbackHost(callback_host, source).notes()
+    notes = Pipelines(source).notes()
 
     assert source.mark is not None
-    assert notes == {"epoch": 3, "pipeline": [0, 1, source.mark.chain, 1, source.mark.last]}
-    assert callback_host.own == {"epoch": 3}
+    assert notes == {"pipeline": [0, 1, source.mark.chain, 1, source.mark.last]}
 
 
 def test_pipeline_that_nobody_has_read_has_no_mark() -> None:
-    assert FedCallbackHost(Noting(), feed(1)).notes() == {"epoch": 3}
+    assert Pipelines(feed(1)).notes() == {}
+
+
+def test_samples_that_are_read_by_number_have_no_notes() -> None:
+    data = data_of(FitCall(X, Y, validation_split=0.25))
+
+    assert Pipelines(data.training, data.validation).notes() == {}
 
 
 def test_launch_that_reads_the_same_again_goes_on() -> None:
-    callback_host, source = Noting(), feed(1, 2, 3)
-    notes = notes_after(0, 1)
+    source = feed(1, 2, 3)
 
-    FedCallbackHost(callback_host, source).restore(START, notes)
+    Pipelines(source).resume(notes_after(0, 1))
 
     assert read(source, 2) == [3.0]
-    assert callback_host.restored == [(START, notes)]
 
 
 def test_launch_that_reads_something_else_is_refused_at_the_batch_of_the_mark() -> None:
     source = feed(1, 9, 3)
 
-    FedCallbackHost(Noting(), source).restore(START, notes_after(0, 1))
+    Pipelines(source).resume(notes_after(0, 1))
 
     with pytest.raises(ProgramError, match="other samples when it was read again, at or before "):
         read(source, 2)
@@ -324,66 +283,18 @@ def test_pass_that_was_not_read_from_its_beginning_proves_its_last_batch_only() 
     source, notes = feed(7, 2, 3), notes_after(0, 1)
     notes["pipeline"][3] = 0
 
-    FedCallbackHost(Noting(), source).restore(START, notes)
+    Pipelines(source).resume(notes)
 
     assert read(source, 2) == [3.0]
 
 
 @pytest.mark.parametrize("notes", [None, {}, {"pipeline": None}], ids=str)
 def test_notes_without_a_mark_leave_the_pipeline_as_it_is(notes: Any) -> None:
-    callback_host, source = Noting(), feed(1, 9)
+    source = feed(1, 9)
 
-    FedCallbackHost(callback_host, source).restore(START, notes)
+    Pipelines(source).resume(notes)
 
     assert read(source, 0, 1) == [1.0, 9.0]
-    assert callback_host.restored == [(START, notes)]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "by"),
-    [
-        ("before", (Work.TRAIN, START), {}),
-        ("after", (COMMIT,), {}),
-        ("end", (), {}),
-        ("lead", (), {"is_first": True}),
-        ("lead", (), {"is_first": False}),
-        ("decided", (DECISION, b"told", {"epoch": 1}), {}),
-        ("load", ({"w": np.zeros(1)},), {}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_callback_host_hears_what_the_loop_says(
-    name: str, arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    callback_host = Recording()
-
-    getattr(FedCallbackHost(callback_host, feed(1)), name)(*arguments, **by)  # type: ignore[arg-type]
-
-    assert callback_host.heard == [(name, arguments, by)]
-
-
-@pytest.mark.parametrize("name", ["effects", "message", "tensors"])
-def test_callback_host_answers_for_itself(name: str) -> None:
-    fed = FedCallbackHost(Recording(), feed(1))  # type: ignore[arg-type]
-
-    assert getattr(fed, name)() == f"the {name}"
-
-
-@pytest.mark.parametrize("name", ["is_over", "cuts_epoch", "has_effects"])
-@pytest.mark.parametrize("value", [True, False])
-def test_callback_host_says_what_comes_next(name: str, *, value: bool) -> None:
-    callback_host = Alone()
-    setattr(callback_host, name, value)
-
-    assert getattr(FedCallbackHost(callback_host, feed(1)), name) is value
-
-
-def test_callback_host_of_arrays_stands_alone() -> None:
-    callback_host, source = Alone(), feed(1)
-    read(source, 0)
-
-    assert of_pipeline(callback_host, [1, 2]) is callback_host
-    assert "pipeline" in of_pipeline(callback_host, source).notes()
 
 
 COLUMN = np.arange(10, dtype=np.float32)[:, None]

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
+from local_communicator import LocalCommunicator
 from rounds_callback_host import RoundsCallbackHost
 from simulation import TinyReplica
 
 from holdfast.recovery.ledger import Cursor, Ledger
+from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
+from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.catch_up import share_notes
@@ -72,6 +75,19 @@ def test_manifest_tells_what_the_callback_host_knows_and_whether_it_has_ended_th
     assert notes_of(fields) == state.callback_host.notes()
     assert was_over(fields) == is_over
     assert "random states" not in fields
+
+
+def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -> None:
+    elements = (np.full((2, 1), value, np.float32) for value in (1, 2, 3))
+    feed = Feed(generator_source(elements), FeedTerms(steps=3))
+    of_host = rounds(1.0).callback_host
+    state = JobState(TinyReplica(), of_host, Pipelines(feed))
+    feed.train_batch(0, LocalCommunicator())
+
+    notes = state.notes()
+
+    assert notes == {**of_host.notes(), "pipeline": Pipelines(feed).notes()["pipeline"]}
+    assert notes_of(json.loads(json.dumps(state.fields(is_complete=False)))) == notes
 
 
 def test_training_that_was_complete_leaves_the_generators_as_it_did_then() -> None:

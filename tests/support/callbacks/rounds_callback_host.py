@@ -89,6 +89,9 @@ class RoundsCallbackHost:
         self._wants_stop = self.has_effects = False
         self._next()
 
+    def settings(self) -> dict[str, str]:
+        return {}
+
     def notes(self) -> Notes:
         error = str(self.error or "") if self.is_over else ""
         memory = json.loads(json.dumps(self.memory))  # a save may encode it later

@@ -32,8 +32,7 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.one_world import OneWorld
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.data.feed import Feed
-from holdfast.runtime.fit.fit_data import of_pipeline
+from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -503,7 +502,7 @@ class SimulatedJob:
         )
         replica = terms.replica()
         callback_host = terms.callback_host(replica, communicator.rank)
-        state = JobState(replica, of_pipeline(callback_host, training))
+        state = JobState(replica, callback_host, Pipelines(training))
         job = describe_job(request, config, self._numerics)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:
