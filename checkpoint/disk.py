@@ -44,17 +44,12 @@ class Disk:
         self._downgrades: dict[str, None] = {}
         self._watch: Watch = unwatched
 
-    @property
-    def downgrades(self) -> tuple[str, ...]:
-        """Guarantees that are not given here, one sentence each."""
-        return tuple(self._downgrades)
-
     def record_downgrade(self, reason: str) -> None:
         """Remember a guarantee that is not given, to be told once."""
         self._downgrades[reason] = None
 
     def new_downgrades(self, told: set[str]) -> tuple[str, ...]:
-        """Return the downgrades that are not in ``told``, and add them to it."""
+        """Return what is not given here and not in ``told``, a sentence each, and add it there."""
         new = tuple(downgrade for downgrade in self._downgrades if downgrade not in told)
         told.update(new)
         return new

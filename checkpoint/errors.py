@@ -6,7 +6,6 @@
     ├── StateUnsupported        a tensor cannot be stored, or does not fit the layout
     ├── SnapshotDamaged         a snapshot in memory is not what was copied into it
     ├── StorageFailed           a call to the file system failed
-    ├── StagingExists           this save (step, generation, attempt) has already begun
     ├── CommitRefused           the staged files are not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
     ├── MendImpossible          a damaged step and its copy together lack a file
@@ -83,10 +82,6 @@ class StorageFailed(CheckpointError):
     def is_full(self) -> bool:
         """Whether there was no space left, or no quota: a save may succeed once room is made."""
         return self.errno in FULL
-
-
-class StagingExists(CheckpointError):
-    """A save of this step, generation and attempt has already begun."""
 
 
 class CommitRefused(CheckpointError):

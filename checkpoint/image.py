@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.image_map import ImageMap, Share
-from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.record import Header, ShardRecord, entry_of
 from holdfast.checkpoint.shard import build_skeleton
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, bytes_of
 
@@ -46,17 +46,6 @@ class ShardImage:
     def offset(self, piece: int) -> int:
         """Return where a piece, by its number, begins in the file."""
         return self._skeleton.offsets[piece]
-
-    def fill(self, buffer: memoryview, state: Tensors, header: Header) -> ShardRecord:
-        """Make ``buffer`` the shard of ``state``; return its record.
-
-        Raises ``StateUnsupported`` if the state does not fit the layout.
-        """
-        contents = self.contents(state)
-        self.copy_frame(buffer, header)
-        for piece in self._skeleton.order:
-            _put(buffer, self._skeleton.offsets[piece], contents[piece])
-        return self.describe(contents, header)
 
     def copy_frame(self, buffer: memoryview, header: Header) -> None:
         """Copy all that is outside the pieces: HDF5's metadata, and the mark of the save."""
@@ -107,10 +96,8 @@ class ShardImage:
         skeleton = self._skeleton
         digests = [digest_of(data) for data in contents]
         records = tuple(
-            PieceRecord(piece.spec.name, piece.start, piece.stop, offset, piece.nbytes, digest)
-            for piece, offset, digest in (
-                (skeleton.pieces[i], skeleton.offsets[i], digests[i]) for i in skeleton.order
-            )
+            entry_of(skeleton.pieces[i], self._writer, skeleton.offsets[i], digests[i])
+            for i in skeleton.order
         )
         outside = self.frame_digest(header)
         return ShardRecord(self._writer, skeleton.size, outside, records)

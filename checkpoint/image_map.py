@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.record import Header, ShardRecord, entry_of
 from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
 
 _RECORD = struct.Struct("<Q16sQQ")
@@ -113,13 +113,9 @@ class ImageMap:
         for piece, (offset, piece_digest, *piece_save) in zip(pieces, found, strict=True):
             if piece.nbytes:
                 _refuse_other_save(shard, piece_save, header)
-                records.append(self._piece_record(piece, offset, piece_digest))
-        records.sort(key=lambda record: record.offset)
+                records.append(entry_of(piece, shard, offset, piece_digest.hex()))
+        records.sort(key=lambda record: record[1].offset)
         return ShardRecord(shard, size, digest.hex(), tuple(records))
-
-    def _piece_record(self, piece: Piece, offset: int, digest: bytes) -> PieceRecord:
-        name = piece.spec.name
-        return PieceRecord(name, piece.start, piece.stop, offset, piece.nbytes, digest.hex())
 
 
 def _refuse_other_save(shard: int, save: Sequence[int], header: Header) -> None:

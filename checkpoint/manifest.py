@@ -20,7 +20,7 @@ import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from holdfast.checkpoint.digest import DIGEST_DIGITS, DIGEST_NAME
 from holdfast.checkpoint.errors import (
@@ -29,7 +29,7 @@ from holdfast.checkpoint.errors import (
     ManifestInvalid,
     StateUnsupported,
 )
-from holdfast.checkpoint.record import Header, ShardRecord
+from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec, refuse_unsupported
 
 FORMAT = "holdfast-checkpoint"
@@ -54,42 +54,6 @@ LARGEST_MANIFEST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class PieceEntry:
-    """Elements ``start`` to ``stop`` of a tensor: ``bytes`` bytes at ``offset`` of a shard."""
-
-    shard: int
-    offset: int
-    bytes: int
-    start: int
-    stop: int
-    digest: str
-
-    def as_json(self) -> dict[str, object]:
-        """Return the entry as a JSON object."""
-        return {
-            "shard": self.shard,
-            "offset": self.offset,
-            "bytes": self.bytes,
-            "start": self.start,
-            "stop": self.stop,
-            "digest": self.digest,
-        }
-
-    @staticmethod
-    def of(value: object) -> PieceEntry:
-        """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
-        fields = Fields(value, "a piece")
-        return PieceEntry(
-            shard=fields.integer("shard"),
-            offset=fields.integer("offset"),
-            bytes=fields.integer("bytes"),
-            start=fields.integer("start"),
-            stop=fields.integer("stop"),
-            digest=fields.hexadecimal("digest", digits=DIGEST_DIGITS),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor and its pieces, in the order of elements; an empty tensor has none."""
 
@@ -102,7 +66,7 @@ class TensorEntry:
             "name": self.spec.name,
             "dtype": self.spec.dtype,
             "shape": list(self.spec.shape),
-            "pieces": [piece.as_json() for piece in self.pieces],
+            "pieces": [piece._asdict() for piece in self.pieces],
         }
 
     @staticmethod
@@ -116,7 +80,7 @@ class TensorEntry:
         shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
         spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
         refuse_unsupported(spec)
-        return TensorEntry(spec, tuple(PieceEntry.of(piece) for piece in fields.array("pieces")))
+        return TensorEntry(spec, tuple(map(_piece_of, fields.array("pieces"))))
 
     def check_tiling(self, writers: int) -> None:
         """Raise ``ManifestInvalid`` unless the pieces tile the tensor and lie in shards."""
@@ -132,6 +96,12 @@ class TensorEntry:
             position = piece.stop
         if position != spec.size:
             raise ManifestInvalid(f"tensor {spec.name!r} has {position} of {spec.size} elements")
+
+
+def _piece_of(value: object) -> PieceEntry:
+    fields = Fields(value, "a piece")
+    numbers = {name: fields.integer(name) for name in PieceEntry._fields if name != "digest"}
+    return PieceEntry(**numbers, digest=fields.digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +120,7 @@ class ShardEntry:
     def of(value: object) -> ShardEntry:
         """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
         fields = Fields(value, "a shard")
-        digest = fields.hexadecimal("digest", digits=DIGEST_DIGITS)
+        digest = fields.digest()
         return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
 
     def check_apart(self, pieces: Sequence[Placed]) -> None:
@@ -162,6 +132,9 @@ class ShardEntry:
             position = piece.offset + piece.bytes
         if position > self.size:
             raise ManifestInvalid(f"shard {self.index} is smaller than its pieces")
+
+
+_Kind = TypeVar("_Kind")
 
 
 class Fields:
@@ -184,30 +157,27 @@ class Fields:
 
     def text(self, name: str) -> str:
         """Return a string."""
-        value = self._value(name)
-        if not isinstance(value, str):
-            raise ValueError(f"{name} of {self._what} is not a string")
-        return value
+        return self._of(str, name, "a string")
 
-    def hexadecimal(self, name: str, *, digits: int) -> str:
-        """Return a string of exactly ``digits`` lower-case hexadecimal digits."""
-        value = self.text(name)
-        if len(value) != digits or not _HEXADECIMAL.issuperset(value):
-            raise ValueError(f"{name} of {self._what} is not {digits} hexadecimal digits")
+    def digest(self) -> str:
+        """Return the field ``digest``: exactly its lower-case hexadecimal digits."""
+        value = self.text("digest")
+        if len(value) != DIGEST_DIGITS or not _HEXADECIMAL.issuperset(value):
+            raise ValueError(f"digest of {self._what} is not {DIGEST_DIGITS} hexadecimal digits")
         return value
 
     def mapping(self, name: str) -> Mapping[str, object]:
         """Return an object."""
-        value = self._value(name)
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} of {self._what} is not an object")
-        return cast("Mapping[str, object]", value)
+        return self._of(dict, name, "an object")
 
     def array(self, name: str) -> list[object]:
         """Return an array."""
+        return self._of(list, name, "an array")
+
+    def _of(self, kind: type[_Kind], name: str, words: str) -> _Kind:
         value = self._value(name)
-        if not isinstance(value, list):
-            raise ValueError(f"{name} of {self._what} is not an array")
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} of {self._what} is not {words}")
         return value
 
     def _value(self, name: str) -> object:
@@ -364,11 +334,10 @@ def pieces_by_shard(manifest: Manifest) -> list[list[Placed]]:
 def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
     found: dict[str, list[PieceEntry]] = {spec.name: [] for spec in layout.specs}
     for record in records:
-        for p in record.pieces:
-            entry = PieceEntry(record.index, p.offset, p.bytes, p.start, p.stop, p.digest)
-            if p.tensor not in found:
-                raise CommitRefused(f"shard {record.index} has a tensor too many: {p.tensor!r}")
-            found[p.tensor].append(entry)
+        for name, piece in record.pieces:
+            if name not in found:
+                raise CommitRefused(f"shard {record.index} has a tensor too many: {name!r}")
+            found[name].append(piece)
     return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
 
 

@@ -25,9 +25,9 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     MendImpossible,
 )
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry, pieces_by_shard
+from holdfast.checkpoint.manifest import Manifest, TensorEntry, pieces_by_shard
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name
-from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
 
@@ -266,9 +266,6 @@ def _records(manifest: Manifest) -> list[ShardRecord]:
     """Return the records that the writers once made of their shards."""
     records = []
     for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
-        found = tuple(
-            PieceRecord(tensor.spec.name, p.start, p.stop, p.offset, p.bytes, p.digest)
-            for tensor, p in pieces
-        )
+        found = tuple((tensor.spec.name, piece) for tensor, piece in pieces)
         records.append(ShardRecord(shard.index, shard.size, shard.digest, found))
     return records

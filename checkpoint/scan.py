@@ -33,13 +33,13 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.manifest import (
     LARGEST_MANIFEST_BYTES,
     Manifest,
-    PieceEntry,
     Placed,
     ShardEntry,
     TensorEntry,
     pieces_by_shard,
 )
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
+from holdfast.checkpoint.record import PieceEntry
 
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 

@@ -30,7 +30,6 @@ from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     CheckpointUnreadable,
     CommitRefused,
-    StagingExists,
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
@@ -63,25 +62,12 @@ class CheckpointStore:
         self._run_dir = Path(run_dir)
         self.directory = self._run_dir / STORE_NAME
         self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
-        """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
+        """The file system of the store; ``disk.new_downgrades`` tells the guarantees it lacks."""
         self._making = threading.Lock()
         self._is_anchored = False
         self._was_removed = False
         self.doubtful: set[int] = set()
         """Steps that are visible, though no save may rely on them: their renames may be lost."""
-
-    def stage(self, step: int, generation: int, attempt: int) -> Staging:
-        """Make the staging directory of a new save.
-
-        Raises ``StagingExists`` if it is there already: take the next attempt.
-        """
-        staging = self.staging(step, generation, attempt)
-        if not staging.open():
-            raise StagingExists(
-                f"step {step} is already staged by generation {generation}, "
-                f"attempt {attempt}; use attempt {attempt + 1}"
-            )
-        return staging
 
     def staging(self, step: int, generation: int, attempt: int) -> Staging:
         """Name the staging directory of a save; the first writer makes it."""
@@ -180,10 +166,10 @@ class Staging:
         """The staging directory."""
         return self._store.directory / str(self._name)
 
-    def open(self) -> bool:
-        """Make the directory; returns False if it is there already."""
+    def open(self) -> None:
+        """Make the directory, unless another writer of the save has."""
         self._store.make_directory()
-        return self._disk.make_directory(self.path)
+        self._disk.make_directory(self.path)
 
     def write_shard(
         self, state: Tensors, layout: ShardLayout, writer: int, header: Header
@@ -225,7 +211,7 @@ class Staging:
         """Make the checkpoint visible and durable; returns its directory.
 
         If the step is committed already and verifies, that checkpoint stays and this
-        staging is removed; ``disk.downgrades`` tells if its state is another one.  A
+        staging is removed; ``disk.new_downgrades`` tells if its state is another one.  A
         damaged checkpoint is moved aside, and so is one that gives way.  Raises
         ``CheckpointError`` if the new checkpoint is not durable; then it was not saved.
         """
@@ -241,10 +227,6 @@ class Staging:
             self._disk.fsync_directory(self._store.directory)
             self.abandon()
         return target
-
-    def take_over(self) -> None:
-        """Prepare to commit a dead coordinator's save: remove a manifest that it has begun."""
-        self._disk.remove_file(self.path / MANIFEST_NAME)
 
     def abandon(self) -> None:
         """Remove the staging directory as far as possible; a prune gets the rest."""
@@ -348,7 +330,7 @@ def save(
     Raises ``CheckpointError`` if the checkpoint is not durable; then nothing of it is left.
     """
     layout = ShardLayout(specs_of(state), writers)
-    staging = store.stage(header.step, header.generation, store.next_attempt(header))
+    staging = store.staging(header.step, header.generation, store.next_attempt(header))
     try:
         records = [staging.write_shard(state, layout, writer, header) for writer in range(writers)]
         manifest = Manifest.assemble(

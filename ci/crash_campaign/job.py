@@ -84,8 +84,9 @@ def save_images(store: CheckpointStore, seed: int, step: int) -> None:
     try:
         for writer in range(WRITERS):
             image = ShardImage(layout, writer, RUN_ID)
-            buffer = memoryview(bytearray(image.size))
-            records.append(image.fill(buffer, state, header))
+            contents = image.contents(state)
+            records.append(image.describe(contents, header))
+            buffer = memoryview(b"".join(image.buffers(contents, header)))
             staging.write_image(buffer, records[-1], WRITERS)
         staging.commit(Manifest.assemble(layout, records, header=header, cursor={}, numerics={}))
     except CheckpointError:

@@ -23,7 +23,7 @@ from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFa
 from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import StagingName
-from holdfast.checkpoint.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.record import PieceEntry, ShardRecord
 from holdfast.checkpoint.store import Staging
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
@@ -41,7 +41,7 @@ _Shard = TypeVar("_Shard")
 _Written = TypeVar("_Written")
 
 
-Contents: TypeAlias = "tuple[int, tuple[tuple[PieceRecord, ...], ...]]"
+Contents: TypeAlias = "tuple[int, tuple[tuple[tuple[str, PieceEntry], ...], ...]]"
 """A step and the digests of its tensors: all that a checkpoint is restored from."""
 
 

@@ -37,7 +37,7 @@ from holdfast.checkpoint.disk import Disk
 disk = Disk()
 for name in ("first", "second"):
     disk.write_durably(Path(name), [memoryview(bytes(range(256)) * 1024)])
-print(*disk.downgrades, sep="|")
+print(*disk.new_downgrades(set()), sep="|")
 """
 
 ROOT = Path("/run")
@@ -287,7 +287,7 @@ def test_libc_without_the_call_is_a_downgrade(
     disk.write_durably(tmp_path / "file", [memoryview(b"data")])
 
     assert (tmp_path / "file").read_bytes() == b"data"
-    assert disk.downgrades == (DOWNGRADE,)
+    assert disk.new_downgrades(set()) == (DOWNGRADE,)
 
 
 def test_interrupted_reservation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

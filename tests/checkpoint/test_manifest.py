@@ -23,7 +23,7 @@ from holdfast.checkpoint.manifest import (
     ShardEntry,
     TensorEntry,
 )
-from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord, entry_of
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
 
 HEADER = Header("run-1", 7, 30)
@@ -51,7 +51,7 @@ def records() -> list[ShardRecord]:
             30_000,
             f"{writer}" * 32,
             tuple(
-                PieceRecord(p.spec.name, p.start, p.stop, 4096 + 16384 * i, p.nbytes, "a" * 32)
+                entry_of(p, writer, 4096 + 16384 * i, "a" * 32)
                 for i, p in enumerate(LAYOUT.pieces(writer))
                 if p.nbytes
             ),
@@ -230,10 +230,11 @@ def test_tensor_is_read_back_from_its_json(pieces: list[PieceEntry], shape: list
 @pytest.mark.parametrize("name", ["shard", "offset", "bytes", "start", "stop"])
 @pytest.mark.parametrize("value", [-1, 2**63, 1.0, "1", True, None])
 def test_number_of_a_piece_that_is_none_is_refused_by_name(name: str, value: object) -> None:
-    document = PieceEntry(0, 0, 4, 0, 1, DIGEST).as_json() | {name: value}
+    document = TensorEntry(SPEC, (PieceEntry(0, 0, 4, 0, 1, DIGEST),)).as_json()
+    (piece,) = json.loads(json.dumps(document["pieces"]))
 
     with pytest.raises(ValueError, match=f"{name} of a piece"):
-        PieceEntry.of(document)
+        TensorEntry.of(document | {"pieces": [piece | {name: value}]})
 
 
 @given(st.sets(st.integers(1, 11), min_size=1), st.data())

@@ -283,7 +283,7 @@ def test_record_describes_the_file(tmp_path: Path) -> None:
     assert record.index == 0
     assert record.size == len(data)
     outside = bytearray(data)
-    for piece in sorted(record.pieces, key=lambda piece: -piece.offset):
+    for _, piece in sorted(record.pieces, key=lambda placed: -placed[1].offset):
         assert piece.digest == digest_of(data[piece.offset : piece.offset + piece.bytes])
         del outside[piece.offset : piece.offset + piece.bytes]
     assert record.digest == digest_of(outside)
@@ -294,7 +294,7 @@ def test_piece_digests_are_those_of_the_arrays(tmp_path: Path) -> None:
 
     record, _ = write_shard_of(tmp_path, STATE, layout)
 
-    found = {piece.tensor: piece.digest for piece in record.pieces}
+    found = {name: piece.digest for name, piece in record.pieces}
     assert found == {name: digest_of(STATE[name].tobytes()) for name in ("a", "b")}
 
 

@@ -17,7 +17,6 @@ from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointUnreadable,
     CommitRefused,
-    StagingExists,
     StorageFailed,
 )
 from holdfast.checkpoint.manifest import GIVES_WAY, Manifest
@@ -53,7 +52,7 @@ LAYOUT = ShardLayout(specs_of(state_of(0.0)), 2)
 def staged(
     store: CheckpointStore, value: float, *, attempt: int = 1, header: Header = HEADER
 ) -> tuple[Staging, Manifest]:
-    staging = store.stage(header.step, header.generation, attempt)
+    staging = store.staging(header.step, header.generation, attempt)
     records = [staging.write_shard(state_of(value), LAYOUT, writer, header) for writer in range(2)]
     return staging, assembled(records, header)
 
@@ -91,13 +90,10 @@ def test_checkpoint_holds_its_shards_and_manifest(store: CheckpointStore) -> Non
     ]
 
 
-def test_same_attempt_is_staged_once(store: CheckpointStore) -> None:
-    store.stage(30, 7, 1)
+def test_attempt_that_is_staged_is_not_taken_again(store: CheckpointStore) -> None:
+    for attempt in (1, 2):
+        store.staging(30, 7, attempt).open()
 
-    with pytest.raises(StagingExists, match="use attempt 2"):
-        store.stage(30, 7, 1)
-
-    store.stage(30, 7, 2)
     assert store.next_attempt(HEADER) == 3
 
 
@@ -114,7 +110,7 @@ def test_writers_need_not_wait_for_the_staging_directory(store: CheckpointStore)
 
 
 def test_writers_may_write_at_the_same_time(store: CheckpointStore) -> None:
-    staging = store.stage(30, 7, 1)
+    staging = store.staging(30, 7, 1)
     state = state_of(3.0)
     layout = ShardLayout(specs_of(state), 6)
     records: list[ShardRecord] = []
@@ -238,7 +234,7 @@ def test_abandoned_staging_is_gone(store: CheckpointStore) -> None:
 
 def test_staging_of_dead_generations_is_cleaned(store: CheckpointStore) -> None:
     for generation in (5, 6, 7):
-        store.stage(30, generation, 1)
+        store.staging(30, generation, 1).open()
     save(store, state_of(1.0), header=Header("run", 2, 20))
 
     reasons = store.clean_staging(7)
@@ -272,7 +268,9 @@ def test_steps_of_a_large_store_cost_one_call() -> None:
 
 
 def test_directory_that_somebody_removed_is_made_again(store: CheckpointStore) -> None:
-    store.stage(10, 1, 1).abandon()
+    staging = store.staging(10, 1, 1)
+    staging.open()
+    staging.abandon()
     assert not store.take_removal(), "it was made, and not removed"
     store.directory.rmdir()
 
@@ -417,7 +415,7 @@ def save_twice(
     save(store, later, header=Header("run", 9, SAVED_TWICE), writers=writers)
     assert store.steps() == (SAVED_TWICE,)
     assert store.scan(SAVED_TWICE).manifest().generation == 2
-    return store.disk.downgrades
+    return store.disk.new_downgrades(set())
 
 
 @pytest.mark.parametrize("writers", [1, 2, 3, 5])

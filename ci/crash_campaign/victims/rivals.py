@@ -141,6 +141,6 @@ def _begin(folder: Path, seed: int, steps: tuple[int, ...], in_flight: int) -> R
 def _staged(store: CheckpointStore, seed: int, header: Header) -> tuple[Staging, Manifest]:
     state = state_of(seed, header.step)
     layout = ShardLayout(specs_of(state), WRITERS)
-    staging = store.stage(header.step, header.generation, store.next_attempt(header))
+    staging = store.staging(header.step, header.generation, store.next_attempt(header))
     records = [staging.write_shard(state, layout, writer, header) for writer in range(WRITERS)]
     return staging, Manifest.assemble(layout, records, header=header, cursor={}, numerics={})

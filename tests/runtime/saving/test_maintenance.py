@@ -110,7 +110,7 @@ def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(tmp_pa
     store = CheckpointStore(tmp_path / "run")
     (tmp_path / "run").mkdir()
     for generation in (5, 6, 7, 8):
-        store.stage(30, generation, 1)
+        store.staging(30, generation, 1).open()
 
     CaringCommitter(tmp_path / "run")
 

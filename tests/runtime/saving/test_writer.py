@@ -212,7 +212,8 @@ def test_older_save_of_the_step_that_is_damaged_is_replaced(
 def test_staging_that_a_killed_writer_has_begun_is_no_hindrance(
     workers: Workers, writer: RunningWriter, tmp_path: Path, name: str
 ) -> None:
-    staging = CheckpointStore(tmp_path).stage(STEP, 7, 1)
+    staging = CheckpointStore(tmp_path).staging(STEP, 7, 1)
+    staging.open()
     (staging.path / name).write_bytes(b"half of ")
 
     assert writer.save(workers, STEP, 1)["kind"] == "saved"
@@ -432,7 +433,8 @@ def test_staging_that_the_workers_have_lost_is_made_again_from_memory(
     disk.is_full = True
     writer.save(workers, STEP, 1)
     disk.is_full = False
-    staging = CheckpointStore(tmp_path).stage(STEP, 7, 1)
+    staging = CheckpointStore(tmp_path).staging(STEP, 7, 1)
+    staging.open()
     (staging.path / "shard-00000-of-00002.h5").write_bytes(b"half of ")
 
     assert writer.settle() == STEP
