@@ -53,7 +53,7 @@ class MemoryInUse(CheckpointError):
 
 
 class PendingSave(Protocol):
-    """One worker's part of a save, after its copy."""
+    """One worker's part of a save, after its copy; what a class leaves out does nothing."""
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Take the digests of the part; another thread calls this once.
@@ -76,20 +76,11 @@ class PendingSave(Protocol):
         """Wait up to ``timeout_s`` until it is done."""
 
 
-class NothingToSave:
+class NothingToSave(PendingSave):
     """The part of a worker that copies nothing, since another one saves the whole state."""
 
     is_done = True
     failure: BaseException | None = None
-
-    def hand_over(self, state: Tensors, state_digest: str) -> None:
-        """Do nothing."""
-
-    def compared(self) -> None:
-        """Do nothing."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Do not wait."""
 
 
 class FailedSave(NothingToSave):
@@ -223,8 +214,11 @@ def _give_back(desk: Future[_PreparedSave]) -> None:
         desk.result().buffers.close()
 
 
-class _AgentSave:
-    """A worker's part of a save that the host's writer commits."""
+class _AgentSave(PendingSave):
+    """A worker's part of a save that the host's writer commits.
+
+    It waits for no comparison: the writer compares the digests of all parts by itself.
+    """
 
     def __init__(
         self,
@@ -257,9 +251,6 @@ class _AgentSave:
         _send_with_content(self._context, message, cursor)
         self._copied[ticket.buffer] = ticket.attempt
 
-    def compared(self) -> None:
-        """Do nothing: the writer compares the digests of all parts by itself."""
-
     @property
     def is_done(self) -> bool:
         """Whether the writer has answered, or will not."""
@@ -281,15 +272,16 @@ class _AgentSave:
             time.sleep(_LOOK_S)
 
 
-class _StateSave:
-    """The state itself, which is written while training waits."""
+class _StateSave(PendingSave):
+    """The state itself, which is written while training waits: done when ``compared`` returns."""
+
+    is_done = False
+    failure: BaseException | None = None
 
     def __init__(self, committer: Committer, request: SaveRequest) -> None:
         self._committer = committer
         self._request = request
         self._state: Tensors | None = None
-        self.is_done = False
-        self.failure: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Remember the state."""
@@ -304,9 +296,6 @@ class _StateSave:
         except Exception as error:
             self.failure = error
         self.is_done = True
-
-    def wait(self, timeout_s: float) -> None:
-        """Do not wait: it is done when ``compared`` returns."""
 
 
 class ContextReport:

@@ -7,9 +7,8 @@ workers always agree on the save in flight.
 With several hosts the workers on the host of rank 0 save (`recovery.placement`).  The others
 compare their states with theirs, and vote: the save is as far as its savers are.
 
-A file system that hangs answers nothing, not even an error.  A save that waited for it
-would stay in flight for ever: training would go on without another checkpoint, and the end
-of the job would never come.  So a save that takes far too long has failed.
+A file system that hangs answers nothing, not even an error.  So the agent gives up a writer that
+makes no progress, and answers in its place (`writer_link`).  No save stays in flight for ever.
 """
 
 from __future__ import annotations
@@ -54,11 +53,6 @@ from holdfast.runtime.worker.records import LoopRecords
 
 WORTH_A_FILE_BYTES = 64 * 2**20
 LARGEST_FILE_BYTES = 4 * 2**30
-ANSWERS_WITHIN_S = 180.0
-SLOWEST_BYTES_PER_S = 10e6
-
-_PASSES = 2
-"""A save is written; a step that is there already is read before it is replaced."""
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
@@ -269,13 +263,11 @@ class Saver:
         mine = self._copied(SaveRequest(ticket, order.part, fields), state)
         digest_then(state, mine.hand_over, is_alone=order.parts == 1)
         mine.compared()
-        nbytes = sum(tensor.nbytes for tensor in state.values())
-        flight = SaveInFlight(step, 0, nbytes, mine, time.monotonic())
-        while not mine.is_done and flight.failure is None:
+        while not mine.is_done:
             if self._context.page.halt_order != order:  # a worker has died that had a part
                 return "another worker has died meanwhile"
             mine.wait(_LOOK_S)
-        return "" if flight.failure is None else _reason_of(flight.failure)
+        return "" if mine.failure is None else _reason_of(mine.failure)
 
     def close(self) -> None:
         """Give memory and threads back; nothing is in flight any more."""
@@ -337,7 +329,7 @@ class Saver:
         """Report the failure to journal and user, and go on training."""
         self._flight = None
         self._failures[flight.step] += 1
-        failure = flight.failure
+        failure = flight.mine.failure
         if failure is None or isinstance(failure, SnapshotNotWritten):
             return  # the committer has told it
         reason = _reason_of(failure)
@@ -361,23 +353,11 @@ class SaveInFlight:
     """Whether all workers were found to have the same state."""
 
     @property
-    def failure(self) -> BaseException | None:
-        """The error of the save as far as this worker knows, None if there is none."""
-        known, seconds = self.mine.failure, witnessed_s() - self.began
-        bound_s = ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S
-        if known is not None or seconds <= bound_s:
-            return known
-        return CheckpointError(
-            f"it is not durable after {seconds:.0f} s, so its file system hangs; "
-            "look at the disk or its server"
-        )
-
-    @property
     def bits(self) -> Bit:
         """What this worker says of the save in a vote."""
         # Read before the failure: once a save is done, its failure is final.
         is_done = self.mine.is_done
-        if self.failure is not None:
+        if self.mine.failure is not None:
             return Bit.SETTLED
         return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
 

@@ -118,32 +118,17 @@ class CallbackHost(Protocol):
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
 
 
-class Alone:
-    """No callback host."""
+class Alone(CallbackHost):
+    """No callback host: it hears of everything, and does nothing."""
 
     is_over = False
     cuts_epoch = False
     has_effects = False
     error = None
 
-    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
-        """Do nothing."""
-
-    def before(self, work: Work, cursor: Cursor) -> None:
-        """Do nothing."""
-
     def acts_after(self, commit: Commit) -> bool:
         """Return False: there is no code of the script."""
         return False
-
-    def after(self, commit: Commit) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def lead(self, *, is_first: bool) -> None:
-        """Do nothing."""
 
     def effects(self) -> Effects:
         """Return no effects."""
@@ -152,9 +137,6 @@ class Alone:
     def message(self) -> bytes:
         """Return nothing."""
         return b""
-
-    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
-        """Do nothing."""
 
     def settings(self) -> Mapping[str, str]:
         """Return nothing."""
@@ -167,9 +149,6 @@ class Alone:
     def tensors(self) -> Tensors:
         """Return nothing."""
         return {}
-
-    def load(self, tensors: Tensors) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import agent_saver
-from holdfast.runtime.saving import saver as saver_module
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.saver import (
@@ -198,32 +197,6 @@ def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     bits = saver.bits()
 
     assert bits != Bit.SETTLED | Bit.INTACT
-
-
-class HangingSave(FailingSave):
-    """A save on a file system that does not answer."""
-
-    def __init__(self) -> None:
-        super().__init__(looks=1_000_000)
-
-
-def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_begin(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: HangingSave())
-    state = {"a": np.zeros(3)}
-    saver.begin(Cursor.start(1), lambda: state)
-    assert saver.bits() == Bit.INTACT
-    saver.hear(_agreed(saver.bits()))
-    assert saver.is_busy
-
-    monkeypatch.setattr(saver_module, "ANSWERS_WITHIN_S", -1.0)
-    bits = saver.bits()
-    assert bits == Bit.SETTLED
-    saver.hear(_agreed(bits))
-
-    assert not saver.is_busy
-    assert saver.begin(Cursor.start(1), lambda: state)
 
 
 def test_failure_that_not_all_have_heard_of_ends_no_save(
