@@ -41,14 +41,6 @@ class Verdict(Enum):
     STOP = "do not wait, for the job was asked to stop"
 
 
-class Leftover(Enum):
-    """How a restore ends that has taken none of the run's steps."""
-
-    NOTHING = "there was no step: the run begins"
-    RUN_AGAIN = "some step may be whole: run again later"
-    IMPOSSIBLE = "every step is damaged"
-
-
 @dataclass(frozen=True, slots=True)
 class Tries:
     """The tries of a step so far, and the seconds that the restore has spent on failing ones."""
@@ -90,11 +82,3 @@ class Patience:
 
 
 PATIENT = Patience()
-
-
-def leftover(findings: Iterable[Finding]) -> Leftover:
-    """Return how a restore ends that has found this of the run's steps, and taken none."""
-    found = list(findings)
-    if any(finding.is_unread for finding in found):
-        return Leftover.RUN_AGAIN
-    return Leftover.IMPOSSIBLE if found else Leftover.NOTHING

@@ -24,7 +24,6 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.checkpoint.tensor import specs_of
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.patience import Finding, Leftover, leftover
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     RecoveryImpossible,
@@ -258,19 +257,15 @@ def _refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Tr
         CheckpointsUnread: some of them, or all, may be whole.
     """
     spared = {step: unread[step] for step in lost if step in unread}
-    findings = [spared[step].finding if step in spared else Finding.DAMAGED for step in lost]
-    match leftover(findings):
-        case Leftover.IMPOSSIBLE:
-            raise RecoveryImpossible(
-                f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
-                f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
-                "with --fresh"
-            )
-        case Leftover.RUN_AGAIN:
-            damaged = [step for step in lost if step not in spared]
-            raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
-        case Leftover.NOTHING:
-            return
+    if spared:
+        damaged = [step for step in lost if step not in spared]
+        raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
+    if lost:
+        raise RecoveryImpossible(
+            f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
+            f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
+            "with --fresh"
+        )
 
 
 def _sentence(run_dir: Path, unread: Mapping[int, Trouble], damaged: Sequence[int]) -> str:

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.patience import (
-    Finding,
-    Leftover,
-    Patience,
-    Tries,
-    Verdict,
-    leftover,
-)
+from holdfast.recovery.patience import Finding, Patience, Tries, Verdict
 
 FINE, TRANSIENT, UNREADABLE, DAMAGED = Finding
 FIRST = Tries(1, 0.0)
@@ -82,11 +75,3 @@ def test_verdict_depends_on_the_worst_finding_and_on_no_order(
     assert (verdict is Verdict.TAKE) == (max(found) is FINE)
     if verdict in (Verdict.AGAIN, Verdict.STOP):
         assert max(found) is TRANSIENT
-
-
-@given(st.lists(st.sampled_from([TRANSIENT, UNREADABLE, DAMAGED]), max_size=5))
-def test_only_steps_that_are_all_damaged_are_given_up_for_ever(found: list[Finding]) -> None:
-    end = leftover(found)
-
-    assert (end is Leftover.NOTHING) == (not found)
-    assert (end is Leftover.IMPOSSIBLE) == (bool(found) and set(found) == {DAMAGED})
