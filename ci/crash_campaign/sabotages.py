@@ -88,12 +88,14 @@ def _replace_what_is_there() -> None:
     LocalFileSystem.rename_noreplace = rename  # type: ignore[assignment,method-assign]
 
 
-def _write_unsynced(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def _write_unsynced(path: Path, content: bytes, *, is_synced: bool) -> None:
+    assert is_synced
+    files_module.write_whole(path, content)
 
 
 def _write_in_place(directory: RunDirectory, record: RunRecord) -> None:
-    files_module.create_durably(directory.record_path, record.encode())
+    directory.record_path.write_bytes(record.encode())
+    files_module.sync(directory.record_path)
     files_module.sync(directory.path)
 
 
@@ -125,7 +127,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-fsync": Sabotage(_without(LocalFileSystem, "fsync"), "power", "save"),
     "no-directory-fsync": Sabotage(_without(LocalFileSystem, "fsync_directory"), "power", "save"),
     "no-record-fsync": Sabotage(
-        _with(run_directory, "create_durably", _write_unsynced), "power", "begin"
+        _with(run_directory, "write_whole", _write_unsynced), "power", "begin"
     ),
     "no-record-directory-fsync": Sabotage(_without(run_directory, "sync_names"), "power", "begin"),
     # what is put in place, and taken away

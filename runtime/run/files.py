@@ -46,7 +46,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.checkpoint.errors import FULL, TRANSIENT
-from holdfast.checkpoint.filesystem import renameat2
 from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
 from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
@@ -57,13 +56,9 @@ _MODE = 0o666  # the umask counts
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVE = "find out who made it and remove it, or choose another run directory"
 
-_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""What a file system answers that has no hard links, such as FAT."""
-
 _WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """What one answers that cannot sync a directory; the first save tells of it."""
 
-_HERE = -100  # AT_FDCWD of linux/fcntl.h
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFDIR: "a directory",
@@ -206,14 +201,6 @@ def close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def create_durably(path: Path, content: bytes) -> None:
-    """Make a file that holds ``content``, and sync it; an existing name is an error."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Write a file that is there whole or not at all, in the place of an older one.
 
@@ -227,7 +214,7 @@ def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
             file.flush()
             if is_synced:
                 os.fsync(descriptor)
-            os.replace(draft, path)
+            move(draft, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -246,7 +233,12 @@ def _draft_of(path: Path) -> tuple[Path, int]:
         found = os.fstat(descriptor)
         _refuse_foreign(draft, found, draft.parent.stat())
         _refuse_shared(draft, found)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # there are no locks, so nobody writes it
+                draft.unlink()
+            raise
         if os.path.samestat(found, draft.lstat()):  # else it was placed just now
             os.ftruncate(descriptor, 0)
             opened.pop_all()
@@ -255,41 +247,15 @@ def _draft_of(path: Path) -> tuple[Path, int]:
     return draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
 
 
-def give_name(draft: Path, path: Path) -> None:
-    """Give a file its name, and fail with ``FileExistsError`` if anything has it already.
-
-    It is like O_EXCL, but the name appears only when the content is complete.  Without hard
-    links it is a rename, and only one process at a time may call this: where there is no
-    rename that spares what is there, only a listing tells.
-    """
-    with _unless_done(draft, path):
-        try:
-            os.link(draft, path)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LINKS:
-                raise
-            if not renameat2((_HERE, str(draft)), (_HERE, str(path))):
-                if _is_listed(path):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-                draft.rename(path)
-
-
 def move(source: Path, target: Path) -> None:
-    """Rename a file or directory."""
-    with _unless_done(source, target):
-        source.rename(target)
+    """Rename a file or directory; a file takes the place of another one.
 
-
-@contextlib.contextmanager
-def _unless_done(source: Path, target: Path) -> Iterator[None]:
-    """Ignore the failure of a call that has given ``source`` the name ``target``.
-
-    A client of a server asks again when an answer is lost, and is told that there is such a
-    name already, or no such source.
+    A client of a server asks again when an answer is lost, and is told that there is no such
+    source, or such a name already.  So no failure counts if the target is the source.
     """
     before = source.lstat()
     try:
-        yield
+        source.rename(target)
     except OSError:
         with contextlib.suppress(OSError):
             if os.path.samestat(target.lstat(), before):
@@ -336,7 +302,7 @@ def read_late(path: Path, limit_bytes: int) -> bytes:
         try:
             return read_at_most(path, limit_bytes)
         except FileNotFoundError as error:
-            if not _is_listed(path):
+            if not is_listed(path):
                 raise
             if bound.has_passed:
                 reason = "it is listed, and yet not found"
@@ -344,7 +310,7 @@ def read_late(path: Path, limit_bytes: int) -> bytes:
         time.sleep(_NAP_S)
 
 
-def _is_listed(path: Path) -> bool:
+def is_listed(path: Path) -> bool:
     """Return whether the directory of ``path`` lists that name.
 
     A client of a server may remember for seconds that there is no such name.  It does not

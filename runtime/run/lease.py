@@ -37,7 +37,6 @@ from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.run.files import (
     BoundedCalls,
     close,
-    give_name,
     move,
     open_existing,
     open_to_read,
@@ -313,7 +312,7 @@ class LeaseFile:
         finally:
             if not is_it:  # its owner has renewed it just now, or another job has taken it
                 with contextlib.suppress(FileExistsError):
-                    give_name(aside, self.path)
+                    os.link(aside, self.path)
             with contextlib.suppress(OSError):
                 aside.unlink()
         if not is_it:

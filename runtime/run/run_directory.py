@@ -48,8 +48,7 @@ from holdfast.checkpoint.names import STORE_NAME, step_of
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.files import (
     ForeignFile,
-    create_durably,
-    give_name,
+    is_listed,
     is_there,
     move,
     read_at_most,
@@ -57,6 +56,7 @@ from holdfast.runtime.run.files import (
     refusal,
     sync,
     sync_names,
+    write_whole,
 )
 from holdfast.runtime.run.lease import (
     LARGEST_LEASE_BYTES,
@@ -308,12 +308,15 @@ class RunDirectory:
             UsageError: there is one already, or it cannot be written.
         """
         try:
-            self._write_record(record, give_name)
-        except FileExistsError as error:
+            is_taken = is_listed(self.record_path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if is_taken:
             raise UsageError(
                 f"run directory {self.path} already holds a run; "
                 "run without --fresh to resume it, or choose another --run-dir"
-            ) from error
+            )
+        self.replace_record(record)
 
     def replace_record(self, record: RunRecord) -> None:
         """Write ``RUN.json`` anew, whole and durable: before a step, or for other microbatches.
@@ -321,22 +324,11 @@ class RunDirectory:
         Raises:
             UsageError: it cannot be written.
         """
-        self._write_record(record, move)
-
-    def _write_record(self, record: RunRecord, place: Callable[[Path, Path], None]) -> None:
-        # The name is secret, so no other user can have put a file there.
-        draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
-            create_durably(draft, record.encode())
-            place(draft, self.record_path)
+            write_whole(self.record_path, record.encode(), is_synced=True)
             sync_names(self.path)
-        except FileExistsError:
-            raise
         except OSError as error:
             raise self._unusable(error) from error
-        finally:
-            with contextlib.suppress(OSError):  # the record is there, or its error is on its way
-                draft.unlink()
 
     def load_record(self) -> RunRecord | None:
         """Return the record in ``RUN.json``, or None if no run was created yet.

@@ -18,7 +18,6 @@ LACKING = {
     "fallocate": Rule(("fallocate",), error="EOPNOTSUPP"),
     "fallocate of an old kernel": Rule(("fallocate",), error="ENOSYS"),
     "fsync of a directory": Rule(("fsyncdir",), error="EINVAL"),
-    "link": Rule(("link",), error="ENOSYS"),
 }
 TOLD = {
     "fallocate": {"space cannot be reserved ahead: a full disk shows late"},
@@ -26,7 +25,6 @@ TOLD = {
     "fsync of a directory": {
         "a power cut may lose names: directories cannot be synced here (EINVAL)"
     },
-    "link": set(),
 }
 
 

@@ -278,7 +278,7 @@ def test_record_that_is_too_large_is_refused_unread(directory: RunDirectory) -> 
 def test_planted_draft_of_a_record_is_not_written(
     directory: RunDirectory, target: Path, plant: Plant, complaint: str
 ) -> None:
-    draft = directory.path / f".RUN.json.{os.getpid()}"
+    draft = directory.path / ".RUN.json.draft"
     plant(draft, target)
 
     directory.create_record(RECORD)

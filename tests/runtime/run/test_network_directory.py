@@ -20,7 +20,6 @@ from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.journal import Journal, next_generation
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 
-NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.ENOTSUP]
 NO_SYNC = [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP]
 LOST = [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE]
 RECORD = RunRecord("4f0c2d", FORMAT, 1.5, microbatches=4, seed=0, threads=1)
@@ -45,15 +44,7 @@ def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[.
     return fail
 
 
-@pytest.mark.parametrize("number", NO_LINKS)
-@pytest.mark.parametrize("has_renameat2", [True, False])
-def test_record_is_created_once_without_hard_links(
-    empty: RunDirectory, number: int, *, has_renameat2: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "link", _fail(number))
-    if not has_renameat2:
-        monkeypatch.setattr(files, "renameat2", lambda _source, _target: False)
-
+def test_record_is_created_once(empty: RunDirectory) -> None:
     empty.create_record(RECORD)
     with pytest.raises(UsageError, match="already holds a run"):
         empty.create_record(RECORD)
@@ -66,8 +57,8 @@ def test_record_is_created_once_without_hard_links(
 def test_record_whose_creation_was_not_answered_is_there(
     empty: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client asks again, and is told that there is such a name."""
-    monkeypatch.setattr(os, "link", _fail(number, after=os.link))
+    """The client asks again, and is told that there is no such draft."""
+    monkeypatch.setattr(Path, "rename", _fail(number, after=Path.rename))
 
     empty.create_record(RECORD)
 
@@ -193,7 +184,7 @@ def test_start_that_the_file_system_fails_can_be_tried_again(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, start: str, number: int
 ) -> None:
     with monkeypatch.context() as broken:
-        for name in ("open", "listdir", "rename", "link"):
+        for name in ("open", "listdir", "rename"):
             broken.setattr(os, name, _fail(number))
         broken.setattr(Path, "lstat", _fail(number))
         with pytest.raises(RunUnreadable) as refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import threading
@@ -130,15 +129,15 @@ def test_figures_of_new_lines_and_of_living_workers_are_shown(
 def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     directory: RunDirectory, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answers, place = threading.Event(), threading.Event(), os.replace
+    begun, answers, place = threading.Event(), threading.Event(), Path.rename
 
-    def replace(draft: Any, path: Any) -> None:
+    def rename(draft: Path, path: Path) -> Path:
         if str(path).endswith(".prom"):
             begun.set()
             assert answers.wait(BOUND_S)
-        place(draft, path)
+        return place(draft, path)
 
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr("holdfast.runtime.run.files.WAITS_S", 0.01)
     shown = tmp_path / "job.prom"
     files = Files(directory, lease, metrics_file=str(shown))
