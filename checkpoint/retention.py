@@ -16,7 +16,7 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
@@ -333,13 +333,3 @@ def bad_steps(names: Iterable[str]) -> tuple[StagingName, ...]:
     found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
     found.sort(key=lambda bad: (bad.step, bad.generation, bad.attempt), reverse=True)
     return tuple(found)
-
-
-def prune(
-    store: CheckpointStore,
-    retention: Retention,
-    run_id: str | None = None,
-    unsound: Collection[int] = (),
-) -> tuple[str, ...]:
-    """Keep the steps to ``retention`` once, as a process that knows only what is ``unsound``."""
-    return Pruner(store, retention, run_id, unsound).prune()

@@ -12,7 +12,7 @@ from victim import Aftermath
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore
 
 
@@ -70,7 +70,7 @@ class Verdict:
         except CheckpointError as error:
             self.complain(Wrong.OTHER, f"the next save fails: {error}")
             return
-        reasons += prune(store, KEEP, self.run_id, self.damaged)
+        reasons += Pruner(store, KEEP, self.run_id, self.damaged).prune()
         rest = [name for name in store.names() if not name.startswith(("step-", ".bad-"))]
         if reasons or rest or len(set(store.steps()) - self.damaged) > KEEP.newest:
             self.complain(Wrong.OTHER, f"left behind: {reasons} {rest} {store.steps()}")

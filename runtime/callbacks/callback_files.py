@@ -409,47 +409,40 @@ def _open(
     return opened(*arguments, **by)
 
 
-def _move(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    def moved(src: Any, dst: Any, **others: Any) -> None:
-        if not files.is_first and files.moves(src, dst):
-            return
-        if not files.defers(lambda: function(src, dst, **others)):
-            function(src, dst, **others)
-
-    moved(*arguments, **by)
-
-
-def _remove(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    def removed(path: Any, **others: Any) -> None:
-        if not files.is_first and files.moves(path, None):
-            return
-        if files.defers(lambda: function(path, **others)):
-            return
-        with contextlib.suppress(*[FileNotFoundError] * files.may_repeat):
-            function(path, **others)
-
-    removed(*arguments, **by)
-
-
-def _make_folder(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    if files.defers(lambda: function(*arguments, **by)):
-        return
-    with contextlib.suppress(*[FileExistsError] * files.is_resuming):
-        function(*arguments, **by)
-
-
 def _put_off(
     files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> Any:
     if files.defers(lambda: function(*arguments, **by)):
         return None
     return function(*arguments, **by)
+
+
+def _move(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    def moves(src: Any, dst: Any, **_: Any) -> bool:
+        return files.moves(src, dst)
+
+    if files.is_first or not moves(*arguments, **by):
+        _put_off(files, function, arguments, by)
+
+
+def _remove(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    def moves(path: Any, **_: Any) -> bool:
+        return files.moves(path, None)
+
+    if files.is_first or not moves(*arguments, **by):
+        with contextlib.suppress(*[FileNotFoundError] * files.may_repeat):
+            _put_off(files, function, arguments, by)
+
+
+def _make_folder(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    with contextlib.suppress(*[FileExistsError] * files.is_resuming):
+        _put_off(files, function, arguments, by)
 
 
 def _is_regular(path: Any) -> bool:

@@ -15,7 +15,7 @@ from fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.checkpoint.tensor import Tensor
 
@@ -204,8 +204,8 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
         filesystem, store = three_steps()
         filesystem.fail_at(call, number)
 
-        prune(store, Retention(2))
-        reasons = prune(store, Retention(2))
+        Pruner(store, Retention(2)).prune()
+        reasons = Pruner(store, Retention(2)).prune()
 
         assert reasons == ()
         assert store.steps() == (30, 20)
@@ -220,13 +220,13 @@ def test_failure_while_pruning_never_costs_the_last_good_step(number: int) -> No
     """Both kept steps are damaged, so no older step may go, even if another call fails."""
     filesystem, store = two_damaged_of_four()
     before = len(filesystem.calls)
-    prune(store, Retention(2))
+    Pruner(store, Retention(2)).prune()
 
     for call in range(before, len(filesystem.calls)):
         failing, store = two_damaged_of_four()
         failing.fail_at(call, number)
 
-        prune(store, Retention(2))
+        Pruner(store, Retention(2)).prune()
 
         assert newest(failing)[0] == 20, failing.calls[call]
         assert store.steps() == (40, 30, 20, 10)
@@ -253,7 +253,7 @@ def calls_before_prune() -> int:
 
 def calls_with_prune() -> int:
     filesystem, store = three_steps()
-    prune(store, Retention(2))
+    Pruner(store, Retention(2)).prune()
     return len(filesystem.calls)
 
 

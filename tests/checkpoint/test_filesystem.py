@@ -24,7 +24,7 @@ from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInv
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFileSystem
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
 
 STATE = {"a": np.arange(5000.0)}
@@ -223,7 +223,7 @@ def test_directory_swapped_while_saving_and_pruning_touches_nothing_elsewhere(
 
     with contextlib.suppress(CheckpointError):
         save(store, STATE, header=Header("run", 1, 30), writers=2)
-        prune(store, Retention(2))
+        Pruner(store, Retention(2)).prune()
 
     assert contents(elsewhere) == before
 

@@ -12,7 +12,7 @@ from holders import small_state
 
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
 
 pytestmark = pytest.mark.usefixtures("early_writeback")
@@ -42,7 +42,7 @@ def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> Non
     for step in STEPS:
         save(store, small_state(step), header=Header("run", 1, step), writers=2)
         acknowledge(step)
-        prune(store, Retention(2))
+        Pruner(store, Retention(2)).prune()
 
 
 def count_calls() -> int:
@@ -100,7 +100,7 @@ def test_saving_goes_on_after_a_power_cut_at_every_call(
 
         after.clean_staging(2)
         save(after, small_state(50), header=Header("run", 2, 50))
-        reasons = prune(after, Retention(2))
+        reasons = Pruner(after, Retention(2)).prune()
 
         restored, rejections = restore_newest(after)
         assert restored is not None

@@ -16,7 +16,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps, prune
+from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, save
 
@@ -213,19 +213,19 @@ def test_newest_two_stay_and_the_others_are_told(store: CheckpointStore) -> None
     names = [add_bad(store, step) for step in (10, 30, 20, 40)]
     add(store, 50)
 
-    reasons = prune(store, Retention(), RUN)
+    reasons = Pruner(store, Retention(), RUN).prune()
 
     assert bad_names(store) == [names[1], names[3]]
     assert sorted(reason.split()[0] for reason in reasons) == [names[0], names[2]]
     assert "moved aside because it is damaged" in reasons[0]
-    assert prune(store, Retention(), RUN) == ()
+    assert Pruner(store, Retention(), RUN).prune() == ()
 
 
 def test_newest_two_of_one_step_stay(store: CheckpointStore) -> None:
     names = [add_bad(store, 40, save_name) for save_name in ("g9-a1", "g13-a1", "g13-a2")]
     add(store, 40)
 
-    prune(store, Retention(), RUN)
+    Pruner(store, Retention(), RUN).prune()
 
     assert bad_names(store) == sorted(names[1:])
 
@@ -235,6 +235,6 @@ def test_removal_that_was_cut_short_is_completed(store: CheckpointStore) -> None
     (store.directory / bad.bad_name).rename(store.directory / bad.removed_name)
     add(store, 50)
 
-    assert prune(store, Retention(), RUN) == ()
+    assert Pruner(store, Retention(), RUN).prune() == ()
 
     assert store.names() == (step_name(50),)

@@ -24,7 +24,7 @@ from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step, verify_step
-from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore, save
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
@@ -406,7 +406,7 @@ def test_mended_step_that_does_not_verify_leaves_its_place_again(
 
     assert files_of(copies.here, where) == damaged
     assert copies.here.steps() == ((STEP,) if is_there else ())
-    assert prune(copies.here, Retention()) == ()
+    assert Pruner(copies.here, Retention()).prune() == ()
     assert copies.here.names() == (where,)
 
 

@@ -23,7 +23,6 @@ from holdfast.checkpoint.retention import (
     ReadMarks,
     Retention,
     Wanted,
-    prune,
     prune_plan,
 )
 from holdfast.checkpoint.store import CheckpointStore, save
@@ -150,7 +149,7 @@ def test_multiples_and_the_best_stay(store: CheckpointStore) -> None:
     losses = {10: 5.0, 20: 1.0, 25: 0.0, 30: 2.0, 35: 0.0, 40: 3.0, 50: 4.0}
     fill_measured(store, losses, epoch=10)
 
-    reasons = prune(store, Retention(2, (Wanted(15, Best("loss")),)))
+    reasons = Pruner(store, Retention(2, (Wanted(15, Best("loss")),))).prune()
 
     assert reasons == ()
     assert store.steps() == (50, 40, 30, 20)
@@ -169,7 +168,7 @@ def test_step_of_an_unreadable_manifest_stays(store: CheckpointStore) -> None:
     fill_measured(store, {10: 5.0, 20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
     (store.directory / "step-000000000010" / "MANIFEST.json").write_text("{}")
 
-    prune(store, Retention(2, (Wanted(best=Best("loss")),)))
+    Pruner(store, Retention(2, (Wanted(best=Best("loss")),))).prune()
 
     assert store.steps() == (40, 30, 20, 10)
 
@@ -179,7 +178,7 @@ def test_crafted_metric_does_not_keep_a_prune_from_its_work(store: CheckpointSto
     save(store, {"a": np.zeros(3)}, header=Header("run", 1, 10), cursor={"epoch": epoch})
     fill_measured(store, {20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
 
-    assert prune(store, Retention(2, (Wanted(best=Best("loss")),))) == ()
+    assert Pruner(store, Retention(2, (Wanted(best=Best("loss")),))).prune() == ()
     assert store.steps() == (40, 30, 20)
 
 
@@ -188,7 +187,7 @@ def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) ->
     damage(store, 40)
     damage(store, 30)
 
-    reasons = prune(store, Retention(2))
+    reasons = Pruner(store, Retention(2)).prune()
 
     assert store.steps() == (40, 30, 20, 10)
     assert [reason.split(":")[0] for reason in reasons] == [
@@ -222,7 +221,7 @@ def test_damaged_step_does_not_count_as_one_that_is_kept(
     for step in damaged:
         damage(store, step)
 
-    prune(store, Retention(keep))
+    Pruner(store, Retention(keep)).prune()
 
     assert store.steps() == left
 
@@ -235,7 +234,7 @@ def test_steps_of_another_run_push_no_own_step_out(
     fill(store, 10, 20, 30, run_id="mine")
     fill(store, 1100, 1200, run_id="other")
 
-    reasons = prune(store, retention, "mine")
+    reasons = Pruner(store, retention, "mine").prune()
 
     assert store.steps() == (1200, 1100, 30, 20)
     assert reasons == tuple(
@@ -259,7 +258,7 @@ def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointSto
 def test_step_that_another_process_has_rejected_does_not_count(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
 
-    prune(store, Retention(2), unsound={30})
+    Pruner(store, Retention(2), unsound={30}).prune()
 
     assert store.steps() == (40, 30, 20)
 
@@ -343,7 +342,7 @@ def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) 
 def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
 
-    reasons = prune(store, Retention(2))
+    reasons = Pruner(store, Retention(2)).prune()
 
     assert reasons == ()
     assert store.names() == ("step-000000000030", "step-000000000040")
@@ -351,7 +350,7 @@ def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
 
 
 def test_prune_of_nothing_does_nothing(tmp_path: Path) -> None:
-    assert prune(CheckpointStore(tmp_path / "missing"), Retention(2)) == ()
+    assert Pruner(CheckpointStore(tmp_path / "missing"), Retention(2)).prune() == ()
 
 
 def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
@@ -360,7 +359,7 @@ def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
     (store.directory / "step-000000000010").rename(hidden)
     (hidden / "MANIFEST.json").unlink()
 
-    reasons = prune(store, Retention(2))
+    reasons = Pruner(store, Retention(2)).prune()
 
     assert reasons == ()
     assert store.names() == ("step-000000000020", "step-000000000030")
@@ -370,7 +369,7 @@ def test_obstacle_is_a_reason_not_an_error(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30)
     (store.directory / removed_name(10)).write_text("in the way")
 
-    reasons = prune(store, Retention(2))
+    reasons = Pruner(store, Retention(2)).prune()
 
     assert len(reasons) > 0
     assert store.steps() == (30, 20, 10)
@@ -383,7 +382,7 @@ def test_links_out_of_the_store_are_not_followed(store: CheckpointStore, tmp_pat
     (precious / "file").write_text("keep")
     (store.directory / "step-000000000010" / "link").symlink_to(precious)
 
-    prune(store, Retention(2))
+    Pruner(store, Retention(2)).prune()
 
     assert (precious / "file").read_text() == "keep"
     assert store.steps() == (30, 20)

@@ -22,7 +22,7 @@ from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import save
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.entries import entries_of
@@ -114,7 +114,7 @@ class DamagedRun:
         except CheckpointError as error:
             verdict.complain(Wrong.OTHER, f"the next save fails: {error}")
             return False
-        prune(store, Retention(2), run_id)
+        Pruner(store, Retention(2), run_id).prune()
         if job.record.run_id != RUN_ID:
             shutil.rmtree(store.directory / f"step-{NEXT:012d}")
         return True

@@ -14,7 +14,7 @@ from victim import RUN, Aftermath, Intrusion
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.names import removed_name, step_name
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore
 
 HALF_REMOVED, OLDEST, OLD, NEW, NEXT = 5, 10, 20, 30, 40
@@ -54,7 +54,7 @@ class Save:
             say(f"failed to save: {error}")
             return
         say(f"saved {NEW}")
-        for reason in prune(store, KEEP):
+        for reason in Pruner(store, KEEP).prune():
             say(f"left: {reason}")
 
     def judge(self, after: Aftermath) -> None:
