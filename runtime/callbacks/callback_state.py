@@ -199,6 +199,17 @@ def reached_from(dataset: Any) -> list[Any]:
     return found
 
 
+def named(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return callbacks by the names of their classes, each with its number among these."""
+    numbers: Counter[str] = Counter()
+    found: dict[str, Any] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        numbers[kind] += 1
+        found[f"{kind}-{numbers[kind]}"] = callback
+    return found
+
+
 @dataclass(slots=True)
 class _Kept:
     """One callback, and what its attributes were before the training and at its start."""
@@ -228,15 +239,11 @@ class CallbackStates:
         most: int | None = None,
     ) -> None:
         self._kept: dict[str, _Kept] = {}
-        numbers: Counter[str] = Counter()
-        for callback in callbacks:
-            kind = type(callback).__name__
-            numbers[kind] += 1
+        for name, callback in named(callbacks).items():
             sets = sets_of(callback)
             places = WeightPlaces(sets, weights() if sets else ())
             before = _picture(callback, most)
-            kept = _Kept(callback, places, before, begun=before, most=most)
-            self._kept[f"{kind}-{numbers[kind]}"] = kept
+            self._kept[name] = _Kept(callback, places, before, begun=before, most=most)
 
     def begun(self) -> None:
         """Note what the callbacks are after ``on_train_begin``."""

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from holdfast.runtime.callbacks.callback_state import named
 from holdfast.runtime.callbacks.plain_values import INLINE_BYTES, Json
 
 _GRAPHS = "step"
@@ -39,7 +40,7 @@ class HeldVariables:
     """
 
     def __init__(self, callbacks: Iterable[Any], model: Any, graphs: Sequence[Any]) -> None:
-        self._callbacks = _named(callbacks)
+        self._callbacks = named(callbacks)
         self._model = model
         self._of_graphs = tuple(_read_by(graphs))
 
@@ -116,16 +117,6 @@ def put_back(variables: Iterable[Any], values: Sequence[Json]) -> None:
     for variable, value in zip(variables, values, strict=False):
         if value is not None:
             _assign(_inner(variable), value)
-
-
-def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    numbers: Counter[str] = Counter()
-    found: dict[str, Any] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
-        numbers[kind] += 1
-        found[f"{kind}-{numbers[kind]}"] = callback
-    return found
 
 
 def _variables_of(model: Any) -> Iterator[Any]:
