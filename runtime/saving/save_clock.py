@@ -57,16 +57,6 @@ class SaveClock:
         """Whether the cursor alone decides, so that nothing needs to be timed."""
 
     @property
-    def costs_s(self) -> tuple[float, ...]:
-        """Seconds of training that the latest saves took."""
-        return tuple(self._costs)
-
-    @property
-    def interval_s(self) -> float | None:
-        """The seconds from the beginning of one save to that of the next."""
-        return self._interval
-
-    @property
     def next_at(self) -> float | None:
         """The moment of the next save, None if it is unknown: a save is under way, or no clock."""
         if self._interval is None or self._started is None or self._during is not None:
