@@ -214,20 +214,16 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
-    """How a job takes a lease; all attempts of one job have one ``watch``."""
-
-    takes_orders: bool
-    watch: Stillness
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseFile:
-    """The lease at ``path``; every call may raise ``OSError``, and ``UsageError`` for its lock."""
+    """The lease at ``path``; every call may raise ``OSError``, and ``UsageError`` for its lock.
+
+    All attempts of one job have one ``watch``.
+    """
 
     path: Path
+    watch: Stillness
 
-    def take(self, taking: Taking) -> Lease:
+    def take(self, *, takes_orders: bool) -> Lease:
         """Take the lease for a job; never waits.
 
         Raises ``RunDirectoryBusy`` if another job has it, or may have it.
@@ -236,11 +232,11 @@ class LeaseFile:
         try:
             has_locks = self._lock(descriptor, fcntl.LOCK_EX)
             if not is_new:
-                seen = self._refuse_living(descriptor, taking, has_locks=has_locks)
+                seen = self._refuse_living(descriptor, has_locks=has_locks)
                 if not has_locks:
                     descriptor = self._replace(seen, descriptor)
             lease = Lease(descriptor, is_first=is_new)
-            return self._begun(lease, taking, has_locks=has_locks)
+            return self._begun(lease, takes_orders=takes_orders, has_locks=has_locks)
         except BaseException:
             close(descriptor)
             raise
@@ -266,13 +262,13 @@ class LeaseFile:
             raise refusal(self.path, error, _UNLOCKABLE.format(self.path, _name(error))) from error
         return True
 
-    def _refuse_living(self, descriptor: int, taking: Taking, *, has_locks: bool) -> bytes:
+    def _refuse_living(self, descriptor: int, *, has_locks: bool) -> bytes:
         """Return the lease as it is; raise ``RunDirectoryBusy`` if its owner may live.
 
         A lock tells nothing of an owner on a host that has none.
         """
         # Just opened: that makes the client of a network file system ask its server.
-        seen, still_s = taking.watch.poll(lambda: _read(descriptor))
+        seen, still_s = self.watch.poll(lambda: _read(descriptor))
         owner = _owner_in(seen)
         if owner is not None:
             if has_ended(owner):
@@ -329,9 +325,9 @@ class LeaseFile:
                     aside.unlink()
         return open_existing(self.path)
 
-    def _begun(self, lease: Lease, taking: Taking, *, has_locks: bool) -> Lease:
+    def _begun(self, lease: Lease, *, takes_orders: bool, has_locks: bool) -> Lease:
         token = _new_secret()
-        lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
+        lease.begin(token, takes_orders=takes_orders, is_renewed=not has_locks)
         if not has_locks:
             self._read_back(token)
             lease.keep()

@@ -62,7 +62,6 @@ from holdfast.runtime.run.lease import (
     LARGEST_LEASE_BYTES,
     Lease,
     LeaseFile,
-    Taking,
     owner_in,
     token_in,
 )
@@ -262,7 +261,8 @@ class RunDirectory:
             UsageError: the lease file cannot be written or locked.
         """
         try:
-            return self._lease_file.take(Taking(takes_orders, watch or Stillness()))
+            file = LeaseFile(self.lease_path, watch or Stillness())
+            return file.take(takes_orders=takes_orders)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -296,10 +296,6 @@ class RunDirectory:
             return Path(owner["agent"]) if is_here and not is_copy else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    @property
-    def _lease_file(self) -> LeaseFile:
-        return LeaseFile(self.lease_path)
 
     def create_record(self, record: RunRecord) -> None:
         """Write ``RUN.json``, whole and durable, and only if there is none yet.

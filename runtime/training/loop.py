@@ -84,7 +84,8 @@ class TrainingLoop:
         self._has_callbacks = not isinstance(state.callback_host, Alone)
         self._job = job
         self._membership = membership
-        self._records = LoopRecords(context, self._membership, job.shown_terms)
+        shown = job.work_plan.last_epoch, job.verbose
+        self._records = LoopRecords(context, self._membership, *shown)
         self._progress = Progress(replica, job, self._records)
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]

@@ -35,7 +35,6 @@ from holdfast.runtime.training.transaction import (
     WorkNotes,
     part_of,
 )
-from holdfast.runtime.worker.records import ShownTerms
 
 _STAGE, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
 
@@ -227,11 +226,6 @@ class TrainingJob:
         if self.work_plan.cuts_passes or cursor.is_cut:
             return ledger.holds(order.batches(self.work_plan.updates_of_epoch(cursor)))
         return ledger.covers(order.samples)
-
-    @property
-    def shown_terms(self) -> ShownTerms:
-        """The part of the job that belongs to each line on an epoch."""
-        return ShownTerms(self.work_plan.last_epoch, self.verbose)
 
     @property
     def data_fingerprint(self) -> str | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.recovery.ledger import Cursor
@@ -36,23 +35,22 @@ _PART_OF_LAUNCH = 0.001
 _LONGEST_TOGETHER_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTerms:
-    """What people are told of a training beside its progress; ``verbose`` is Keras's."""
-
-    epochs: int
-    verbose: int
-
-
 class LoopRecords:
-    """Journal entries of one worker's training loop."""
+    """Journal entries of one worker's training loop.
+
+    ``epochs`` and ``verbose``, which is Keras's, are shown with each epoch, if they are known.
+    """
 
     def __init__(
-        self, context: WorkerContext, membership: Membership, shown: ShownTerms | None = None
+        self,
+        context: WorkerContext,
+        membership: Membership,
+        epochs: int | None = None,
+        verbose: int | None = None,
     ) -> None:
         self._context = context
         self._membership = membership
-        self._shown = shown
+        self._shown = epochs, verbose
         self._told_epoch: dict[str, object] | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
         self._witnessed = witnessed_s()
@@ -116,8 +114,8 @@ class LoopRecords:
             metrics=_plain(metrics),
             validation=None if validation is None else _plain(validation),
             seconds=round(self._epoch_began - began, 3),
-            epochs=None if self._shown is None else self._shown.epochs,
-            verbose=None if self._shown is None else self._shown.verbose,
+            epochs=self._shown[0],
+            verbose=self._shown[1],
         )
         self._told_epoch = {"kind": "epoch", **fields_of(ended)}
         generation = self._membership.world.generation

@@ -25,7 +25,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.records import LoopRecords, ShownTerms, _Commit, _merged
+from holdfast.runtime.worker.records import LoopRecords, _Commit, _merged
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
 WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))
@@ -58,7 +58,7 @@ class Story:
         )
         world = World(1, WORKERS, 2)
         self.membership = Membership(config.worker, world, Ranked(rank), clock=lambda: 0.0)
-        self.records = LoopRecords(context, self.membership, ShownTerms(epochs=4, verbose=1))
+        self.records = LoopRecords(context, self.membership, epochs=4, verbose=1)
 
     def lose(self, *lost: WorkerId, rank: int = 0, detected: float = 10.0) -> None:
         """Go through a repair that ended without ``lost``."""
