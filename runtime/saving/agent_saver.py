@@ -60,9 +60,11 @@ class PendingSave(Protocol):
 
         ``state`` is still the state that was copied.
         """
+        return
 
     def compared(self) -> None:
         """Go on: all workers have the same state; ``state`` is still as it was."""
+        return
 
     @property
     def is_done(self) -> bool:
@@ -74,6 +76,7 @@ class PendingSave(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` until it is done."""
+        return
 
 
 class NothingToSave(PendingSave):

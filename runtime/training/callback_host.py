@@ -53,7 +53,7 @@ class Commit:
 
 
 class CallbackHost(Protocol):
-    """Goes along with one stage of the training on one worker."""
+    """Goes along with one stage of the training on one worker; what it leaves out does nothing."""
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Begin at ``cursor``, or go on from it with the ``notes`` that belong to it.
@@ -61,15 +61,18 @@ class CallbackHost(Protocol):
         The replica and the tensors of the callback host are loaded.  Without notes the stage
         begins.  After a repair this is called again on a worker that got a newer state.
         """
+        return
 
     def before(self, work: Work, cursor: Cursor) -> None:
         """See that a transaction is computed next; after a repair the same one again."""
+        return
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether code of the script runs after the commit."""
 
     def after(self, commit: Commit) -> None:
         """See a commit; it may change the replica's state, on all workers alike."""
+        return
 
     @property
     def is_over(self) -> bool:
@@ -85,6 +88,7 @@ class CallbackHost(Protocol):
 
     def end(self) -> None:
         """See that the stage is over; its last checkpoint holds what this changes."""
+        return
 
     @property
     def has_effects(self) -> bool:
@@ -92,6 +96,7 @@ class CallbackHost(Protocol):
 
     def lead(self, *, is_first: bool) -> None:
         """Hear before each agreement whether this worker is the first one now."""
+        return
 
     def effects(self) -> Effects:
         """Return the effects of the round; called again if a worker dies meanwhile."""
@@ -104,6 +109,7 @@ class CallbackHost(Protocol):
 
         Then the next round runs, if there is one.
         """
+        return
 
     def settings(self) -> Mapping[str, str]:
         """Return what acts on the training, by names of the user's: all workers need the same."""
@@ -116,6 +122,7 @@ class CallbackHost(Protocol):
 
     def load(self, tensors: Tensors) -> None:
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
+        return
 
 
 class Alone(CallbackHost):

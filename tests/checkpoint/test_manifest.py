@@ -19,7 +19,6 @@ from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
     EpochMetrics,
     Manifest,
-    PieceEntry,
     ShardEntry,
     TensorEntry,
 )
