@@ -192,6 +192,9 @@ class FakeFileSystem:
         directory = self._directory(path)
         for change in directory.pending:
             change.apply(directory.durable)
+        # What was lost of a name cannot come after what is durable of it.
+        named = {name for change in directory.pending for name in (change.old, change.new) if name}
+        directory.lost = [c for c in directory.lost if not named & {c.old, c.new}]
         directory.pending.clear()
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
