@@ -51,14 +51,14 @@ from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.own_process import has_ended, reap_strays
+from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
     hold,
     make_again,
     make_owned_directory,
     remove_dead_directories,
 )
-from holdfast.runtime.system.processes import age_s
+from holdfast.runtime.system.processes import age_s, reap_others
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import block
 from holdfast.runtime.system.witnessed_time import Bound, Stillness, witnessed_s
@@ -432,7 +432,7 @@ class Client:
         if now - self._polled_at < _POLL_S or self._ended is not None or self._head is None:
             return
         self._polled_at = now
-        reap_strays([self._head.child] if self._head.child else [])
+        reap_others({self._head.child})  # this process may be process 1
         silence_s = self._head.silence_s(now, live_columns())
         if silence_s is not None:
             self._reactor.forget(self._head.channel)

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.runtime.system.usage import granted_cores
@@ -70,29 +70,6 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signum))
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
-
-
-def reap_strays(ours: Collection[int]) -> None:
-    """Reap ended children that this process has not started, as process 1 and subreapers get them.
-
-    What it has started is in its own session, or is one of ``ours``: others wait for that.
-    """
-    with contextlib.suppress(ChildProcessError):
-        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return  # nothing has ended
-    for child in _children():
-        with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            if child not in ours and os.getsid(child) != os.getsid(0):
-                os.waitpid(child, os.WNOHANG)
-
-
-def _children() -> list[int]:
-    """Return the children of all threads of this process; none if the kernel does not tell."""
-    found: list[int] = []
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
-            found += map(int, children.read().split())
-    return found
 
 
 def name_process(name: str) -> None:

@@ -316,7 +316,7 @@ class Started:
         patch.setattr(module, "begin_head", self._begin)
         patch.setattr(module, "connect_to_head", self._connect)
         patch.setattr(module, "block", lambda: None)
-        patch.setattr(module, "reap_strays", lambda children: None)
+        patch.setattr(module, "reap_others", lambda ours: None)
         patch.setattr(module, "_POLL_S", 0.0)
         patch.setattr(module, "witnessed_s", self._clock)
         patch.setattr(module, "_memory_directory", lambda options: str(folder))

@@ -22,26 +22,6 @@ from holdfast.runtime.system.own_process import (
     usable_cores,
 )
 
-STRAYS = """
-import os, subprocess
-from holdfast.runtime.system.own_process import adopt_orphans, reap_strays
-
-adopt_orphans()
-shell = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &"]  # in a session by then
-stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
-os.kill(stray, 9)
-own = subprocess.Popen(["sh", "-c", "exit 3"])
-named = subprocess.Popen(["sh", "-c", "exit 4"], start_new_session=True)
-for pid in (stray, own.pid, named.pid):
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-reap_strays([named.pid])
-try:
-    os.waitpid(stray, 0)
-except ChildProcessError:
-    print("reaped", own.wait(), named.wait())
-reap_strays([])
-"""
-
 
 def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(os.sched_getaffinity(0))
@@ -85,13 +65,6 @@ def test_threads_are_counted() -> None:
     assert not is_single_threaded(0.0)
     ended.set()
     thread.join()
-
-
-def test_strays_are_reaped_and_what_this_process_has_started_is_not() -> None:
-    """The shell is the stray's parent, and ends at once."""
-    run = subprocess.run([sys.executable, "-c", STRAYS], capture_output=True, text=True, check=True)
-
-    assert run.stdout == "reaped 3 4\n"
 
 
 def test_answer_of_a_program_has_what_it_read_and_said_and_its_code() -> None:

@@ -52,6 +52,26 @@ print("ready", flush=True)
 threading.Event().wait()
 """
 
+STRAYS = """
+import os, subprocess
+from holdfast.runtime.system.own_process import adopt_orphans
+from holdfast.runtime.system.processes import reap_others
+
+adopt_orphans()
+shell = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &"]
+stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
+os.kill(stray, 9)
+own = subprocess.Popen(["sh", "-c", "exit 3"])
+for pid in (stray, own.pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+reap_others({own.pid, None})
+try:
+    os.waitpid(stray, 0)
+except ChildProcessError:
+    print("reaped", own.wait())
+reap_others({None})
+"""
+
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
@@ -85,6 +105,13 @@ def test_child_that_has_no_group_yet_is_killed_alone() -> None:
     kill_group(process.pid)
 
     assert process.wait() == -signal.SIGKILL
+
+
+def test_strays_are_reaped_and_a_child_with_an_owner_is_not() -> None:
+    """The shell is the stray's parent, and ends at once."""
+    run = subprocess.run([sys.executable, "-c", STRAYS], capture_output=True, text=True, check=True)
+
+    assert run.stdout == "reaped 3\n"
 
 
 def test_waiting_names_who_has_not_ended(sleeper: subprocess.Popen[bytes]) -> None:
