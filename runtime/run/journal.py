@@ -35,7 +35,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -152,17 +152,15 @@ class JournalFile:
         except OSError as error:
             self._warn_once(str(error))
 
-    def write(self, lines: Iterable[str]) -> None:
-        """Append lines; those that cannot be written are counted as lost."""
-        for line in lines:
-            if not self._is_there():
-                self.lost += 1
-                continue
-            gap = self.lost
-            if gap and self._append(self._own("journal_gap", {"lines": gap})):
-                self.lost -= gap
-            if self.lost or not self._append(line):
-                self.lost += 1
+    def write(self, lines: Sequence[str]) -> None:
+        """Append lines together; those that cannot be written are counted as lost."""
+        gap, taken = self.lost, 0
+        if lines and self._is_there():
+            if gap and self._append([self._own("journal_gap", {"lines": gap})]):
+                self.lost = 0
+            if not self.lost:
+                taken = self._append(lines)
+        self.lost += len(lines) - taken
 
     def close(self) -> None:
         """Close the file."""
@@ -195,23 +193,23 @@ class JournalFile:
             stamped(event, fields, 0.0, {"run_id": self._owner.run_id, "source": "journal"})
         )
 
-    def _append(self, line: str) -> bool:
-        """Write one line as one piece; return whether all of it was taken."""
-        whole = line.encode() + b"\n"
+    def _append(self, lines: Sequence[str]) -> int:
+        """Write lines as one piece; return how many of them were taken whole."""
+        whole = b"".join(line.encode() + b"\n" for line in lines)
         try:
             # Another process may have torn its line on a full disk.  One that is being written
             # looks like that, too: then an empty line comes between them, and readers skip it.
-            piece = whole if _ends_with_newline(self._fd) else b"\n" + whole
-            written = os.write(self._fd, piece)
+            torn = b"" if _ends_with_newline(self._fd) else b"\n"
+            written = os.write(self._fd, torn + whole)
         except OSError as error:
             self._warn_once(str(error))
-            return False
-        is_whole = written == len(piece)
-        if not is_whole:
-            self._warn_once(
-                f"the file system took {written} of {len(piece)} bytes, as a full one does"
-            )
-        return is_whole
+            return 0
+        if written == len(torn + whole):
+            return len(lines)
+        self._warn_once(
+            f"the file system took {written} of {len(torn + whole)} bytes, as a full one does"
+        )
+        return whole.count(b"\n", 0, max(0, written - len(torn)))
 
     def _warn_once(self, reason: str) -> None:
         if not self.lost:

@@ -357,7 +357,8 @@ def _is_within_exec(pid: int) -> bool:
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # an agent reads often
+            return file.read()
     except OSError:
         return b""
 

@@ -385,6 +385,28 @@ def test_full_file_system_loses_lines_but_not_the_job(
     assert "status and report will not know of them" in record.getMessage()
 
 
+def test_short_write_of_several_lines_loses_those_that_were_not_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = _journal(path)
+    write = os.write
+    taken: list[int] = []
+
+    def take_most(fd: int, data: bytes) -> int:
+        taken.append(write(fd, data[: -len(b"torn")]))
+        return taken[-1]
+
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", take_most)
+        journal.record_all([("step", {"step": step}) for step in (1, 2, 3)])
+    journal.record("step", step=4)
+    journal.close()
+
+    assert len(taken) == 1, "the lines of a message are one piece"
+    records = read_journal(path)
+    assert [record.get("step", record.get("lines")) for record in records] == [1, 2, 1, 4]
+
+
 def test_short_write_tears_only_its_own_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = _journal(path)
     write = os.write
