@@ -1,7 +1,7 @@
 """The journal records of the training loop: steps, epochs, worlds and recoveries.
 
 All workers have the same records, so only rank 0 of the world writes them.  Steps that are
-committed within a quarter of a second are written together.  If rank 0 dies before that,
+committed within half a second are written together.  If rank 0 dies before that,
 the next rank 0 writes the records that may be missing.  Readers take the last of equal
 records.
 
@@ -28,7 +28,7 @@ from holdfast.runtime.run.events import Epoch, Recovery, Step, WorldBegan
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
-_TOGETHER_S = 0.25
+_TOGETHER_S = 0.5
 """A record costs 60 us when the caches are cold, 1 % of a step of 6 ms."""
 _EACH_STEP_S = 300.0
 _PART_OF_LAUNCH = 0.001
@@ -166,7 +166,7 @@ class LoopRecords:
             self._context.tell_agent(self._told_epoch)
 
     def _keep(self, event: Step | Epoch) -> None:
-        """Remember a record of a commit, and write it within the quarter of a second."""
+        """Remember a record of a commit, and write it within half a second."""
         now = time.monotonic()
         commit = _Commit(event, now, time.time())
         # Rank 0 may have kept the last record for as long as this step took.
