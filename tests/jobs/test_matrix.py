@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from matrix import CELLS, Cell, Moment, run_cell
+from matrix import CELLS, Cell, run_cell
 from striker import Kind, Target
 from workload import Undisturbed
 
@@ -15,18 +15,16 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SEED = 20261122
 SAMPLE = random.Random(SEED).sample(CELLS, 10)
-STANDING = (Kind.STOP, Kind.STOP_CONT)
 HELPERS = (Target.POOL, Target.WRITER)
 
 
 def sampled(cell: Cell) -> object:
-    """Leave some to ``ci/matrix``, which runs all cells.
+    """Leave all but some kills to ``ci/matrix``, which runs all cells.
 
-    These are waited for longest, or helpers that other jobs do without in test_orders.py and
-    test_snapshots.py.
+    Other jobs do without helpers in test_orders.py and test_snapshots.py.
     """
-    is_long = cell.strike in STANDING and cell.moment is not Moment.REPAIR
-    return extended(cell) if is_long or cell.victim in HELPERS else cell
+    is_here = cell.strike is Kind.KILL and cell.victim not in HELPERS
+    return cell if is_here else extended(cell)
 
 
 @pytest.mark.parametrize("cell", [sampled(cell) for cell in SAMPLE], ids=str)
