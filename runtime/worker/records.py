@@ -50,7 +50,7 @@ class LoopRecords:
     ) -> None:
         self._context = context
         self._membership = membership
-        self._shown = epochs, verbose
+        self._epochs, self._verbose = epochs, verbose
         self._told_epoch: dict[str, object] | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
         self._witnessed = witnessed_s()
@@ -114,8 +114,8 @@ class LoopRecords:
             metrics=_plain(metrics),
             validation=None if validation is None else _plain(validation),
             seconds=round(self._epoch_began - began, 3),
-            epochs=self._shown[0],
-            verbose=self._shown[1],
+            epochs=self._epochs,
+            verbose=self._verbose,
         )
         self._told_epoch = {"kind": "epoch", **fields_of(ended)}
         generation = self._membership.world.generation
