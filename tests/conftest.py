@@ -20,6 +20,7 @@ from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 
 from holdfast.runtime.run import files
+from holdfast.runtime.run.numerics import Numerics
 
 pytest_plugins = ("leftovers", "run_record")
 
@@ -112,4 +113,4 @@ def _fix_threads() -> None:
     pytest.importorskip("tensorflow")
     from holdfast.runtime.model.graphs import set_numerics
 
-    set_numerics(1, 7, deterministic=False)
+    set_numerics(Numerics.here(threads=1), 7)

@@ -63,7 +63,6 @@ from holdfast.runtime.model.own_hooks import as_traced, note_steps
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.callback_host import CallbackHost
@@ -190,8 +189,7 @@ def _turn(lock: Path) -> Iterator[None]:
 
 def prepare(config: WorkerConfig) -> None:
     """Fix the numerics of Keras, and let every model's ``fit`` be ours."""
-    numerics = Numerics.here(threads=config.threads)
-    set_numerics(config.threads, config.seed, deterministic=numerics.deterministic)
+    set_numerics(config.numerics, config.seed)
     context = stages_of_script().context
     take_turns(RunDirectory(context.run_dir.resolve()).journal_path, context.inform)
     if config.options.fit:

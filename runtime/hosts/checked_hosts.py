@@ -42,13 +42,15 @@ from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 
-_ONEDNN, _OPENBLAS = "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE"
+_ONEDNN, _OPENBLAS, _XLA = "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "XLA_FLAGS"
+_XLA_LIMIT = "--xla_cpu_max_isa"
 _KERNELS = (
-    *(("AVX512", "SKYLAKEX"), ("AVX2", "HASWELL")),
-    *(("AVX", "SANDYBRIDGE"), ("SSE41", "NEHALEM")),
+    *(("AVX512", "SKYLAKEX", "AVX512"), ("AVX2", "HASWELL", "AVX2")),
+    *(("AVX", "SANDYBRIDGE", "AVX"), ("SSE41", "NEHALEM", "SSE4_2")),
 )
-"""OpenBLAS's kernels for an instruction set, by how oneDNN's name of that begins.  OpenBLAS looks
-at the model of the processor, too, so models with one instruction set may differ in their bits."""
+"""The kernels of OpenBLAS and the limit of XLA for an instruction set, by how oneDNN's name of it
+begins.  Both look at the model of the processor, too, so models with one instruction set may
+differ in their bits."""
 
 _LOCALHOST = "localhost"
 _MOST_SENTENCES, _MOST_FLAGS = 4, 6
@@ -410,12 +412,17 @@ def common_numerics(environment: Mapping[str, str], found: Sequence[HostFacts]) 
         return {}
     common = frozenset.intersection(*(host.flags for host in found))
     name = instruction_set(environment, common)
-    kernels = next((known for prefix, known in _KERNELS if name.startswith(prefix)), None)
-    if kernels is None:
+    known = next((known for known in _KERNELS if name.startswith(known[0])), None)
+    if known is None:
         return {}
     are_unlike = len({instruction_set(environment, host.flags) for host in found}) > 1
-    limit = {_ONEDNN: name} if are_unlike else {}
-    return limit | ({} if environment.get(_OPENBLAS) else {_OPENBLAS: kernels})
+    limits = {_ONEDNN: name} if are_unlike else {}
+    if not environment.get(_OPENBLAS):
+        limits[_OPENBLAS] = known[1]
+    flags = environment.get(_XLA, "")
+    if _XLA_LIMIT not in flags:
+        limits[_XLA] = f"{flags} {_XLA_LIMIT}={known[2]}".strip()
+    return limits
 
 
 def settle_hosts(options: JobOptions) -> tuple[HostSlots, ...]:

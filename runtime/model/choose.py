@@ -118,7 +118,7 @@ class LoneReplica(KerasReplica):
         divisors = tf.stack(self._of_model.divisors(samples, metrics))
 
         def change() -> Any:
-            self._change(sums, divisors)
+            self._change(divisors, *sums)
             return tf.constant(0)
 
         tf.cond(is_on, change, lambda: tf.constant(0))

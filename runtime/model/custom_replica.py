@@ -35,6 +35,7 @@ from holdfast.runtime.model.graphs import (
     BorrowedTotal,
     Place,
     VectorLayout,
+    compiled,
     kept,
     tensor_at,
     traced,
@@ -335,19 +336,30 @@ class CustomReplica(GraphReplica):
         ``batch`` tells the shape of a microbatch.
         """
         moving = [v for v, of_state in self._found.moving if of_state == turn]
+        graded = len(layout.places) - len(moving)
 
-        def update(samples: Any, rows: Any) -> None:
-            totals = [tensor_at(rows, place) for place in layout.places]
-            graded = len(totals) - len(moving)
-            if self._tried.summed:  # no division makes tensors of their own
-                totals[:graded] = map(kept, totals[:graded])
+        def change(samples: Any, *totals: Any) -> None:
             self._make_calls(turn, totals[:graded], samples, batch)
             for variable, total in zip(moving, totals[graded:], strict=True):
                 variable.assign(arrived(variable, total, samples, self._tried.kind_of(variable)))
 
+        shapes = [(), *(place.shape for place in layout.places)]
+        flat = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+        change = (None if self._follows(turn) else compiled(change, *flat)) or change
+
+        def update(samples: Any, rows: Any) -> None:
+            totals = [tensor_at(rows, place) for place in layout.places]
+            if self._tried.summed:  # no division makes tensors of their own
+                totals[:graded] = map(kept, totals[:graded])
+            change(samples, *totals)
+
         return tf.function(update, autograph=False).get_concrete_function(
-            tf.TensorSpec((), tf.float32), self._borrowed.specification
+            flat[0], self._borrowed.specification
         )
+
+    def _follows(self, turn: int) -> bool:
+        """Return whether the step computes something from what a turn's update makes of weights."""
+        return bool(self._found.following) and turn == self._found.last_turn
 
     def _make_calls(self, turn: int, totals: Sequence[Any], samples: Any, batch: Batch) -> None:
         """Make the script's updates of one turn, with mean gradients."""
@@ -356,7 +368,7 @@ class CustomReplica(GraphReplica):
             i: [next(rest) / self._tried.weight(i, samples) for _ in self._found.graded[i]]
             for i in self._found.calls_of(turn)
         }
-        if self._found.following and turn == self._found.last_turn:
+        if self._follows(turn):
             self._run_again(gradients, batch)
             return
         for i, of_call in gradients.items():

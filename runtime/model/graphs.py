@@ -40,6 +40,7 @@ from holdfast.runtime.exchange.memory import (
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_call import Batch, flat_specifications
 from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,6 +49,40 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
         function, autograph=False, experimental_attributes={"_noinline": True}
     )
     return wrapped
+
+
+@dataclass(slots=True)
+class _Xla:
+    """Whether XLA may compile; a setting of the process, as TensorFlow's own are."""
+
+    is_on: bool = False
+
+
+_xla = _Xla()
+
+_NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "CheckNumericsV2"}
+"""Operations that XLA compiles to something else: a check to nothing."""
+
+
+def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[..., Any] | None:
+    """Return ``function``, compiled by XLA, to be called in graphs; None if that cannot be.
+
+    Its arguments are tensors of these shapes and dtypes.  It is lowered here, and compiled when a
+    graph calls it for the first time.  A compiled function is optimized by itself, so its bits are
+    the same in each graph that calls it.
+    """
+    if not _xla.is_on:
+        return None
+    wrapped: Any = tf.function(function, autograph=False, jit_compile=True)
+    try:
+        graph = wrapped.get_concrete_function(*specifications).graph.as_graph_def()
+        if model_rules.operations_of(graph) & _NOT_COMPILED:
+            return None
+        wrapped.experimental_get_compiler_ir(*specifications)(stage="hlo")
+    except Exception:  # of the script, or an operation that XLA does not know
+        return None
+    found: Callable[..., Any] = wrapped
+    return found
 
 
 MOST_KEPT = 256
@@ -194,16 +229,17 @@ def kept(tensor: Any) -> Any:
     return tf.raw_ops.DeepCopy(x=tensor)
 
 
-def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
-    """Fix threads, seeds and determinism, before any TensorFlow operation.
+def set_numerics(numerics: Numerics, seed: int) -> None:
+    """Fix threads, seeds, determinism and the use of XLA, before any TensorFlow operation.
 
     Raises:
         ProgramError: TensorFlow has been used already, with other threads.
     """
-    set_threads(threads)
+    set_threads(numerics.threads)
     keras.utils.set_random_seed(seed % (1 << 32))
-    if deterministic:
+    if numerics.deterministic:
         tf.config.experimental.enable_op_determinism()
+    _xla.is_on = numerics.xla != WITHOUT_XLA
 
 
 def set_threads(threads: int) -> None:

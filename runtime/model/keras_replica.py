@@ -40,6 +40,7 @@ from holdfast.runtime.model.graphs import (
     Place,
     VectorLayout,
     apart,
+    compiled,
     kept,
     tensor_at,
 )
@@ -247,11 +248,14 @@ class KerasReplica(GraphReplica):
 
     @functools.cached_property
     def _change(self) -> Callable[..., Any]:
-        """The update as a function of sums and divisors, for graphs; traced once.
+        """The update as a function of divisors and sums, for graphs; traced once.
 
         A lone worker has the same one in another graph.
         """
-        return apart(self._of_model.run) if self._is_whole else self._of_model.run
+        run = self._of_model.run
+        shapes = [(len(self._of_model.parts),), *self._sums.roles.shapes]
+        found = compiled(run, *(tf.TensorSpec(shape, tf.float32) for shape in shapes))
+        return found or (apart(run) if self._is_whole else run)
 
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""
@@ -262,7 +266,7 @@ class KerasReplica(GraphReplica):
             sums = [tensor_at(rows, place) for place in places]
             if self._is_whole:  # no division makes tensors of their own
                 sums[:graded] = map(kept, sums[:graded])
-            change(sums, divisors)
+            change(divisors, *sums)
 
         divisors = tf.TensorSpec((len(self._of_model.parts),), tf.float32)
         return flat_graph(update, divisors, self._borrowed.specification)

@@ -163,7 +163,7 @@ def check_unmixed(mixing: str | None) -> None:
         )
 
 
-_HIDDEN_RANDOM_OPS = frozenset(
+HIDDEN_RANDOM_OPS = frozenset(
     {
         "Multinomial",
         "ParameterizedTruncatedNormal",
@@ -264,7 +264,7 @@ def check_strangers(count: int) -> None:
 def check_operations(graph: Any) -> None:
     """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
     for operation in _hidden_state(graph):
-        if operation in _HIDDEN_RANDOM_OPS:
+        if operation in HIDDEN_RANDOM_OPS:
             raise ProgramError(
                 f"the model uses the random operation {operation}, whose state cannot be set per "
                 "microbatch: use keras.random with a keras.random.SeedGenerator of the layer"
@@ -277,11 +277,16 @@ def check_operations(graph: Any) -> None:
 
 def _hidden_state(graph: Any) -> Iterator[str]:
     """Yield the operations of a ``GraphDef`` that draw numbers or change variables, sorted."""
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    for operation in sorted({node.op for node in nodes}):
+    for operation in sorted(operations_of(graph)):
         is_assignment = operation.startswith(("Assign", "ResourceScatter"))
-        if operation in _HIDDEN_RANDOM_OPS or is_assignment:
+        if operation in HIDDEN_RANDOM_OPS or is_assignment:
             yield operation
+
+
+def operations_of(graph: Any) -> set[str]:
+    """Return the kinds of operations in a ``GraphDef`` and its functions."""
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return {node.op for node in nodes}
 
 
 def notices_of_rows(optimizer: Any, paths: Sequence[str]) -> tuple[str, ...]:

@@ -278,7 +278,7 @@ class ModelUpdate:
         entry = self._sums.measures.denominator_of
         return [known[part] if part in known else metrics[entry(part)] for part in self.parts]
 
-    def run(self, sums: Sequence[Any], divisors: Any) -> None:
+    def run(self, divisors: Any, *sums: Any) -> None:
         """Update everything from the tensors before the metrics; called in a graph."""
         roles = self._sums.roles
         means: dict[int, Any] = {}

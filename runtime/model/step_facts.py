@@ -87,6 +87,7 @@ _NOT_COMPARED = frozenset(
     {"shared_name", "container", "token", "debug_name", "config_proto", "seed", "seed2"}
 )
 """Attributes that are names; and seeds of TensorFlow, for which a microbatch has its own."""
+_COMPILED = "_XlaMustCompile"
 _NO_SETTINGS = frozenset({"seed", "name"})
 _STRINGS = 7
 """The number of TensorFlow's type of strings: a step may hold names of files, which may differ."""
@@ -220,14 +221,17 @@ class _Reader:
         """Return the digest of an operation without what it reads."""
         if node.op == "Const":
             return self._constant(node)
-        attributes = [
-            f"{name} {self._attribute(node.attr[name])}"
-            for name in sorted(node.attr)
-            if not name.startswith("_") and name not in _NOT_COMPARED
-        ]
-        digest = _joined([node.op, *attributes])
-        self.kinds[digest] += 1
-        return digest
+        plain, called = [node.op], []
+        for name in sorted(node.attr):
+            if name != _COMPILED and (name.startswith("_") or name in _NOT_COMPARED):
+                continue
+            value = node.attr[name]
+            functions = [value.func] if value.HasField("func") else value.list.func
+            called += [self._function(found.name) for found in functions]
+            if not functions:
+                plain.append(f"{name} {digest_of(value.SerializeToString(deterministic=True))}")
+        self.kinds[_joined(plain)] += 1  # what is called counts its own
+        return _joined([*plain, *called])
 
     def _constant(self, node: Any) -> str:
         tensor = node.attr["value"].tensor
@@ -239,12 +243,6 @@ class _Reader:
         digest = digest_of(tensor.SerializeToString(deterministic=True))
         self.constants.append((node.name, digest, _number_in(tensor) or f"{DIGEST}{digest}"))
         return digest
-
-    def _attribute(self, value: Any) -> str:
-        functions = [value.func] if value.HasField("func") else value.list.func
-        if functions:
-            return _joined([self._function(found.name) for found in functions])
-        return digest_of(value.SerializeToString(deterministic=True))
 
     def _function(self, name: str) -> str:
         if name not in self._known:

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.script_record import ScriptRecord
 
@@ -50,6 +51,12 @@ class WorkerConfig:
             raise ValueError(f"workers are {self.workers}")
         if self.hosts and len(self.hosts) != len(self.workers):
             raise ValueError(f"{len(self.hosts)} hosts for {len(self.workers)} workers")
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics of this worker; a run goes on with or without XLA, as it began."""
+        began = self.record.numerics.get("xla", WITHOUT_XLA)
+        return Numerics.here(threads=self.threads, xla=began != WITHOUT_XLA)
 
     @property
     def host_of(self) -> Mapping[WorkerId, str]:

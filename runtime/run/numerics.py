@@ -47,6 +47,8 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 (oneDNN developer guide, "CPU dispatcher control")."""
 
 
+WITHOUT_XLA = "off"
+
 CPUINFO = Path("/proc/cpuinfo")
 _FLAGS = ("Features", "features", "isa", "cpu")
 """The names of a processor's flags on ARM, s390, RISC-V and POWER."""
@@ -72,18 +74,24 @@ class Numerics:
     tensorflow: str
     keras: str
     holdfast: str
+    xla: str = WITHOUT_XLA
+    """Whether XLA compiles the optimizer's update, if it can, and with which flags.  Runs of an
+    older holdfast began without."""
 
     @staticmethod
-    def here(*, threads: int) -> Numerics:
+    def here(*, threads: int, xla: bool = True) -> Numerics:
         """Return the numerics of a worker of this process's host and environment.
 
         Op determinism costs time, and is on only if several threads share an operation, or a
-        device has many of them.
+        device has many of them.  XLA compiles no update on a device.
         """
         versions = {library: _version(names) for library, names in _LIBRARIES.items()}
+        has_devices = bool(find_devices(os.environ).names)
+        is_compiled = xla and not has_devices
         return Numerics(
             threads=threads,
-            deterministic=threads > 1 or bool(find_devices(os.environ).names),
+            deterministic=threads > 1 or has_devices,
+            xla=f"on {os.environ.get('XLA_FLAGS', '')}".rstrip() if is_compiled else WITHOUT_XLA,
             onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
             instruction_set=instruction_set(os.environ, cpu_flags()),
             python=platform.python_version(),

@@ -31,7 +31,6 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.entries import fields_of
 from holdfast.runtime.run.events import Completed, Stopped
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
@@ -208,8 +207,7 @@ class Stages:
     ) -> StageEnd:
         self._context.page.phase = Phase.STARTING  # the one before has left its script concluding
         config = self._context.config
-        numerics = Numerics.here(threads=config.threads)
-        job = describe_job(request, config, numerics, self._stages)
+        job = describe_job(request, config, config.numerics, self._stages)
         contexts.plan(0 if job.work_plan.is_open else job.work_plan.steps)
         try:
             replica = build(job, self._context)

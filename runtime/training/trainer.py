@@ -170,7 +170,7 @@ def _build_keras(
     from holdfast.runtime.model.choose import replica_of_keras
 
     config = context.config
-    graphs.set_numerics(config.threads, config.seed, deterministic=job.numerics.deterministic)
+    graphs.set_numerics(job.numerics, config.seed)
     made = make_model(model)
     if isinstance(made, Replica):
         return made

@@ -159,7 +159,8 @@ RUN_JSON = """{
     "numpy": "2.4",
     "tensorflow": "2.21.0",
     "keras": "3.12",
-    "holdfast": "0.2"
+    "holdfast": "0.2",
+    "xla": "off"
   },
   "script_sha256": "ab",
   "argv": [

@@ -345,30 +345,46 @@ def test_threads_are_those_that_workers_can_have_on_every_host(
     assert threads_of_all(workers, hosts, found) == threads
 
 
+AVX_ALONE = "ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE XLA_FLAGS=--xla_cpu_max_isa=AVX"
+
+
 @pytest.mark.parametrize(
     ("processors", "flags", "environment", "found"),
     [
         ("A A", ("avx avx2", "avx avx2"), {}, ""),
-        ("A B", ("avx avx2", "avx"), {}, "ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE"),
+        ("A B", ("avx avx2", "avx"), {}, AVX_ALONE),
         (
             *("A B", ("avx avx2 avx_vnni", "avx avx2"), {}),
-            "ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=HASWELL",
+            "ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=HASWELL XLA_FLAGS=--xla_cpu_max_isa=AVX2",
         ),
-        ("A B", ("avx avx2", "avx avx2"), {}, "OPENBLAS_CORETYPE=HASWELL"),
+        (
+            "A B",
+            ("avx avx2", "avx avx2"),
+            {},
+            "OPENBLAS_CORETYPE=HASWELL XLA_FLAGS=--xla_cpu_max_isa=AVX2",
+        ),
         (
             *("A B", ("avx avx2", "avx"), {"ONEDNN_MAX_CPU_ISA": "AVX"}),
-            "OPENBLAS_CORETYPE=SANDYBRIDGE",
+            "OPENBLAS_CORETYPE=SANDYBRIDGE XLA_FLAGS=--xla_cpu_max_isa=AVX",
         ),
         (
             *("A B", ("avx avx2", "avx"), {"OPENBLAS_CORETYPE": "Nehalem"}),
-            "ONEDNN_MAX_CPU_ISA=AVX",
+            "ONEDNN_MAX_CPU_ISA=AVX XLA_FLAGS=--xla_cpu_max_isa=AVX",
         ),
-        ("A A", ("avx avx2", "avx"), {}, "ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE"),
+        ("A A", ("avx avx2", "avx"), {}, AVX_ALONE),
         ("A B", ("asimd", "asimd"), {}, ""),
+        (
+            *("A B", ("avx avx2", "avx"), {"XLA_FLAGS": "--xla_a"}),
+            f"{AVX_ALONE.replace('=--', '=--xla_a --')}",
+        ),
+        (
+            *("A B", ("avx avx2", "avx avx2"), {"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}),
+            "OPENBLAS_CORETYPE=HASWELL",
+        ),
     ],
     ids=[
         *("alike", "older", "neither has all", "one set", "pinned", "pinned kernels"),
-        *("one name in a cloud", "not x86"),
+        *("one name in a cloud", "not x86", "other flags", "pinned compiler"),
     ],
 )
 def test_libraries_do_what_all_processors_can(
@@ -436,11 +452,9 @@ def test_processors_that_nobody_knows_count_as_different() -> None:
 @pytest.mark.process
 def test_kernels_of_an_older_processor_have_its_bits() -> None:
     """OpenBLAS takes the name, or a product has the bits of this very processor."""
-    (pin,) = set(
-        common_numerics({}, [facts("a", processor="A"), facts("b", processor="B")]).items()
-    )
+    pins = common_numerics({}, [facts("a", processor="A"), facts("b", processor="B")])
 
-    answer = answer_of(program_command(KERNELS), 60.0, os.environ | dict([pin]))
+    answer = answer_of(program_command(KERNELS), 60.0, os.environ | pins)
 
-    assert pin == ("OPENBLAS_CORETYPE", "HASWELL")
+    assert pins["OPENBLAS_CORETYPE"] == "HASWELL"
     assert answer.stdout.split() == ["Haswell"], answer.stderr

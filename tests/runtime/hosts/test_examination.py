@@ -79,7 +79,11 @@ def test_host_that_has_changed_is_refused_with_the_values_and_the_remedy(
 
 
 def test_processor_that_can_do_what_the_job_is_held_to_may_come_back() -> None:
-    held = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OPENBLAS_CORETYPE": "HASWELL"}
+    held = {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OPENBLAS_CORETYPE": "HASWELL",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    }
     answer = to_plain(replace(_AT_START[1], processor="Newer"))
 
     assert Examination(_BEGUN, "b", QUESTION, held).admits(answer)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from keras_harness import build, convolutional, copy_of
 
+from holdfast.runtime.run.numerics import Numerics
+
 
 @pytest.fixture(scope="session")
 def tf() -> SimpleNamespace:
@@ -20,7 +22,7 @@ def tf() -> SimpleNamespace:
 
     from holdfast.runtime.model import graphs, keras_replica
 
-    graphs.set_numerics(1, 7, deterministic=False)
+    graphs.set_numerics(Numerics.here(threads=1), 7)
     return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)
 
 

@@ -24,6 +24,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.run.numerics import Numerics
 
 pytestmark = pytest.mark.tensorflow
 
@@ -242,4 +243,4 @@ def test_numerics_that_come_too_late_are_refused(tf: SimpleNamespace) -> None:
     from holdfast.runtime.model import graphs
 
     with pytest.raises(ProgramError, match="cannot be set to 5 threads"):
-        graphs.set_numerics(5, 0, deterministic=False)
+        graphs.set_numerics(Numerics.here(threads=5), 0)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.runtime.run.numerics import Numerics
+
 
 @pytest.fixture(scope="session")
 def tf() -> SimpleNamespace:
@@ -17,6 +19,6 @@ def tf() -> SimpleNamespace:
 
     from holdfast.runtime.model import custom_replica, graphs
 
-    graphs.set_numerics(1, 7, deterministic=False)
+    graphs.set_numerics(Numerics.here(threads=1), 7)
     module = SimpleNamespace(KerasReplica=custom_replica.CustomReplica)
     return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=module)
