@@ -67,22 +67,35 @@ _NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "Che
 def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[..., Any] | None:
     """Return ``function``, compiled by XLA, to be called in graphs; None if that cannot be.
 
-    Its arguments are tensors of these shapes and dtypes.  It is lowered here, and compiled when a
-    graph calls it for the first time.  A compiled function is optimized by itself, so its bits are
-    the same in each graph that calls it.
+    Its arguments are tensors of these shapes and dtypes.  A compiled function is optimized by
+    itself, so its bits are the same in each graph that calls it.
     """
     if not _xla.is_on:
         return None
     wrapped: Any = tf.function(function, autograph=False, jit_compile=True)
     try:
-        graph = wrapped.get_concrete_function(*specifications).graph.as_graph_def()
-        if model_rules.operations_of(graph) & _NOT_COMPILED:
+        traced = wrapped.get_concrete_function(*specifications)
+        if model_rules.operations_of(traced.graph.as_graph_def()) & _NOT_COMPILED:
             return None
-        wrapped.experimental_get_compiler_ir(*specifications)(stage="hlo")
-    except Exception:  # of the script, or an operation that XLA does not know
+        _compile(wrapped, traced.graph.variables, specifications)
+    except Exception:  # of the script, or of an operation that XLA does not know
         return None
     found: Callable[..., Any] = wrapped
     return found
+
+
+def _compile(wrapped: Any, variables: Iterable[Any], specifications: Sequence[Any]) -> None:
+    """Call a function once, from a graph, on zeros in place of all variables.
+
+    XLA compiles it by that, and other graphs that call it find it compiled.
+    """
+    with tf.init_scope():
+        call = tf.function(wrapped, autograph=False)
+        graph = call.get_concrete_function(*specifications)
+        zeros = {id(v.handle): tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables}
+        handles = [h if id(h) not in zeros else zeros[id(h)].handle for h in graph.captured_inputs]
+        tensors = [tf.zeros(each.shape, each.dtype) for each in specifications]
+        graph.inference_fn.call_flat(*tensors, *handles)
 
 
 MOST_KEPT = 256
