@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -54,6 +54,8 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import layers_of, settings_of
 from holdfast.runtime.training.callback_host import CALLBACKS
+
+_Found = TypeVar("_Found")
 
 _OF_KERAS = frozenset({"stop_training"})
 """What Keras sets itself, and no graph reads."""
@@ -218,6 +220,8 @@ class CallbackRounds:
         self._settings = TracedSettings(model)
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
+        self._known: dict[Hashable, Any] = {}
+        """What callbacks do in batches: asked at each step, and anew after each hook."""
         self.is_due = False
         """Whether hooks have run on whose effects the workers have to agree."""
 
@@ -265,6 +269,7 @@ class CallbackRounds:
     def take(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
         """Let the callbacks remember what another worker's, or an earlier launch's, knew."""
         self._model.history = self.history
+        self._known.clear()
         self._states.restore(notes["callbacks"], tensors)
         self._held.restore(notes.get("held", {}))
         self._datasets.restore(notes.get("datasets", {}), {})
@@ -280,7 +285,7 @@ class CallbackRounds:
 
     def call_each(self, hook: str, index: int, logs: Mapping[str, float]) -> None:
         """Run a hook about a batch; callbacks that have none cost nothing."""
-        hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
+        hooks = self._once(hook, lambda: [getattr(c, hook) for c in self._run if acts(c, hook)])
         if hooks:
             own = UnknownLogs if isinstance(logs, UnknownLogs) else dict
             self._run_hooks(hook, lambda: [run(index, logs=own(logs)) for run in hooks])
@@ -295,7 +300,8 @@ class CallbackRounds:
         What Keras's own do then is short, and what it costs to be ready for more is not.
         """
         hooks = "on_train_batch_begin", "on_train_batch_end"
-        return not self._are_alike and any(acts(c, *hooks) for c in self._kept if not is_alike(c))
+        kept = self._kept
+        return self._once(hooks, lambda: any(acts(c, *hooks) for c in kept if not is_alike(c)))
 
     def check_functions(self, *, has_begun: bool) -> None:
         """Raise ProgramError if a hook has let Keras make the graph of a step anew."""
@@ -312,7 +318,7 @@ class CallbackRounds:
 
     def ends_at_nan(self) -> bool:
         """Return whether a callback ends the training when its loss is not finite."""
-        return any(map(ends_at_nan, self._run))
+        return self._once(ends_at_nan, lambda: any(map(ends_at_nan, self._run)))
 
     def call_at_nan(self, index: int, logs: Mapping[str, float]) -> None:
         """Run the end of a batch for the callbacks that wait for a loss that is not finite."""
@@ -322,11 +328,11 @@ class CallbackRounds:
 
     def needs_logs(self) -> bool:
         """Return whether a callback looks at the logs of each batch."""
-        return any(needs_logs(callback) for callback in self._run)
+        return self._once(needs_logs, lambda: any(map(needs_logs, self._run)))
 
     def sees_metrics(self) -> bool:
         """Return whether a callback may read the model's metrics in the middle of an epoch."""
-        return any(sees_metrics(callback) for callback in self._run)
+        return self._once(sees_metrics, lambda: any(map(sees_metrics, self._run)))
 
     def unkept(self) -> list[str]:
         """Return the attributes of callbacks that cannot be kept."""
@@ -391,6 +397,13 @@ class CallbackRounds:
         with self._guarded():
             run()
 
+    def _once(self, key: Hashable, find: Callable[[], _Found]) -> _Found:
+        """Return what ``find`` has found since the last hook."""
+        if key not in self._known:
+            self._known[key] = find()
+        found: _Found = self._known[key]
+        return found
+
     def _make_list(self) -> Any:
         """Return the callbacks with their model; some open files when they get it."""
         return keras.callbacks.CallbackList(
@@ -407,6 +420,7 @@ class CallbackRounds:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
+        self._known.clear()  # what runs may give a callback other hooks
         with guarding(self._files), self._saving_hooks(self._files):
             yield
 

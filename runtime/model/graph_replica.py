@@ -137,7 +137,11 @@ class GraphReplica(ABC):
         TensorFlow does not write into a buffer that is referenced elsewhere, so the arrays
         are a snapshot.  It costs memory only after the next update.
         """
-        return {n: np.asarray(v.value.read_value()) for n, v in self._tensors.items()}
+        read = tf.raw_ops.ReadVariableOp  # a quarter of what `read_value` takes, for small ones
+        return {
+            n: np.asarray(read(resource=v.value.handle, dtype=v.value.dtype))
+            for n, v in self._tensors.items()
+        }
 
     def load(self, state: Tensors) -> None:
         """Replace the whole state, or raise ProgramError and change nothing."""

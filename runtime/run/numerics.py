@@ -9,10 +9,11 @@ Libraries are asked for their versions without importing them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -171,7 +172,8 @@ def cpu_fields(cpuinfo: Path = CPUINFO) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _version(names: Sequence[str]) -> str:
+@functools.cache  # a script may train often, and an answer takes a millisecond
+def _version(names: tuple[str, ...]) -> str:
     """Return the version of the first distribution that is installed, else nothing."""
     for name in names:
         try:

@@ -3,12 +3,11 @@
 One routine gives the state to starts, resumes and laggards.  The source is the lowest rank among
 those that have committed most.  If no worker has a state yet, rank 0 is the source.  It loads the
 newest valid checkpoint, or keeps the state that its model was built with.  So disk, network and a
-fresh start are one path.  A death anywhere in it is repaired like any other.  A lone worker that
-begins holds the newest state already.
+fresh start are one path.  A death anywhere in it is repaired like any other.  A worker that begins
+alone, or with the same weights as all others, holds the newest state already.
 
 After a round of callback hosts all take over one set of effects.  Nothing is changed before
-everything
-has arrived.  So after a death on the way the round is agreed on again, by the survivors.
+everything has arrived.  So after a death on the way the survivors agree on the round again.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Shared:
     tensors: Tensors
     notes: Notes | None
     is_own: bool = False
-    """Whether the replica holds all of it already."""
+    """Whether the replica holds it already: the tensors are those of the cursor alone."""
     is_restored: bool = False
     """Whether it was read from a checkpoint."""
     due: Due | None = None
@@ -97,6 +96,7 @@ class NewestState:
             WorldBroken: a member died; nothing is changed.
         """
         communicator = self._membership.communicator
+        is_own = communicator.size == 1
         if source.version == NO_STATE:
             replica = self._state.replica
             cursor = first_cursor(replica, self._job.stage.begin)
@@ -110,13 +110,13 @@ class NewestState:
                 return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
             if self._job.initial is None:  # which rank 0 alone has read
                 check_same_weights(self._membership, self._state, cursor)
+                is_own = True
         self._saver.share_saved_step(source.rank)
         notes = None if source.version == NO_STATE else self._state.notes()
         notes = share_notes(communicator, source.rank, notes)
-        state = self._state.tensors(cursor)
-        if communicator.size == 1:  # a copy of all weights, to load it again, takes its time
-            return Shared(state, notes, is_own=True)
-        return Shared(share_state(communicator, source.rank, state), notes)
+        # A copy of weights that all have already, to load it again, takes its time.
+        state = cursor.tensors() if is_own else self._state.tensors(cursor)
+        return Shared(share_state(communicator, source.rank, state), notes, is_own=is_own)
 
 
 def find_source(versions: Sequence[int]) -> Source:

@@ -80,6 +80,29 @@ _Told: TypeAlias = tuple[WorkerId, Any]
 """What a worker has told the others."""
 
 
+def check_alike(
+    context: WorkerContext,
+    membership: Membership,
+    job: TrainingJob,
+    state: JobState,
+    cursor: Cursor,
+) -> None:
+    """Compare numerics, work and step of all workers at once; each by itself if any differs.
+
+    Raises:
+        UsageError: the numerics differ and the job is strict; raised on all workers alike.
+        ProgramError: the work or the step differs; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    if membership.communicator.size == 1:
+        return
+    mine = repr((job.numerics, job.card, *_of_step(state, cursor))).encode()
+    if len(set(membership.communicator.allgather_bytes(digest_of(mine).encode()))) > 1:
+        check_peers(context, membership, job.numerics)
+        check_same_work(membership, job)
+        check_same_step(membership, state, cursor)
+
+
 def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
     """Compare the numerics of all workers of the world with those of rank 0.
 
@@ -226,18 +249,23 @@ def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> 
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    if membership.communicator.size == 1:
-        return
-    facts, shapes = state.facts, _shapes(state, cursor)
-    settings = dict(state.callback_host.settings())
+    shapes, settings, digest = _of_step(state, cursor)
+    facts = state.facts
     mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
-    everyones = _told_by_all(membership, [*mine, "" if facts is None else facts.digest])
+    everyones = _told_by_all(membership, [*mine, digest])
     if len({(shape, step) for _, (shape, _, step) in everyones}) > 1:
         told = settings if facts is None else {**settings, **facts.settings()}
         rest = {} if facts is None else facts.rest()
         _refuse_first(membership, {**told, **shapes, **rest}, _other_step)
     if len({setting for _, (_, setting, _) in everyones}) > 1:
         _refuse_first(membership, settings, _other_step, only_common=True)
+
+
+def _of_step(state: JobState, cursor: Cursor) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return the shapes of the state, the settings of callbacks, and the digest of the step."""
+    facts = state.facts
+    settings = dict(state.callback_host.settings())
+    return _shapes(state, cursor), settings, "" if facts is None else facts.digest
 
 
 def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
@@ -258,7 +286,7 @@ def check_same_weights(membership: Membership, state: JobState, cursor: Cursor) 
     if membership.communicator.size == 1:
         return
     values = {
-        _initial(name): value_of(value)
+        _initial(name): state.made.get(name) or value_of(value)
         for name, value in state.tensors(cursor).items()
         if not name.startswith(_CURSOR)
     }

@@ -52,11 +52,15 @@ class JobState:
         return self.replica.facts() if isinstance(self.replica, Described) else None
 
     @functools.cached_property
-    def begin(self) -> str:
-        """The digest of the weights that the script has made; asked before others are loaded."""
+    def made(self) -> Mapping[str, str]:
+        """The values of the weights that the script has made; asked before others are loaded."""
         state = self.replica.state().items()
-        weights = [(n, value_of(v)) for n, v in state if not n.startswith("optimizer/")]
-        return digest_of(repr(weights).encode())
+        return {n: value_of(v) for n, v in state if not n.startswith("optimizer/")}
+
+    @property
+    def begin(self) -> str:
+        """The digest of the weights that the script has made."""
+        return digest_of(repr(list(self.made.items())).encode())
 
     def tensors(self, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
         """Return all tensors, in order of names; the arrays may alias the live state."""

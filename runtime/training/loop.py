@@ -53,9 +53,7 @@ from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_e
 from holdfast.runtime.training.consistency import (
     STEP,
     StepRecord,
-    check_peers,
-    check_same_step,
-    check_same_work,
+    check_alike,
 )
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
@@ -180,12 +178,9 @@ class TrainingLoop:
 
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
-        membership, numerics = self._membership, self._job.numerics
+        membership, of_all = self._membership, (self._job, self._state, self._progress.cursor)
         membership.join(NO_STATE)
-        membership.together(lambda: check_peers(self._context, membership, numerics))
-        membership.together(lambda: check_same_work(membership, self._job))
-        cursor = self._progress.cursor
-        membership.together(lambda: check_same_step(membership, self._state, cursor))
+        membership.together(lambda: check_alike(self._context, membership, *of_all))
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:

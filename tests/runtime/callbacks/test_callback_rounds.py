@@ -119,6 +119,23 @@ def test_workers_have_to_agree_only_after_hooks_that_do_something(tmp_path: Path
     assert not here.rounds.is_due
 
 
+def test_hook_of_a_batch_that_another_hook_sets_is_run(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def sets(callback: Any, *_: Any) -> None:
+        callback.on_train_batch_end = lambda batch, logs: seen.append(batch)
+
+    here = worker(tmp_path, of_script(on_epoch_begin=sets))
+    here.rounds.begin()
+    for batch in range(3):
+        here.rounds.call_each("on_train_batch_end", batch, {})
+        if batch == 1:
+            here.rounds.call("on_epoch_begin", 0, {})
+
+    assert seen == [2]
+    assert here.rounds.acts_on_batches()
+
+
 def test_hook_of_a_batch_gets_logs_of_its_own(tmp_path: Path) -> None:
     def spoils(callback: Any, batch: int, logs: Any) -> None:
         logs["loss"] = -1.0
