@@ -30,8 +30,8 @@ NAMES = {
     "fit": "Horovod, fit",
     "mpi4py": "bare mpi4py loop",
     "two-plain": "2 plain processes",
-    "servers-sync": "parameter servers, synchronous",
-    "servers-async": "parameter servers, asynchronous",
+    "servers-sync": "servers, synchronous",
+    "servers-async": "servers, asynchronous",
     "ours-1": "holdfast, 1 worker",
     "plain": "plain Keras",
 }
@@ -158,7 +158,7 @@ def _median(rounds: Rounds, digits: int = 0, unit: float = 1) -> str:
     return f"{Spread.of(list(rounds.values())).median / unit:,.{digits}f}" if rounds else ""
 
 
-WIDTH, LABEL, BAR = 860, 210, 14
+WIDTH, LABEL, BAR = 920, 210, 14
 """Of the picture, in pixels: all, the names at its left, and a bar with its space."""
 COLOURS = {
     "ours-2": "#2f6f9f",
