@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.Optimizer]] = {
     "averages": lambda: kinds.AdamW(use_ema=True, ema_overwrite_frequency=4),
     "global norm": lambda: kinds.SGD(0.1, global_clipnorm=0.5),
     "accumulation": lambda: kinds.Adam(gradient_accumulation_steps=2),
-    "scale": lambda: kinds.LossScaleOptimizer(kinds.Adam(), 2.0**130),
+    "scale": lambda: kinds.LossScaleOptimizer(kinds.Adam(), 2.0**126),
     "several": several,
     "own": lambda: Noisy(0.05),
     "rmsprop": lambda: kinds.RMSprop(centered=True),
