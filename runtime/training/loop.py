@@ -7,7 +7,7 @@ does.
 A microbatch that a worker has not owned yet may have another shape, and the first one of
 a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So
 `Preparation` makes the replica ready for all shapes of the job after the first commits, one
-shape at a time.
+shape at a time.  All this frees more memory than a step needs, which is then returned.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
@@ -536,16 +537,18 @@ class Preparation:
         self._replica = replica if isinstance(replica, Preparable) else None
         self._enter = enter
         self._samples = _one_of_each_size(job)
+        self._has_left_memory = True
 
     def prepare_next(self) -> None:
-        """Prepare the replica for one more shape, if one is left."""
-        if self._replica is None:
-            return
-        for batch in self._samples:
+        """Prepare the replica for one more shape; after the last, return what that has freed."""
+        for batch in self._samples if self._replica is not None else ():
             self._enter(Activity.COMPILE)
             self._replica.prepare(batch)
             self._enter(Activity.APPLY)
             return
+        if self._has_left_memory:
+            self._has_left_memory = False
+            trim_memory()
 
 
 def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:

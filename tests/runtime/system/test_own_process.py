@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from holdfast.runtime.system.own_process import (
     is_single_threaded,
     program_command,
     thread_count,
+    trim_memory,
     usable_cores,
 )
 
@@ -105,3 +108,30 @@ def test_child_that_was_killed_is_not_waited_for_for_ever(
 def test_program_is_loaded_by_env_unless_its_name_would_be_a_variable() -> None:
     assert by_env(["/opt/python", "-c", "a=b"]) == ["/usr/bin/env", "/opt/python", "-c", "a=b"]
     assert by_env(["/a=b/python", "-c"]) == ["/a=b/python", "-c"]
+
+
+def test_freed_memory_between_pieces_in_use_returns_to_the_system() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    pieces = [ctypes.c_void_p(libc.malloc(_PIECE_BYTES)) for _ in range(_PIECES)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, _PIECE_BYTES)
+    kept = [piece for number, piece in enumerate(pieces) if number % 8 == 0]
+    for piece in pieces:
+        if piece not in kept:
+            libc.free(piece)
+    before = _resident_bytes()
+
+    trim_memory()
+
+    assert before - _resident_bytes() > _PIECES * _PIECE_BYTES // 2
+    for piece in kept:
+        libc.free(piece)
+
+
+_PIECES, _PIECE_BYTES = 640, 100_000  # the C library takes larger ones from the system each
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
