@@ -34,8 +34,8 @@ FREE_WITHIN_S = 60.0
 _LOOK_S = 0.001
 _CARE_ENDS_WITHIN_S = 10.0
 
-_World: TypeAlias = tuple[int, int, int]
-"""This worker's part, the number of parts, and the generation."""
+_World: TypeAlias = tuple[int, int, int, int]
+"""This worker's part, the number of parts, the generation, and the number of its first save."""
 
 
 class SnapshotNotWritten(CheckpointError):
@@ -110,12 +110,14 @@ class AgentSaver:
         Nobody reads the memory of any other save.
         """
 
-    def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
+    def prepare(
+        self, plan: SavePlan, part: int, parts: int, *, generation: int, attempt: int = 1
+    ) -> None:
         """Begin to lay out this worker's share and to take its memory, in the background.
 
-        ``generation`` is that of the world.
+        ``generation`` is that of the world, and ``attempt`` that of its first save.
         """
-        self._prepared = plan, (part, parts, generation)
+        self._prepared = plan, (part, parts, generation, attempt)
         self._desk = self._thread.submit(self._lay_out, *self._prepared, self._desk)
 
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
@@ -127,11 +129,19 @@ class AgentSaver:
         desk = self._laid_out()
         if not len(desk.buffers):
             return self._begin_without_memory(desk, request)
-        buffer = request.ticket.attempt % len(desk.buffers)
+        buffer = desk.buffers.place_of(request.ticket.attempt)
         self._wait_until_free(buffer)
         ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
         desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
         return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._copied)
+
+    def keep_only(self, attempt: int) -> None:
+        """Return the pages of all saves but this one: it is durable, and later than all others.
+
+        The next one is copied into the same memory.  Only one after a failure needs the other.
+        """
+        if self._desk is not None and self._desk.done() and self._desk.exception() is None:
+            self._desk.result().buffers.keep_only(attempt)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -153,7 +163,7 @@ class AgentSaver:
     def _lay_out(
         self, plan: SavePlan, world: _World, before: Future[_PreparedSave] | None
     ) -> _PreparedSave:
-        part, parts, generation = world
+        part, parts, generation, attempt = world
         image_map = plan.image_map()
         share = ShareImage(image_map, share_of(image_map, part, parts), plan.run_id)
         layout = plan.layout_id
@@ -164,7 +174,7 @@ class AgentSaver:
             buffers = self._ask_for_memory(image_map, layout)
             if desk is not None:
                 desk.buffers.close()
-        buffers.touch(share.spans())
+        buffers.touch(attempt, share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
             _send_with_content(self._context, message, encode(plan))

@@ -1,7 +1,8 @@
 """The memory that the workers of a host copy their saves into; the agent owns it.
 
 So it outlives the workers, and the writer too.  There are two buffers: one is filled while the
-other is written.  Linux gives out memory that it does not have, and ends a process when it is used.
+other is written.  As long as saves succeed, all are copied into the same one, and the other one has
+no pages.  Linux gives out memory that it does not have, and ends a process when it is used.
 So the buffers are counted against the limits of the host before they are made.  There are fewer of
 them, or none, where they do not fit.  A worker maps them (`HostBuffers`).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,15 +131,28 @@ class HostBuffers:
     def __getitem__(self, buffer: int) -> memoryview:
         return self._views[buffer]
 
-    def touch(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Map the pages of these places now, so that a copy meets no page faults.
+    def place_of(self, attempt: int) -> int:
+        """Return the number of the buffer that a save is copied into."""
+        return attempt % len(self._views)
+
+    def touch(self, attempt: int, spans: Iterable[tuple[int, int]]) -> None:
+        """Map the pages of a save's places now, so that its copy meets no page faults.
 
         Raises ``OSError`` if the system has no memory for them.
         """
+        if not self._maps:
+            return
+        found = self._maps[self.place_of(attempt)]
         for start, length in _joined(spans):
-            for found in self._maps:
-                for place in range(start, start + length, _AT_ONCE_BYTES):
-                    _touch(found, place, min(_AT_ONCE_BYTES, start + length - place))
+            for place, size in _in_pieces(start, length):
+                _touch(found, place, size)
+
+    def keep_only(self, attempt: int) -> None:
+        """Return the pages of all buffers but that of a save to the system."""
+        for number, found in enumerate(self._maps):
+            if number != self.place_of(attempt):
+                for place, size in _in_pieces(0, len(found)):
+                    found.madvise(mmap.MADV_REMOVE, place, size)
 
     def close(self) -> None:
         """Unmap; memory of the agent stays."""
@@ -160,6 +174,12 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((low, high - low))
     return joined
+
+
+def _in_pieces(start: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield pieces of memory that one call may take: start and length."""
+    for place in range(start, start + length, _AT_ONCE_BYTES):
+        yield place, min(_AT_ONCE_BYTES, start + length - place)
 
 
 def _touch(found: mmap.mmap, start: int, length: int) -> None:

@@ -100,10 +100,6 @@ class Saver:
         """Bytes of the state in the checkpoint in flight, 0 without one."""
         return 0 if self._flight is None else self._flight.nbytes
 
-    def last_attempt(self) -> int:
-        """Return how many saves this worker has begun; the next one is only ordered."""
-        return next(self._context.saves) - 1
-
     def has(self, cursor: Cursor) -> bool:
         """Return whether the run directory holds the state of ``cursor``, with all that follows."""
         return self.saved_step == cursor.step and not self.is_unfinished
@@ -155,7 +151,6 @@ class Saver:
         """
         if self._flight is not None:
             return False
-        self._attempt = next(self._context.saves)
         self._is_repeated = self.has_lost(cursor)
         self._is_wanted = False
         self._lost_version = None
@@ -247,7 +242,8 @@ class Saver:
         generation = self._membership.world.generation
         if self._prepared_for != (generation, part, parts):
             self._prepared_for = generation, part, parts
-            self._way.prepare(self._plan(state()), part, parts, generation=generation)
+            plan, attempt = self._plan(state()), self._context.saves.next
+            self._way.prepare(plan, part, parts, generation=generation, attempt=attempt)
 
     def save_halted(
         self, step: int, state: Tensors, fields: Mapping[str, object], order: HaltOrder
@@ -289,6 +285,7 @@ class Saver:
 
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
+        self._attempt = self._context.saves.newest = self._context.saves.next
         mine: PendingSave = NothingToSave()
         if self._part is not None:
             part, parts = self._part
@@ -312,6 +309,8 @@ class Saver:
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
+        self._context.saves.newest += 1
+        self._way.keep_only(self._attempt)
         self._failures.clear()
         self.saved_step, self.is_unfinished = flight.step, False
         self._context.rejected.discard(flight.step)

@@ -534,19 +534,19 @@ class Preparation:
         job: TrainingJob,
         enter: Callable[[Activity], None] = lambda _: None,
     ) -> None:
-        self._replica = replica if isinstance(replica, Preparable) else None
+        self._prepare = replica.prepare if isinstance(replica, Preparable) else None
         self._enter = enter
         self._samples = _one_of_each_size(job)
         self._has_left_memory = True
 
     def prepare_next(self) -> None:
         """Prepare the replica for one more shape; after the last, return what that has freed."""
-        for batch in self._samples if self._replica is not None else ():
+        batch = None if self._prepare is None else next(self._samples, None)
+        if self._prepare is not None and batch is not None:
             self._enter(Activity.COMPILE)
-            self._replica.prepare(batch)
+            self._prepare(batch)
             self._enter(Activity.APPLY)
-            return
-        if self._has_left_memory:
+        elif self._has_left_memory:
             self._has_left_memory = False
             trim_memory()
 

@@ -103,7 +103,7 @@ class Rest:
         return Card(
             version=cursor.version if is_known else _NO_STATE,
             is_settled=before is None,
-            saves=self._saver.last_attempt(),
+            saves=self._context.saves.newest,
             is_saved=is_saved,
             step=cursor.step,
             words=self._words(cursor) if before is None else before.words,

@@ -6,11 +6,10 @@ is told how to start (`current`).
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +35,21 @@ class Tell(Protocol):
         """Send a message."""
 
 
+@dataclass(slots=True)
+class SaveNumbers:
+    """The numbers of this worker's saves, the same on all workers; the agent knows each by its own.
+
+    Even and odd ones have memory of their own, so one is left out after each save that is durable.
+    """
+
+    newest: int = 0
+
+    @property
+    def next(self) -> int:
+        """The number of the next save."""
+        return self.newest + 1
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """All partners of the training loop outside of it."""
@@ -50,9 +64,7 @@ class WorkerContext:
     """Asks the agent and waits for its answer, which always comes."""
     rejected: set[int] = field(default_factory=set)
     """Steps on the disk that this launch has rejected, and not saved again."""
-    saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    """The numbers of this worker's saves; the agent knows each by its number."""
-
+    saves: SaveNumbers = field(default_factory=SaveNumbers)
     halt: Halt = field(default_factory=Halt)
     """What is saved if the worker has to stop in the middle of a step or of the script."""
     beats: list[Callable[[], None]] = field(default_factory=list)

@@ -87,14 +87,27 @@ def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
     assert agent.copied[-1].message["layout"] == host.plan.layout_id
 
 
-def test_buffers_take_turns(host: Host) -> None:
+def test_number_of_a_save_chooses_its_buffer(host: Host) -> None:
     agent = host.agent()
     agent.way.prepare(host.plan, 0, 1, generation=1)
-    for attempt in (1, 2, 3, 4):
+    for attempt in (1, 3, 4, 5):
         agent.save(attempt, attempt)
-        agent.page.answer_save(attempt, is_durable=True)
+        agent.page.answer_save(attempt, is_durable=attempt != 3)
 
-    assert [part.message["buffer"] for part in agent.copied] == [1, 0, 1, 0]
+    assert [part.message["buffer"] for part in agent.copied] == [1, 1, 0, 1]
+
+
+def test_once_a_save_is_durable_the_other_buffer_has_no_pages(host: Host) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.save(1, 1)
+    agent.save(2, 2)
+    assert any(host.views[1])
+
+    agent.way.keep_only(2)
+
+    assert not any(host.views[1])
+    assert any(host.views[0])
 
 
 class Clock:

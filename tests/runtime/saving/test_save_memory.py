@@ -294,10 +294,32 @@ def test_touch_takes_the_pages_of_its_places_and_changes_no_byte(
         for page in range(start // mmap.PAGESIZE, (start + length - 1) // mmap.PAGESIZE + 1)
     }
 
-    buffers.touch(spans)
+    buffers.touch(7, spans)
 
-    assert [blocks_of(fd) for fd in kept] == [len(pages) * mmap.PAGESIZE] * 2
+    assert [blocks_of(fd) for fd in kept] == [mmap.PAGESIZE, len(pages) * mmap.PAGESIZE]
     assert bytes(buffers[1]) == b"abc" + bytes(BUFFER_BYTES - 3)
+    buffers.close()
+    for fd in kept:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("how", [lambda _: None, _in_small_pieces])
+def test_memory_of_all_saves_but_one_is_returned(
+    fds: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    how: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    how(monkeypatch)
+    kept = [os.dup(fd) for fd in fds]
+    buffers = HostBuffers.of_agent(fds)
+    buffers[0][:] = b"a" * BUFFER_BYTES
+    buffers[1][:] = b"b" * BUFFER_BYTES
+
+    buffers.keep_only(4)
+
+    assert blocks_of(kept[1]) == 0
+    assert bytes(buffers[0]) == b"a" * BUFFER_BYTES
+    assert bytes(buffers[1]) == bytes(BUFFER_BYTES)
     buffers.close()
     for fd in kept:
         os.close(fd)
@@ -307,7 +329,7 @@ def test_memory_that_the_system_lacks_is_an_error_and_not_a_death() -> None:
     buffers = HostBuffers([_NoMemory(-1, BUFFER_BYTES)])
 
     with pytest.raises(OSError, match="no memory"):
-        buffers.touch([(0, 1)])
+        buffers.touch(1, [(0, 1)])
     buffers.close()
 
 

@@ -186,6 +186,27 @@ def test_worker_saves_once_its_host_is_that_of_the_first_worker(
     assert saver.bits() == Bit.SETTLED | Bit.INTACT
 
 
+def test_save_after_a_durable_one_takes_the_same_memory_and_one_after_a_failure_the_other(
+    tmp_path: Path,
+) -> None:
+    """What the disk could not take stays in memory, for the end of all workers."""
+    memory = Workers(plan_of(tmp_path))
+    worker = SavingWorker(worker_config(run_dir=tmp_path, run_id=RUN), memory)
+    for step, is_durable in enumerate((True, True, False, True, True)):
+        cursor = replace(Cursor.start(1), step=step)
+        worker.saver.begin(cursor, lambda: state_of(1))
+        worker.saver.before_sum()
+        worker.page.answer_save(worker.told[-1]["attempt"], is_durable=is_durable)
+        worker.saver.hear(_agreed(worker.saver.bits()))
+        assert not worker.saver.is_busy
+
+    copied = [told["buffer"] for told in worker.told if told["kind"] == "copied"]
+    assert copied == [1, 1, 1, 0, 0]
+    assert not any(memory.buffers[1])
+    worker.close()
+    memory.close()
+
+
 @pytest.mark.parametrize("looks", range(5))
 def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int

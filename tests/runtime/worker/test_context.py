@@ -165,12 +165,6 @@ def test_quiet_users_hear_what_goes_wrong_but_no_progress(config: WorkerConfig) 
     ]
 
 
-def test_saves_of_each_worker_are_counted_from_one(config: WorkerConfig) -> None:
-    one, other = context_of(config), context_of(config)
-
-    assert [next(one.saves), next(one.saves), next(other.saves)] == [1, 2, 1]
-
-
 def test_fault_stands_in_the_journal_before_it_strikes(
     config: WorkerConfig, journal: Journal
 ) -> None:
