@@ -1,28 +1,12 @@
-"""The events that the head sees, the commands that it gets, and the exit codes."""
+"""The events that the head sees, the commands that it gets, and what becomes of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeAlias
 
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.world import WorkerId
-
-
-class ExitCode(IntEnum):
-    """Exit codes of the command line; documented in docs/failure-model.md."""
-
-    DONE = 0
-    PROGRAM_FAILED = 1
-    USAGE = 2
-    RECOVERY_IMPOSSIBLE = 70
-    """The restart budget is spent, or nothing valid is left to restore."""
-    STOPPED_EARLY = 75
-    """Stopped with a checkpoint: run again to go on (``EX_TEMPFAIL`` of sysexits.h)."""
-    RUN_DIRECTORY_BUSY = 76
-    """Another job owns the run directory."""
-    INTERRUPTED = 130
-    TERMINATED = 143
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from holdfast.recovery.errors import IllegalTransition
+from holdfast.recovery.errors import ExitCode, IllegalTransition
 from holdfast.recovery.event import (
     AbandonLaunch,
     AskToSave,
@@ -46,7 +46,6 @@ from holdfast.recovery.event import (
     DirectoryLost,
     End,
     Event,
-    ExitCode,
     KillLaunch,
     Launch,
     LaunchEnded,

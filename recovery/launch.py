@@ -34,12 +34,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from holdfast.recovery.detector import counted_s
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
     DirectoryLost,
     End,
     Event,
-    ExitCode,
     LaunchEnded,
     LaunchOverdue,
     LaunchRenewing,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 
 __all__ = [
     "CheckpointsUnread",

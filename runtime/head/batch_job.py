@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation
 from holdfast.runtime.batch.schedulers import (

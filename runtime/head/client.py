@@ -23,8 +23,6 @@ from pathlib import Path
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
-from holdfast.runtime.head.beginning import tell_beginning
-from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.head_process import (
     FoundHead,
     HeadProcess,
@@ -34,11 +32,9 @@ from holdfast.runtime.head.head_process import (
     connect_to_head,
     find_head,
 )
-from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.job_setup import JobSetup, prepare_job
 from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.head.screen import live_columns, say
-from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
 from holdfast.runtime.run.events import Warned
@@ -53,6 +49,7 @@ from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
+    SOCKET_NAME,
     hold,
     make_again,
     make_owned_directory,
@@ -174,6 +171,9 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
     with contextlib.suppress(OSError):  # nothing to spare: it is tried again
         begun = begin_head(terms)
     try:
+        from holdfast.runtime.head.beginning import tell_beginning  # while the head starts
+        from holdfast.runtime.head.console import Teller
+
         said: list[str] = []
 
         def tell(text: str) -> None:
@@ -285,6 +285,8 @@ def _attached(
     batch: BatchJob | None = None,
 ) -> Client:
     """Return the client of a head that was found; ``batch`` is None outside of its batch job."""
+    from holdfast.runtime.head.job import Job
+
     greeting = found.greeting
     job = from_plain(Job, greeting["job"])
     options, environment = job.config.options, greeting["environment"]
@@ -333,6 +335,8 @@ class Client:
     def __init__(
         self, terms: HeadTerms, job: Message, batch: BatchJob, lease: Lease, signals: SignalPipe
     ) -> None:
+        from holdfast.runtime.head.job import LaunchLog  # a head has been started by now
+
         self.batch = batch
         self._terms = terms
         self._job = job

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
-from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
+from holdfast.runtime.system.owned_directory import SOCKET_NAME
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
-    ExitCode,
     Launch,
     LaunchEnded,
     LaunchRenewing,

@@ -16,7 +16,6 @@ from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.head_process import HeadTerms
-from holdfast.runtime.head.job import Job, fault_address
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import (
     TENSORFLOW,
@@ -45,6 +44,7 @@ from holdfast.runtime.system.own_process import logical_directory
 from holdfast.runtime.system.witnessed_time import Stillness
 
 if TYPE_CHECKING:
+    from holdfast.runtime.head.job import Job
     from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 
 FOR_ALL = (
@@ -129,6 +129,8 @@ class JobSetup:
 
     def job(self, limits: TimeLimits) -> Job:
         """Return what the head is told, once the journal knows of the job's begin."""
+        from holdfast.runtime.head.job import Job  # it starts meanwhile
+
         options, checked = self.options, self.checked_hosts
         config = WorkerConfig(
             options=options,
@@ -162,6 +164,8 @@ class JobSetup:
         """Return the faults that have struck in this run, if the job has any to tell of."""
         if not self.options.faults:
             return ()
+        from holdfast.runtime.head.job import fault_address
+
         path = RunDirectory(self.options.run_dir).journal_path
         with contextlib.suppress(OSError):  # nobody knows what has struck
             records = [record for record in read_journal(path) if record["event"] == "fault"]

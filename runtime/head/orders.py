@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 from holdfast.runtime.batch.schedulers import Deadline, Due
 from holdfast.runtime.system.channel import Message
 

@@ -41,15 +41,12 @@ from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Listener, Message
 from holdfast.runtime.system.codec import from_plain
-from holdfast.runtime.system.owned_directory import make_again
+from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag, pulse_interval_s
-
-SOCKET_NAME = "agent.sock"
-"""Where an agent listens, in its directory."""
 
 _IDLE_POLL_S = 1.0
 _INQUIRING_POLL_S = 0.01

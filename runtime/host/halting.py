@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
 from holdfast.recovery.stall import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.world import WorkerId

@@ -24,6 +24,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+SOCKET_NAME = "agent.sock"
+"""Where the agent of a job listens, in its directory."""
+
 _MARKER = "owned"
 _LONGEST_NAME = 256
 _NAME = re.compile(r"holdfast-\d+-\w{8}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.errors import IllegalTransition
+from holdfast.recovery.errors import ExitCode, IllegalTransition
 from holdfast.recovery.event import (
     AbandonLaunch,
     AskToStop,
@@ -18,7 +18,6 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
-    ExitCode,
     KillLaunch,
     Launch,
     LaunchEnded,

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     AskToSave,
     CheckpointCommitted,
     Command,
     End,
     Event,
-    ExitCode,
     Launch,
     LaunchEnded,
     LaunchRenewing,

@@ -16,11 +16,11 @@ from typing import Any
 from configs import worker_config
 
 from holdfast.runtime.host import guard as guard_module
-from holdfast.runtime.host.agent import SOCKET_NAME
 from holdfast.runtime.host.launchers import LaunchLine
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.owned_directory import SOCKET_NAME
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))

@@ -22,7 +22,7 @@ from enum import Enum
 from itertools import product
 from pathlib import Path
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 from holdfast.runtime.host import guard
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.system.processes import variables_of

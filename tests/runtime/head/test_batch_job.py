@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.names import step_name
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.errors import ExitCode
 from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.schedulers import (
     Allocation,

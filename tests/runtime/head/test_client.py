@@ -430,14 +430,14 @@ def test_system_that_refuses_the_first_head_is_asked_again(
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError("no descriptor to spare")])
-@pytest.mark.parametrize("place", ["tell_beginning", "connect_to_head"])
+@pytest.mark.parametrize("place", ["beginning.tell_beginning", "client.connect_to_head"])
 def test_job_that_comes_to_no_client_leaves_no_head_and_no_directory(
     started: Started, monkeypatch: pytest.MonkeyPatch, fault: BaseException, place: str
 ) -> None:
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(module, place, fail)
+    monkeypatch.setattr(f"holdfast.runtime.head.{place}", fail)
 
     with pytest.raises(type(fault)):
         module.run_job(started.setup.options)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from heads import job_of, report
 
+from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
-    ExitCode,
     Launch,
     LaunchEnded,
     LaunchRenewing,
