@@ -112,8 +112,9 @@ class NewestState:
                 check_same_weights(self._membership, self._state, cursor)
                 is_own = True
         self._saver.share_saved_step(source.rank)
-        notes = None if source.version == NO_STATE else self._state.notes()
-        notes = share_notes(communicator, source.rank, notes)
+        notes = None
+        if source.version != NO_STATE:  # else nobody has any
+            notes = share_notes(communicator, source.rank, self._state.notes())
         # A copy of weights that all have already, to load it again, takes its time.
         state = cursor.tensors() if is_own else self._state.tensors(cursor)
         return Shared(share_state(communicator, source.rank, state), notes, is_own=is_own)

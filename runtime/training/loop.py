@@ -412,7 +412,7 @@ class TrainingLoop:
         page.commit(cursor.step)
         page.generation = self._membership.world.generation
         if self._membership.is_first:
-            self._teller.committed(now, cursor, self._clock.next_at)
+            self._teller.committed(now, cursor, self._clock.next_at, self._progress.of_epoch)
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
         self._saver.prepare(lambda: self._state.tensors(cursor))
         self._saver.want(agreed)
@@ -422,6 +422,8 @@ class TrainingLoop:
             self._saver.verify(cursor, lambda: self._state.tensors(cursor))
 
     def _begin_save(self) -> None:
+        if self._saver.is_busy:
+            return
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
         # A request that comes during the copy wants a newer state than this one.

@@ -70,6 +70,13 @@ class Progress:
         self.validation: dict[str, float] | None = None
         self.measured: EpochMetrics | None = None
 
+    @property
+    def of_epoch(self) -> dict[str, float] | None:
+        """The metrics of the epoch that has just ended, None if its validation is still to come."""
+        plan, cursor = self._job.work_plan, self.cursor
+        is_over = plan.has_ended_epoch(cursor) and plan.next_work(cursor) is not Work.EVALUATE
+        return self.metrics if is_over else None
+
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
         cursor = replace(cursor, turn=self._turn)
@@ -250,14 +257,25 @@ class ProgressTeller:
         self._seen: tuple[int, dict[str, float]] = (0, {})
         """The epoch of the last look, and its metrics."""
 
-    def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
-        """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
+    def committed(
+        self,
+        now: float,
+        cursor: Cursor,
+        next_save_at: float | None,
+        of_epoch: dict[str, float] | None = None,
+    ) -> None:
+        """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s.
+
+        ``of_epoch`` are the metrics of the epoch, if they are known.
+        """
         is_last = cursor.step >= self._job.work_plan.steps
         if now < self._due and not is_last:
             self._untold = now, cursor, next_save_at
             return
         self._due = now + _TELL_EVERY_S
-        if now >= self._look_due or is_last:
+        if of_epoch is not None:
+            self._seen = self._job.work_plan.epoch_of(cursor), of_epoch
+        elif now >= self._look_due or is_last:
             self._look(now, cursor)
         self._untold = now, cursor, next_save_at
         self.tell()

@@ -88,6 +88,7 @@ def test_epoch_that_is_not_validated_ends_with_its_last_update() -> None:
     assert (commit.has_ended_epoch, commit.metrics, commit.validation) == (True, metrics, None)
     assert run.heard.epochs == [(1, 3, metrics, None)]
     assert run.progress.measured == EpochMetrics(1, 3, metrics)
+    assert run.progress.of_epoch == metrics
 
 
 def test_epoch_that_is_validated_ends_when_that_is_committed() -> None:
@@ -95,7 +96,7 @@ def test_epoch_that_is_validated_ends_when_that_is_committed() -> None:
 
     trained = run.steps(3)
     assert (trained.has_ended_epoch, trained.next_work) == (False, Work.EVALUATE)
-    assert run.heard.epochs == []
+    assert (run.heard.epochs, run.progress.of_epoch) == ([], None)
     validated = run.validate(22.0)
 
     assert (validated.has_ended_epoch, validated.next_work) == (True, Work.TRAIN)
@@ -344,6 +345,16 @@ def test_last_step_of_all_has_its_own_metrics(page: WorkerStatus) -> None:
     teller.committed(100.31, at_step(6), None)
 
     assert told_in(page).metrics == {"loss": 4.0}
+
+
+def test_metrics_of_an_epoch_that_has_ended_are_not_computed_again(page: WorkerStatus) -> None:
+    replica = Costly(0.4)
+    teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
+    begun = replica.now
+
+    teller.committed(100.0, at_step(6), None, {"loss": 7.0})
+
+    assert (told_in(page).metrics, replica.now) == ({"loss": 7.0}, begun)
 
 
 class Failing(TinyReplica):
