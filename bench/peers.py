@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -61,6 +62,7 @@ def main() -> None:
         if options.picture:
             options.picture.write_text(peers_table.picture(record), encoding="utf-8")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("peers: stopped"))  # leaves nothing behind
     harness.print_heading("samples/s of Keras models, one thread a worker")
     if {"tape", "fit"} & set(options.ways):
         horovod(options.cache)
@@ -203,13 +205,11 @@ def looking(job: Job) -> Iterator[list[tuple[float, int]]]:
 
 
 def _share(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-    except OSError:  # it has ended
-        return 0
-    return next(
-        (1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0
-    )
+    with contextlib.suppress(OSError):  # it has ended
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
 if __name__ == "__main__":
