@@ -190,7 +190,8 @@ def _work(
     image_map = plan.image_map()
     share = ShareImage(image_map, share_of(image_map, *part), RUN_ID)
     buffers = HostBuffers.of_agent(fds)
-    buffers.touch(share.spans())
+    for attempt in range(len(buffers)):
+        buffers.touch(attempt, share.spans())
     agent.send({"kind": "ready"})
     while (message := agent.receive()) is not None:
         ticket = from_plain(SaveTicket, message, allows_more=True)
