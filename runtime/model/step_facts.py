@@ -158,7 +158,12 @@ def step_facts(model: Any, facts: GraphFacts, graphs: Iterable[Any]) -> StepFact
     known = {id(inner) for _, inner in _variables(model)}
     read: dict[str, str] = {}
     for function in graphs:
-        for variable in function.graph.variables:
+        graph = function.graph
+        places = {id(outer): place for place, (outer, _) in enumerate(graph.captures)}
+        # TensorFlow has them in no order: that of their addresses.
+        for variable in sorted(
+            graph.variables, key=lambda v: places.get(id(v.handle), len(places))
+        ):
             if id(variable) not in known:
                 known.add(id(variable))
                 name = f"the variable {variable.name.partition(':')[0]!r} that the step reads"

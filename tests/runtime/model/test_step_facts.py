@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from holdfast.runtime.model.custom_replica import CustomReplica
 from holdfast.runtime.model.keras_replica import KerasReplica
-from holdfast.runtime.model.step_facts import StepFacts
+from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 
 pytestmark = pytest.mark.tensorflow
 
@@ -155,3 +155,13 @@ def test_settings_are_in_words_whatever_an_object_tells_of_itself() -> None:
     assert settings["learning rate of SGD 'sgd'"] == "Falling()"
     assert settings["kernel regularizer of Dense 'last'"] == "Pull()"
     assert settings["loss of Sequential 'own'"] == "'mse'"
+
+
+def test_variables_of_one_name_are_told_in_the_order_in_which_the_step_reads_them() -> None:
+    """TensorFlow lists them by their places in memory, which may differ in another process."""
+    variables = [tf.Variable(float(number)) for number in range(12)]
+    step = tf.function(lambda: tf.add_n([variable.read_value() for variable in variables]))
+
+    found = step_facts(keras.Sequential(), GraphFacts(), [step.get_concrete_function()])
+
+    assert list(found.read.values()) == [str(float(number)) for number in range(12)]
