@@ -53,7 +53,7 @@ _LINKS_OF_A_FOLDER = 2
 _USAGE = 2
 """As `errors.ExitCode`, which the pool does not load."""
 
-_RESTS_AFTER_S = 20.0
+_RESTS_AFTER_S = 5.0
 """Workers that have just been forked need the cores."""
 
 _FILES_PER_PEER = 4
