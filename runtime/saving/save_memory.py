@@ -9,6 +9,7 @@ them, or none, where they do not fit.  A worker maps them (`HostBuffers`).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,11 +149,12 @@ class HostBuffers:
                 _touch(found, place, size)
 
     def keep_only(self, attempt: int) -> None:
-        """Return the pages of all buffers but that of a save to the system."""
+        """Return the pages of all buffers but that of a save to the system, where it takes them."""
         for number, found in enumerate(self._maps):
             if number != self.place_of(attempt):
-                for place, size in _in_pieces(0, len(found)):
-                    found.madvise(mmap.MADV_REMOVE, place, size)
+                with contextlib.suppress(OSError):
+                    for place, size in _in_pieces(0, len(found)):
+                        found.madvise(mmap.MADV_REMOVE, place, size)
 
     def close(self) -> None:
         """Unmap; memory of the agent stays."""

@@ -188,8 +188,10 @@ def unmap_clean_pages() -> None:
     An import reads most of a library once.  A mapping with any page that the loader has relocated
     stays as it is, also if that page was swapped out.
     """
-    libc, span = ctypes.CDLL(None), range(0)
-    for line in Path("/proc/self/smaps").read_bytes().splitlines():
+    libc, span, smaps = ctypes.CDLL(None), range(0), b""
+    with contextlib.suppress(OSError):  # not every kernel tells
+        smaps = Path("/proc/self/smaps").read_bytes()
+    for line in smaps.splitlines():
         begin = _FILE_THAT_IS_READ.match(line)
         if begin is not None:
             span = range(*(int(address, 16) for address in begin.groups()))

@@ -333,6 +333,16 @@ def test_memory_that_the_system_lacks_is_an_error_and_not_a_death() -> None:
     buffers.close()
 
 
+def test_memory_that_the_system_does_not_take_back_stays() -> None:
+    buffers = HostBuffers([_NoMemory(-1, BUFFER_BYTES), mmap.mmap(-1, BUFFER_BYTES)])
+    buffers[0][:3] = b"abc"
+
+    buffers.keep_only(1)
+
+    assert bytes(buffers[0][:3]) == b"abc"
+    buffers.close()
+
+
 class _NoMemory(mmap.mmap):
     def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
         raise OSError(errno.ENOMEM, "no memory")
