@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,9 @@ from holdfast.runtime.model.replica import Nest, leaves, map_leaves, named_leave
 
 Parts: TypeAlias = tuple[Nest, Nest, Nest]
 """Inputs, targets and sample weights."""
+
+Ranges: TypeAlias = Callable[[int], Sequence[tuple[int, int]]]
+"""Which rows ``start <= row < stop`` are made of a batch of so many samples; none is empty."""
 
 NO_TARGETS: Nest = ()
 """Targets of an element ``(x,)``: a step of the script's own gets it as it is, and not x."""
@@ -59,8 +62,19 @@ class Batch:
                 "axes differ, so that it has no parts: keep each batch whole with --microbatches "
                 "1, or call .batch(...) on a tf.data.Dataset of single samples"
             )
-        x, y, weights = (map_leaves(lambda leaf: leaf[start:stop], part) for part in self.parts)
-        return x, y, weights
+        return _rows_of(self.parts, slice(start, stop))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRows:
+    """Some rows of a batch of ``samples``: all that this worker has made of it."""
+
+    samples: int
+    pieces: Mapping[tuple[int, int], Parts]
+
+    def rows(self, start: int, stop: int) -> Parts:
+        """Return the samples ``start <= sample < stop``, which are one of the pieces."""
+        return self.pieces[start, stop]
 
 
 def as_array(leaf: Any) -> npt.NDArray[Any]:
@@ -96,9 +110,40 @@ def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_arr
     Raises:
         ProgramError: the element is no batch; the message names the array.
     """
-    x, y, weights = (map_leaves(convert, part) for part in _split(number, element))
-    parts = (x, y, weights)
+    parts = parts_of(number, element, convert)
     return Batch(number, parts, _samples_of(number, parts), digest_of(parts))
+
+
+def parts_of(number: int, element: Any, convert: Callable[[Any], Any]) -> Parts:
+    """Return inputs, targets and weights of an element, as `make_batch` takes it."""
+    x, y, weights = (map_leaves(convert, part) for part in _split(number, element))
+    return x, y, weights
+
+
+def own_rows(
+    elements: Iterator[Any],
+    pieces: Iterable[Sequence[int]],
+    ranges: Ranges,
+) -> Iterator[OwnRows]:
+    """Yield each batch of elements that hold the rows ``ranges(samples)`` of several batches.
+
+    ``pieces`` has the samples of each batch, a list for each element.  Without rows there is none.
+    """
+    for sizes in pieces:
+        element = next(elements) if any(map(ranges, sizes)) else None
+        parts: Parts = parts_of(0, element, np.asarray) if element is not None else ((), (), None)
+        first = 0
+        for size in sizes:
+            found: dict[tuple[int, int], Parts] = {}
+            for start, stop in ranges(size):
+                found[start, stop] = _rows_of(parts, slice(first, first + stop - start))
+                first += stop - start
+            yield OwnRows(size, found)
+
+
+def _rows_of(parts: Parts, rows: slice) -> Parts:
+    x, y, weights = (map_leaves(lambda leaf: leaf[rows], part) for part in parts)
+    return x, y, weights
 
 
 def digest_of(parts: tuple[Nest, ...]) -> int:

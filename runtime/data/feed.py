@@ -12,9 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.batch import Batch, Parts
-from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
-from holdfast.runtime.data.stream import NO_TURNS, BatchStream, Mark, Position, SharedStream, Turns
+from holdfast.runtime.data.batch import Batch, OwnRows, Parts
+from holdfast.runtime.data.source import (
+    FirstBatches,
+    ForwardSource,
+    PyDatasetSource,
+    Source,
+)
+from holdfast.runtime.data.stream import (
+    NO_TURNS,
+    BatchStream,
+    Mark,
+    Position,
+    RowStream,
+    Share,
+    SharedStream,
+    Turns,
+)
 from holdfast.runtime.data.views import class_weights_of
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
@@ -48,6 +62,9 @@ class Feed:
         # A validation that is done again after a death begins anew, and some cannot go back.
         kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
         self._shared = SharedStream(BatchStream(source), kept)
+        rows = getattr(source, "rows", None)
+        self._rows = None if rows is None else RowStream(rows)
+        self._samples = None if rows is None else rows.fingerprint
         self._last: Position | None = None
         self._fetched: Position | None = None
 
@@ -71,8 +88,22 @@ class Feed:
         """The proof of what was read so far, for a checkpoint."""
         return self._shared.mark
 
+    def fingerprint(self) -> str | None:
+        """Return a digest of all samples and of the first batch, None if one worker reads for all.
+
+        It stands for a mark: the order of samples follows from the seeds of the pipeline.
+        """
+        if self._samples is None:
+            return None
+        return f"{self._samples} {self.first().digest:016x}"
+
     def resume(self, mark: Mark | None) -> None:
-        """Go on with the batch after ``mark``, and compare on the way."""
+        """Go on with the batch after ``mark``, and compare on the way.
+
+        Only where one worker reads for all there is a mark.  So has one that was made before
+        workers read their own rows, and then the run goes on as it was.
+        """
+        self._rows = None
         self._shared.resume(mark)
 
     @property
@@ -104,6 +135,8 @@ class Feed:
         batch = self._shared.first()
         if batch is None:
             raise ProgramError(f"{self.name} gave no batch: it is empty")
+        if self._rows is not None:
+            self._shared.release()  # it is not read on
         return batch
 
     def leave(self, batches: int) -> None:
@@ -122,8 +155,16 @@ class Feed:
         if batches:
             self._source.leave(position.passing, position.within)
 
-    def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
+    def train_batch(
+        self,
+        step: int,
+        communicator: Communicator,
+        turns: Turns = NO_TURNS,
+        share: Share | None = None,
+    ) -> Batch | OwnRows:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.
+
+        With ``share`` it need not have other rows.
 
         Raises:
             WorldBroken: a member died.
@@ -131,7 +172,7 @@ class Feed:
         """
         each = self._source.batches
         position = Position(*divmod(step, each)) if each else Position(0, step)
-        batch = self._fetch(position, communicator, turns)
+        batch = self._fetch(position, communicator, turns, share)
         if self._looks_ahead:
             self._look_ahead(position, communicator, turns)
         return batch
@@ -159,15 +200,21 @@ class Feed:
             )
 
     def validation_batch(
-        self, number: tuple[int, int], communicator: Communicator, turns: Turns = NO_TURNS
-    ) -> Batch:
+        self,
+        number: tuple[int, int],
+        communicator: Communicator,
+        turns: Turns = NO_TURNS,
+        share: Share | None = None,
+    ) -> Batch | OwnRows:
         """Return a batch of a validation, ``number``, both counted from 0; all workers call this.
+
+        With ``share`` it need not have other rows.
 
         Raises:
             WorldBroken: a member died.
             ProgramError: there is no such batch.
         """
-        return self._fetch(self._of_validation(*number), communicator, turns)
+        return self._fetch(self._of_validation(*number), communicator, turns, share)
 
     def _of_validation(self, validation: int, step: int) -> Position:
         """Return the position of a batch: each validation begins a pass, as in Keras."""
@@ -177,20 +224,27 @@ class Feed:
         passes = -(-self.steps // each)  # a pipeline that repeats itself has several in each
         return Position(validation * passes + step // each, step % each)
 
-    def parts(self, batch: Batch, start: int, stop: int) -> Parts:
+    def parts(self, batch: Batch | OwnRows, start: int, stop: int) -> Parts:
         """Return the samples ``start <= sample < stop`` of a batch, with their weights."""
         x, y, weights = batch.rows(start, stop)
         if self._terms.class_weight is not None:
             weights = class_weights_of(y, self._terms.class_weight)
         return x, y, weights
 
-    def _fetch(self, position: Position, communicator: Communicator, turns: Turns) -> Batch:
+    def _fetch(
+        self, position: Position, communicator: Communicator, turns: Turns, share: Share | None
+    ) -> Batch | OwnRows:
         if self._hearing is not None:  # on all workers: another one may read the next batch
             calls = self._hearing.calls_before(position.passing, position.within)
             if calls > self._hearing.told:
                 with turns.needing_no_peer():
                     self._hearing.tell(calls)
-        batch = self._shared.fetch(position, communicator, turns)
+        batch: Batch | OwnRows | None
+        if self._rows is not None and share is not None:
+            with turns.needing_no_peer():
+                batch = self._rows.fetch(position, share)
+        else:
+            batch = self._shared.fetch(position, communicator, turns)
         if batch is None:
             raise ProgramError(
                 f"{self._source.name} ended before {position.words}: give .repeat(), a "

@@ -7,20 +7,24 @@ The lowest rank reads a batch and broadcasts it whole.  So any survivor can comp
 microbatches again.  When the reader dies, the next one opens its own pipeline and reads up to the
 position.  It compares the mark of what it sees with that of what the dead reader has sent.  A
 relaunch compares that of its checkpoint.
+
+Where rows can be made by their numbers (`tf_rows`), each worker makes its own, and nothing is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 
 from holdfast.recovery.order import chain
-from holdfast.runtime.data.batch import Batch, decode, encode, make_batch
+from holdfast.runtime.data.batch import Batch, OwnRows, Ranges, decode, encode, make_batch
 from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
@@ -226,6 +230,10 @@ class SharedStream:
             raise ProgramError(answer.payload.tobytes().decode())
         return answer.kind is not _Kind.END
 
+    def release(self) -> None:
+        """Let this worker's own pass go, until it reads again."""
+        self._stream.release()
+
     def resume(self, mark: Mark | None) -> None:
         """Go on after ``mark``, which is part of a restored state; it is compared on the way."""
         self.mark = mark
@@ -294,6 +302,52 @@ class SharedStream:
             del self._recent[old]
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The parts of each batch that a worker computes, and where they lie in one of so many rows."""
+
+    parts: frozenset[int]
+    bounds: Callable[[int, int], tuple[int, int]]
+
+    def ranges(self, samples: int) -> list[tuple[int, int]]:
+        """Return the rows ``start <= row < stop`` of each part that has any."""
+        found = (self.bounds(samples, part) for part in sorted(self.parts))
+        return [(start, stop) for start, stop in found if start < stop]
+
+
+class RowSource(Protocol):
+    """A pipeline of ``batches`` a pass, of which each worker can make some rows."""
+
+    batches: int
+
+    def open(self, number: int, start: int, ranges: Ranges) -> Iterator[OwnRows]:
+        """Begin pass ``number`` at batch ``start``, and go on from pass to pass."""
+
+
+class RowStream:
+    """The rows of a worker's share of each batch, which it makes itself without the others.
+
+    A share changes with a death; then the pass is opened anew at the batch in hand.
+    """
+
+    def __init__(self, rows: RowSource) -> None:
+        self._rows = rows
+        self._iterator: Iterator[OwnRows] = iter(())
+        self._share: Share | None = None
+        self._number = -1
+        self._held: OwnRows | None = None
+
+    def fetch(self, position: Position, share: Share) -> OwnRows:
+        """Return the share of the batch at ``position``."""
+        number = position.passing * self._rows.batches + position.within
+        if self._held is None or share != self._share or number != self._number:
+            if share != self._share or number != self._number + 1:
+                at = position.passing, position.within
+                self._iterator = self._rows.open(*at, share.ranges)
+            self._share, self._number, self._held = share, number, next(self._iterator)
+        return self._held
+
+
 def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
     head = np.array([answer.kind, len(answer.payload)], np.int64)
     communicator.broadcast(head, 0)
@@ -307,3 +361,67 @@ def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
     if length:
         communicator.broadcast(payload, 0)
     return _Answer(_Kind(kind), payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """An element, or the error in its place; StopIteration is the end."""
+
+    element: Any
+    error: Exception | None = None
+
+
+class ReadAhead(Iterator[Any]):
+    """The elements of an iterator that nobody else reads.
+
+    An error of the iterator is raised by the ``next`` whose element it stands for.
+    """
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        # Of all queues only this one may be used where objects are collected, in ``__del__``.
+        self._wishes: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[_Element] = SimpleQueue()
+        self._error: Exception | None = None
+        arguments = (elements, self._wishes, self._answers)
+        threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
+        self._wishes.put(True)
+
+    def __next__(self) -> Any:
+        """Return the next element, and begin to read the one after it."""
+        if self._error is None:
+            answer = self._answers.get()
+            if answer.error is None:
+                self._wishes.put(True)
+                return answer.element
+            self._error = answer.error
+        if isinstance(self._error, StopIteration):
+            raise StopIteration  # that one's traceback would hold this object, which holds it
+        raise self._error
+
+    def __del__(self) -> None:
+        """Let the reader end, and give the iterator up."""
+        self._wishes.put(False)
+
+
+def _read(
+    elements: Iterator[Any], wishes: SimpleQueue[bool], answers: SimpleQueue[_Element]
+) -> None:
+    """Answer each wish with one element; the iterator is given up at the end.
+
+    The end is told by an exception of our own: what the iterator's comes from has frames that hold
+    the iterator's handle, and they would go wherever the exception goes.
+    """
+    while wishes.get():
+        try:
+            answers.put(_Element(next(elements)))
+        except StopIteration:
+            answers.put(_Element(None, StopIteration()))
+            return
+        except Exception as error:  # the user's code
+            answers.put(_Element(None, _without_this_frame(error)))
+
+
+def _without_this_frame(error: Exception) -> Exception:
+    """Return the error; its traceback would keep the iterator for the thread that gets it."""
+    here = error.__traceback__
+    return error.with_traceback(None if here is None else here.tb_next)

@@ -132,11 +132,11 @@ def pass_graph(graph: Any, seed: int) -> PassGraph:
     """
     nodes = {node.name: node for node in graph.node}
     end = next(node for node in graph.node if node.op == "_Retval")
-    made = PassGraph(graph, _source(end.input[0]))
+    made = PassGraph(graph, name_of(end.input[0]))
     functions = {function.signature.name: function for function in graph.library.function}
     made.has_python = any("PyFunc" in op for name in functions for op in _ops(name, functions))
-    once = set(_reached(end, nodes, lambda node: node.op in _ONCE_A_PASS))
-    live = set(_reached(end, nodes, lambda node: not node.op.startswith("CacheDataset")))
+    once = set(reached(end, nodes, lambda node: node.op in _ONCE_A_PASS))
+    live = set(reached(end, nodes, lambda node: not node.op.startswith("CacheDataset")))
     for node in list(graph.node):
         _put_in_order(node, functions)
         if node.op in _SEEDS:
@@ -154,7 +154,7 @@ def without_repeat(graph: Any) -> bool:
     nodes = {node.name: node for node in graph.node}
     user = next(node for node in graph.node if node.op == "_Retval")
     while True:
-        node = nodes[_source(user.input[0])]
+        node = nodes[name_of(user.input[0])]
         if node.op == "RepeatDataset":
             user.input[0] = node.input[0]
             return True
@@ -163,12 +163,12 @@ def without_repeat(graph: Any) -> bool:
         user = node
 
 
-def _reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
+def reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
     """Yield the nodes that are reached from the end through nodes that ``passes`` accepts."""
     waiting, seen = [end], set()
     while waiting:
         node = waiting.pop()
-        for name in map(_source, node.input if passes(node) else ()):
+        for name in map(name_of, node.input if passes(node) else ()):
             if name not in seen:
                 seen.add(name)
                 waiting.append(nodes[name])
@@ -178,7 +178,7 @@ def _reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
 def _put_in_order(node: Any, functions: Mapping[str, Any]) -> None:
     if "deterministic" in node.attr:
         node.attr["deterministic"].s = b"true"
-    if node.op == "ParallelMapDatasetV2" and _has_state(node.attr["f"].func.name, functions):
+    if node.op == "ParallelMapDatasetV2" and has_state(node.attr["f"].func.name, functions):
         node.op = "MapDataset"
         data = [name for name in node.input if not name.startswith("^")]
         del node.input[:]
@@ -212,7 +212,7 @@ def _open_seeds(
 
 def _open_generator(made: PassGraph, nodes: Mapping[str, Any], assign: Any) -> None:
     """Give a variable that is the state of a random generator a placeholder."""
-    constant = nodes[_source(assign.input[1])]
+    constant = nodes[name_of(assign.input[1])]
     if constant.op != "Const":
         return
     value = tf.make_ndarray(constant.attr["value"].tensor)
@@ -243,7 +243,7 @@ def _placeholder(graph: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, 
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
 
 
-def _has_state(name: str, functions: Mapping[str, Any]) -> bool:
+def has_state(name: str, functions: Mapping[str, Any]) -> bool:
     """Return whether a function's results depend on the order of its calls."""
     return any(
         "PyFunc" in op
@@ -264,10 +264,10 @@ def _ops(name: str, functions: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _integer(nodes: Mapping[str, Any], name: str) -> int:
-    return int(tf.make_ndarray(nodes[_source(name)].attr["value"].tensor))
+    return int(tf.make_ndarray(nodes[name_of(name)].attr["value"].tensor))
 
 
-def _source(name: str) -> str:
+def name_of(name: str) -> str:
     """Return the node of an input such as ``^name`` or ``name:1``."""
     return name.lstrip("^").partition(":")[0]
 
@@ -303,6 +303,10 @@ class ReadVariables:
         found = {id(variable.handle): variable for variable in _read_by(dataset)}
         self._before = [(variable, _digest(variable)) for variable in found.values()]
         self._small = [at for at in self._before if _bytes_of(at[0]) <= _SMALL]
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._before)
 
     def check(self) -> None:
         """Raise ProgramError if any has changed."""

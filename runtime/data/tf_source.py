@@ -10,12 +10,10 @@ to a minute.  No step waits for that, and no repair after a death.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import keras
@@ -36,7 +34,9 @@ from holdfast.runtime.data.source import (
     validation_source,
     whole_source,
 )
+from holdfast.runtime.data.stream import ReadAhead
 from holdfast.runtime.data.tf_graph import PassGraph, ReadVariables, pass_graph, without_repeat
+from holdfast.runtime.data.tf_rows import NumberedRows
 from holdfast.runtime.errors import ProgramError
 
 _TOLD = 1024
@@ -199,6 +199,17 @@ class DatasetSource:
         elements = ReadAhead(iter(self._dataset(number).prefetch(_AHEAD)))
         return 0, self._variables.watched(elements)
 
+    @functools.cached_property
+    def rows(self) -> NumberedRows | None:
+        """The rows of batches by their numbers, None if only whole batches can be read."""
+        if self._variables or self.batches is None:
+            return None
+        try:
+            given = self._constants, self._spec, self.batches, self._begins
+            return NumberedRows(self._made, *given)
+        except (ValueError, KeyError, IndexError, tf.errors.OpError):
+            return None
+
     def leave(self, number: int, start: int) -> None:
         """Do nothing: passes are made anew, and the script's dataset is untouched."""
 
@@ -309,67 +320,3 @@ def _function(made: PassGraph, constants: dict[str, Any], feeds: dict[str, Any])
 
     signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs.values()]
     return wrap_function.wrap_function(begin, signature)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An element, or the error in its place; StopIteration is the end."""
-
-    element: Any
-    error: Exception | None = None
-
-
-class ReadAhead(Iterator[Any]):
-    """The elements of an iterator that nobody else reads.
-
-    An error of the iterator is raised by the ``next`` whose element it stands for.
-    """
-
-    def __init__(self, elements: Iterator[Any]) -> None:
-        # Of all queues only this one may be used where objects are collected, in ``__del__``.
-        self._wishes: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        self._error: Exception | None = None
-        arguments = (elements, self._wishes, self._answers)
-        threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
-        self._wishes.put(True)
-
-    def __next__(self) -> Any:
-        """Return the next element, and begin to read the one after it."""
-        if self._error is None:
-            answer = self._answers.get()
-            if answer.error is None:
-                self._wishes.put(True)
-                return answer.element
-            self._error = answer.error
-        if isinstance(self._error, StopIteration):
-            raise StopIteration  # that one's traceback would hold this object, which holds it
-        raise self._error
-
-    def __del__(self) -> None:
-        """Let the reader end, and give the iterator up."""
-        self._wishes.put(False)
-
-
-def _read(
-    elements: Iterator[Any], wishes: SimpleQueue[bool], answers: SimpleQueue[_Answer]
-) -> None:
-    """Answer each wish with one element; the iterator is given up at the end.
-
-    The end is told by an exception of our own: what the iterator's comes from has frames that hold
-    the iterator's handle, and they would go wherever the exception goes.
-    """
-    while wishes.get():
-        try:
-            answers.put(_Answer(next(elements)))
-        except StopIteration:
-            answers.put(_Answer(None, StopIteration()))
-            return
-        except Exception as error:  # the user's code
-            answers.put(_Answer(None, _without_this_frame(error)))
-
-
-def _without_this_frame(error: Exception) -> Exception:
-    """Return the error; its traceback would keep the iterator for the thread that gets it."""
-    here = error.__traceback__
-    return error.with_traceback(None if here is None else here.tb_next)

@@ -10,9 +10,9 @@ Two kinds share one shape: a flat vector of the replica's part, then the ledger'
 Computed leaves stay until the transaction is committed.  So a transaction that is redone
 after a death computes only the adopted leaves.
 
-Samples are read by their numbers, or come as batches from a pipeline.  There one worker reads, and
-all compute.  A sample has no number of its own then: its place in the epoch, or in the validation,
-is its number for the ledger.
+Samples are read by their numbers, or come as batches from a pipeline.  There one worker reads for
+all, or each makes the rows of its leaves.  A sample has no number of its own then: its place in
+the epoch, or in the validation, is its number for the ledger.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.reduction import FloatVector, Node, PartialSums, maximal_nodes
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import Assignment, WorkerId
-from holdfast.runtime.data.batch import Batch
+from holdfast.runtime.data.batch import Batch, OwnRows
 from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.data.stream import Share
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.memory import SharedVectors
@@ -265,16 +266,17 @@ class BatchContributor:
         self._order = order
         self._work_plan = work_plan
         self._notes = notes
-        self._batch: Batch | None = None
+        self._batch: Batch | OwnRows | None = None
         self._first = 0
         self.size = replica.shape.total
 
     def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
         """Get the batch of the update at ``cursor``."""
-        del missing
         plan = self._work_plan
         self._first = 0 if plan.is_epoch_start(cursor) else cursor.ledger.samples
-        self._batch = self._feed.train_batch(cursor.step - plan.begin, communicator, self._notes)
+        share = Share(frozenset(missing), self._order.bounds)
+        step = cursor.step - plan.begin
+        self._batch = self._feed.train_batch(step, communicator, self._notes, share)
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Compute the gradients of part ``m`` of the batch of update ``index``."""
@@ -308,11 +310,11 @@ class BatchValidationContributor:
     def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
         """Evaluate the missing parts of every batch of the validation after ``cursor``."""
         self._leaves = {m: _Leaf(np.zeros(self.size, np.float32)) for m in missing}
-        first = 0
+        first, share = 0, Share(frozenset(missing), self._order.bounds)
         for step in range(self._feed.steps):
             number = cursor.evaluations, step
             self._notes.enter(Activity.READ)
-            batch = self._feed.validation_batch(number, communicator, self._notes)
+            batch = self._feed.validation_batch(number, communicator, self._notes, share)
             with self._notes.needing_no_peer():
                 for m, leaf in self._leaves.items():
                     self._add(leaf, batch, (cursor.step, m, step, first))
@@ -325,7 +327,7 @@ class BatchValidationContributor:
         out[:] = leaf.sums
         return leaf.samples, leaf.proof % 2**64
 
-    def _add(self, leaf: _Leaf, batch: Batch, at: tuple[int, int, int, int]) -> None:
+    def _add(self, leaf: _Leaf, batch: Batch | OwnRows, at: tuple[int, int, int, int]) -> None:
         step, m, number, first = at
         start, stop = self._order.bounds(batch.samples, m)
         if start == stop:
@@ -349,7 +351,7 @@ class _Leaf:
     proof: int = 0
 
 
-def part_of(feed: Feed, batch: Batch, rows: tuple[int, int], seed: int) -> Microbatch:
+def part_of(feed: Feed, batch: Batch | OwnRows, rows: tuple[int, int], seed: int) -> Microbatch:
     """Return some samples of a batch as a microbatch."""
     x, y, weights = feed.parts(batch, *rows)
     return Microbatch(x, y, seed, weights, batch.samples)

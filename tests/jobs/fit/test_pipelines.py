@@ -12,7 +12,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "pipelines"
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
-SCRIPTS_OF = ("from_dataset", "from_py_dataset", "from_generator", "from_one_generator")
+SCRIPTS_OF = (
+    "from_slices",
+    "from_dataset",
+    "from_py_dataset",
+    "from_generator",
+    "from_one_generator",
+)
 FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8")
 """The first reader dies within the first epoch, and all others within the second."""
 
@@ -37,6 +43,24 @@ def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: 
     assert len(struck.events("failure")) == 3
     history = next(line for line in alone.stdout.splitlines() if '"loss"' in line)
     assert history[history.index("{") :] in struck.stdout
+
+
+def test_death_changes_no_byte_where_each_worker_makes_its_own_rows(tmp_path: Path) -> None:
+    """The survivor makes the rows of both from the batch in hand on, within an epoch."""
+    script = SCRIPTS / "from_slices.py"
+    alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=2, options=OPTIONS)
+    struck = run_job(
+        script,
+        run_dir=tmp_path / "two",
+        workers=2,
+        microbatches=2,
+        options=OPTIONS,
+        faults=["kill worker=0 step=7"],
+    )
+
+    assert (alone.exit_code, struck.exit_code) == (0, 0), struck.stderr
+    assert struck.sha256 == alone.sha256
+    assert len(struck.events("failure")) == 1
 
 
 @pytest.mark.extended  # test_directories.py has who fills a cache, the test above the deaths
