@@ -296,7 +296,7 @@ def _take_constants(graph: Any) -> dict[str, Any]:
     """Make inputs of the graph's large constants, and return them."""
     found: dict[str, Any] = {}
     for node in graph.node:
-        if node.op != "Const" or node.attr["value"].tensor.ByteSize() < _LARGE:
+        if node.op != "Const" or _bytes_of(node.attr["value"].tensor) < _LARGE:
             continue
         value = tf.constant(tf.make_ndarray(node.attr["value"].tensor))
         node.op = "Placeholder"
@@ -304,6 +304,12 @@ def _take_constants(graph: Any) -> dict[str, Any]:
         node.attr["shape"].shape.CopyFrom(value.shape.as_proto())
         found[node.name] = value
     return found
+
+
+def _bytes_of(tensor: Any) -> int:
+    """Return the bytes of a TensorProto, whose own count of them writes it first."""
+    dtype, shape = tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.tensor_shape)
+    return int(tensor.ByteSize() if dtype == tf.string else dtype.size * shape.num_elements())
 
 
 def _function(made: PassGraph, constants: dict[str, Any], feeds: dict[str, Any]) -> Any:
