@@ -16,24 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.model.kinds import (
-    StateKind,
-    Values,
-    metric_kinds,
-    state_kinds,
-)
+from holdfast.runtime.model.kinds import StateKind, Values, metric_kinds, norm, state_kinds
 from holdfast.runtime.model.loss import Kind, LossKinds
 from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32
-from holdfast.runtime.model.model_sums import ModelSums, TermValues
 from holdfast.runtime.model.random_ops import equal_draws
-from holdfast.runtime.model.replica import Microbatch, leaves, map_leaves
+from holdfast.runtime.model.replica import Microbatch
+
+if TYPE_CHECKING:
+    from holdfast.runtime.model.model_contributor import ModelContributor, TermValues
 
 _MOST_SAMPLES = 4
 """Of P and of Q: enough to see each other, few enough to cost little."""
@@ -81,13 +78,15 @@ class _Added:
 class Probe:
     """Runs a model on a few real samples, in several arrangements, without any effect."""
 
-    def __init__(self, model: Any, sums: ModelSums, first: Microbatch) -> None:
+    def __init__(self, model: Any, sums: ModelContributor, first: Microbatch) -> None:
+        self._model = model
         self._sums = sums
         self._half = max(1, min(_MOST_SAMPLES, first.samples // 2))
-        p, q = first.rows(slice(0, self._half)), first.rows(slice(-self._half, None))
-        self._p, self._q = p, q
-        self._pairs = [_joined(a, b) for a, b in ((p, p), (q, q), (p, q), (q, p))]
-        self._seeds = tf.zeros((len(sums.seeds) + 1, 2), tf.int64)
+        p = list(range(self._half))
+        q = [first.samples - self._half + row for row in p]
+        self._p, self._q = first.rows(p), first.rows(q)
+        self._pairs = [first.rows(pair) for pair in (p + p, q + q, p + q, q + p)]
+        self._seeds = tf.zeros((sums.seeds, 2), tf.int64)
         self._tolerance = _EXACT if computes_in_float32(model) else _ROUGH
 
     @np.errstate(all="ignore")  # samples that are not finite end the first step
@@ -103,12 +102,12 @@ class Probe:
         kinds[True], of_training = _kinds(small, double)
         doubts += [*of_calm, *of_training]
         metrics = metric_kinds(
-            self._sums.model_metrics, calm[0].metrics, calm[1].metrics, self._more_metrics
+            self._model.metrics, calm[0].metrics, calm[1].metrics, self._more_metrics
         )
         states = self._states(small, double)
-        self._sums.learn(kinds, metrics)
+        self._sums.note(kinds, metrics)
         mixing = self._difference(doubts)
-        self._sums.learn(kinds, metrics, states)
+        self._sums.note(kinds, metrics, states)
         return mixing
 
     def _more_metrics(self) -> tuple[Values, Values]:
@@ -149,7 +148,7 @@ class Probe:
         nothing = self._tolerance / 100 * scale
         norms = zip(*alike.norms, *crossed.norms, strict=True)
         is_mixed = any(
-            _norm(one - other) > self._tolerance * sum(of_tensor) + nothing
+            norm(one - other) > self._tolerance * sum(of_tensor) + nothing
             for one, other, of_tensor in zip(alike.sums, crossed.sums, norms, strict=True)
         )
         return self._told(crossed) if is_mixed else next(iter(doubts), None)
@@ -166,8 +165,8 @@ class Probe:
                 f"{samples} samples have the loss {losses[0]:.6g} together, but {losses[1]:.6g} as "
                 f"two microbatches of {self._half}"
             )
-        of_tensors = (crossed.norms[0][:-1], map(_norm, apart.sums[:-1]))
-        norms = [float(np.sqrt(sum(norm**2 for norm in each))) for each in of_tensors]
+        of_tensors = (crossed.norms[0][:-1], map(norm, apart.sums[:-1]))
+        norms = [float(np.sqrt(sum(size**2 for size in each))) for each in of_tensors]
         return (
             f"the gradient of {samples} samples has the norm {norms[0]:.6g} together, but "
             f"{norms[1]:.6g}, or another direction, as two microbatches of {self._half}"
@@ -179,10 +178,10 @@ class Probe:
         TensorFlow never gives memory back that it has once taken.  One large array does.
         """
         sums = _copied(self._contribution(one))
-        first, first_loss = [_norm(tensor) for tensor in sums], sums[-1].copy()
+        first, first_loss = [norm(tensor) for tensor in sums], sums[-1].copy()
         second = []
         for added, tensor in zip(sums, self._contribution(other), strict=True):
-            second.append(_norm(tensor))
+            second.append(norm(tensor))
             np.add(added, tensor, added)
         return _Added(sums, (first, second), first_loss)
 
@@ -220,20 +219,6 @@ def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
     return Kind.MEAN
 
 
-def _joined(one: Microbatch, other: Microbatch) -> Microbatch:
-    return Microbatch(
-        _concatenated(one.x, other.x),
-        _concatenated(one.y, other.y),
-        one.seed,
-        _concatenated(one.weights, other.weights),
-    )
-
-
-def _concatenated(one: Any, other: Any) -> Any:
-    others = iter(leaves(other))
-    return map_leaves(lambda array: np.concatenate([array, next(others)]), one)
-
-
 def _copied(tensors: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
     """Return copies in one vector, which keeps no single tensor."""
     vector = np.empty(sum(tensor.size for tensor in tensors), np.float32)
@@ -242,7 +227,3 @@ def _copied(tensors: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.f
     for copy, tensor in zip(copies, tensors, strict=True):
         copy[:] = tensor.reshape(-1)
     return [copy.reshape(tensor.shape) for copy, tensor in zip(copies, tensors, strict=True)]
-
-
-def _norm(array: npt.NDArray[np.float32]) -> float:
-    return float(np.linalg.norm(np.asarray(array, np.float64)))

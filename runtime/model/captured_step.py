@@ -125,6 +125,7 @@ class CapturedStep:
 
     scope: Any
     metrics: tuple[Any, ...]
+    generators: tuple[Any, ...]
     calls: list[tuple[OptimizerCall, int]] = field(default_factory=list)
     """Updates, each with the position in the graph at which it was asked for."""
     assigned: dict[int, tuple[Any, int]] = field(default_factory=dict)
@@ -134,6 +135,12 @@ class CapturedStep:
     """The tensors that metrics returned as results, by identity: a metric and a path."""
 
     starts: Starts = field(default_factory=dict)
+
+    @property
+    def state(self) -> list[Any]:
+        """Variables beside metrics and seeds that were assigned."""
+        ours = {id(v) for v in (*self.metrics, *self.generators)}
+        return [v for v, _ in self.assigned.values() if id(v) not in ours]
 
     def added(self, metric: Any) -> Any:
         """Return what the step has added to a metric variable."""
@@ -190,7 +197,7 @@ class Step:
         if seeds is not None:
             drawn = enumerate(self.generators)
             mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
-        captured = CapturedStep(_Scope(mapping), metrics)
+        captured = CapturedStep(_Scope(mapping), metrics, self.generators)
         with ExitStack() as stack:
             generators = len(self.generators)
             draws = equal_draws() if seeds is None else draws_from(seeds[generators])

@@ -1,12 +1,11 @@
-"""The replica of a compiled Keras model: one of three kinds, and kept for the model's next ``fit``.
+"""The replica of a compiled Keras model, which is kept for the model's next ``fit``.
 
-A model with a step of its own has a `CustomReplica`, and any other one a `KerasReplica`.  A
-`LoneReplica` is for a worker that computes whole batches alone: its step is one graph.
+A `LoneReplica` is for a worker that computes whole batches alone: its step is one graph.
 
 Theory.  Workers that train together stop between contribution and update: they add up, and they
 vote.  A lone worker has nothing to add, and its vote is known from the numbers.  So one graph
 computes the sums of a batch and, if all of them are finite, applies them.  No gradient leaves
-TensorFlow.  Sums and update are the functions of `KerasReplica`, each kept apart (`graphs.apart`),
+TensorFlow.  Sums and update are the functions of `GraphReplica`, each kept apart (`graphs.apart`),
 so the bits are the same.
 
 The contribution holds two marks and the metrics.  The first mark is NaN if a gradient is not
@@ -34,13 +33,15 @@ import tensorflow as tf
 
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import JobError
+from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.custom_replica import CustomReplica
+from holdfast.runtime.model.graph_replica import GraphReplica
 from holdfast.runtime.model.graphs import Place
-from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.model_call import flat_graph, shape_key
+from holdfast.runtime.model.model_contributor import ModelContributor
 from holdfast.runtime.model.own_hooks import has_own_step
 from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.model.step_contributor import StepContributor
 
 _MARKS = 2
 _GRADIENTS = Place(0, 1, ())
@@ -55,17 +56,12 @@ class _Effect(IntEnum):
     ALWAYS = 2
 
 
-class LoneReplica(KerasReplica):
+class LoneReplica(GraphReplica):
     """A compiled Keras model that nobody else trains; the arguments are those of its base."""
 
     _last: Microbatch | None = None
     """The batch that the last contribution is of, until that is applied."""
     _has_effect = False
-
-    @property
-    def graphs(self) -> tuple[Any, ...]:
-        """The graph of a step."""
-        return (self._first_graph.graph,)
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write marks and metrics over ``batch``; update the model if all is finite."""
@@ -92,15 +88,15 @@ class LoneReplica(KerasReplica):
         return _MARKS
 
     def _step(self, batch: Microbatch, effect: _Effect) -> Any:
-        (vector,) = self._run(batch, _order(effect, batch.samples), training=True)
+        (vector,) = self._run(batch, 0, _order(effect, batch.samples))
         return np.asarray(vector)
 
-    def _trace(self, batch: Microbatch, *, training: bool) -> Any:
-        if not training:
-            return super()._trace(batch, training=False)
+    def _trace(self, batch: Microbatch, turn: int | None) -> Any:
+        if turn is None:
+            return super()._trace(batch, turn)
 
         def step(tensors: Any, seeds: Any, order: Any) -> Any:
-            *sums, metrics = self._contribution(batch, training=True)(tensors, seeds)
+            *sums, metrics = self._sums(batch, turn)(tensors, seeds)
             return [self._updated(sums, metrics, order)]
 
         return flat_graph(step, *self._specifications(batch), tf.TensorSpec((2,), tf.float32))
@@ -108,17 +104,17 @@ class LoneReplica(KerasReplica):
     def _updated(self, sums: Sequence[Any], metrics: Any, order: Any) -> Any:
         """Add the update to the graph of a step; return marks and metrics."""
         sums = [tf.cast(tensor, tf.float32) for tensor in sums]
-        graded = len(self._sums.roles.graded)
+        graded = sum(count for _, count in self._of_step.graded(0))
         vector = tf.concat([[_mark(sums[:graded]), _mark(sums[graded:])], metrics], 0)
         effect, samples = order[0], order[1]
         is_on = tf.logical_and(
             tf.equal(effect, float(_Effect.IF_FINITE)), tf.reduce_all(tf.math.is_finite(vector))
         )
         is_on = tf.logical_or(is_on, tf.equal(effect, float(_Effect.ALWAYS)))
-        divisors = tf.stack(self._of_model.divisors(samples, metrics))
+        divisors = tf.stack(self._of_step.divisors(samples, metrics))
 
         def change() -> Any:
-            self._change(divisors, *sums)
+            self._changes[0](divisors, *sums)
             return tf.constant(0)
 
         tf.cond(is_on, change, lambda: tf.constant(0))
@@ -163,13 +159,16 @@ def replica_of_keras(
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
-    parts = first.x, first.y, first.weights
 
     def made(mixing: BatchMixing) -> Replica:
+        model_rules.check_backend(keras.backend.backend())
+        model_rules.check_compiled(model, keras.Model)
         if has_own_step(model):
-            return CustomReplica(model, *parts, mixing=mixing, validated=validated())
-        kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
-        return kind(model, *parts, mixing=mixing, evaluates=evaluates)
+            of_test = validated()
+            own = StepContributor(model, first, mixing, of_test)
+            return GraphReplica(model, own, first, of_test)
+        kind = LoneReplica if mixing is BatchMixing.ALONE else GraphReplica
+        return kind(model, ModelContributor(model, first, mixing, evaluates=evaluates), first)
 
     try:
         return made(mixing)
@@ -235,7 +234,7 @@ def kept_replica(
             "that takes effect here; in plain Keras it does so only after the next compile()"
         )
     made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
-    if isinstance(made, KerasReplica):  # another one has a state of its own
+    if not has_own_step(model):  # which has a state of its own
         object.__setattr__(model, _PLACE, _Kept(made, _parts(model), shapes))
     return made
 

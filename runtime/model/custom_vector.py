@@ -1,6 +1,6 @@
-"""The layout of a contribution of a script's own step.
+"""The layout of the metrics part of a contribution of a script's own step.
 
-The gradient part has one layout for each turn, all of the same size.  The metrics part is::
+The metrics part is::
 
     [ share in training | share in validation | metric variables | numbers | numbers of validation ]
 
@@ -22,10 +22,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.recovery.reduction import FloatVector
-from holdfast.runtime.model.graphs import Place, VectorLayout
 from holdfast.runtime.model.model_call import Starts
 from holdfast.runtime.model.step_logs import Number
-from holdfast.runtime.model.step_plan import StepPlan
 from holdfast.runtime.model.step_probe import MeasuredValues
 
 _SHARES = 2
@@ -34,73 +32,44 @@ Floats = npt.NDArray[np.float64]
 
 
 class CustomVector:
-    """Writes contributions, and finds the parts of totals.
+    """Lays out metrics and numbers, and finds them in totals.
 
-    ``measured`` tells what is weighted, in training and in validation.
+    ``numbers`` are those of the logs of training and of validation.  ``measured`` tells what is
+    weighted in each.
     """
 
     def __init__(
         self,
-        plan: StepPlan,
         metrics: Sequence[Any],
-        numbers: Sequence[Number],
-        measured: tuple[MeasuredValues, ...],
+        numbers: tuple[Sequence[Number], Sequence[Number]],
+        measured: tuple[MeasuredValues, MeasuredValues],
     ) -> None:
-        self._plan = plan
         self._variables = tuple(metrics)
-        self.layouts = tuple(
-            VectorLayout.of(v.shape for v in plan.variables_of(turn))
-            for turn in range(plan.last_turn + 1)
-        )
-        self.gradient = max(layout.size for layout in self.layouts)
         sizes = [math.prod(v.shape) for v in metrics]
-        self._weighted = tuple(np.repeat(np.array(m.weighted, bool), sizes) for m in measured)
-        self._weighted_numbers = tuple(
-            np.repeat(
-                np.array([number.name not in of_step.summed_numbers for number in some], bool),
-                [number.size for number in some],
-            )
-            for of_step, some in zip(measured, (plan.logs.numbers, numbers), strict=True)
-        )
+        self._weighted = [
+            _weighted(*of_step, sizes) for of_step in zip(measured, numbers, strict=True)
+        ]
         first = _SHARES + sum(sizes)
-        own = first + sum(number.size for number in plan.logs.numbers)
+        own = first + sum(number.size for number in numbers[0])
+        self.size = own + sum(number.size for number in numbers[1])
         self._of_metrics = slice(_SHARES, first)
-        self._of_numbers = slice(first, own)
-        self.metrics = own + sum(number.size for number in numbers)
-        self._of_validation = slice(own, self.metrics)
+        self._of_numbers = slice(first, own), slice(own, self.size)
 
-    def write(
-        self, out: FloatVector, turn: int, found: tuple[Sequence[Any], ...], share: float
-    ) -> None:
-        """Write the outputs of a training graph: tensors of the turn, metrics, numbers."""
-        tensors, metrics, numbers = found
-        self.layouts[turn].write(out[: self.gradient], tensors)
-        rest = out[self.gradient :]
-        rest[:_SHARES] = share, 0.0
-        rest[self._of_metrics] = _weigh(metrics, share, self._weighted[0])
-        rest[self._of_numbers] = _weigh(numbers, share, self._weighted_numbers[0])
-        rest[self._of_validation] = 0.0
-
-    def write_evaluation(
-        self, out: FloatVector, found: tuple[Sequence[Any], ...], share: float
-    ) -> None:
-        """Write the outputs of a validation graph: metrics and numbers."""
-        metrics, numbers = found
-        out[:_SHARES] = 0.0, share
-        out[self._of_metrics] = _weigh(metrics, share, self._weighted[1])
-        out[self._of_numbers] = 0.0
-        out[self._of_validation] = _weigh(numbers, share, self._weighted_numbers[1])
-
-    def places_of_calls(self, turn: int) -> list[tuple[int, list[Place]]]:
-        """Return the places of each update's gradients: the update's index, and its places."""
-        places = iter(self.layouts[turn].places)
-        calls = self._plan.calls_of(turn)
-        return [(i, [next(places) for _ in self._plan.graded[i]]) for i in calls]
+    def part(self, found: FloatVector, share: float, *, training: bool) -> FloatVector:
+        """Return the metrics part of a microbatch, from its metrics and numbers."""
+        step = 0 if training else 1
+        values = np.array(found)
+        values[self._weighted[step]] *= np.float32(share)
+        part = np.zeros(self.size, np.float32)
+        part[step] = share
+        numbers = self._of_numbers[step]
+        metrics = values.size - (numbers.stop - numbers.start)
+        part[self._of_metrics], part[numbers] = values[:metrics], values[metrics:]
+        return part
 
     def numbers(self, total: FloatVector) -> FloatVector:
-        """Return the numbers of a step's batch, which has been trained with."""
-        rest = total[self.gradient :]
-        numbers: FloatVector = rest[self._of_numbers] / rest[0]
+        """Return the numbers of a step's batch, from the metrics part of its total."""
+        numbers: FloatVector = total[self._of_numbers[0]] / total[0]
         return numbers
 
     def is_evaluation(self, sums: Floats) -> bool:
@@ -109,7 +78,7 @@ class CustomVector:
 
     def evaluation_numbers(self, sums: Floats) -> Floats:
         """Return the numbers of validation, as means over its batches."""
-        numbers: Floats = sums[self._of_validation] / sums[1]
+        numbers: Floats = sums[self._of_numbers[1]] / sums[1]
         return numbers
 
     def assign_metrics(self, sums: Floats, starts: Starts) -> None:
@@ -122,12 +91,10 @@ class CustomVector:
             start = stop
 
 
-def _weigh(tensors: Sequence[Any], share: float, weighted: Any) -> FloatVector:
-    values = _flat(tensors)
-    values[weighted] *= np.float32(share)
-    return values
-
-
-def _flat(tensors: Sequence[Any]) -> FloatVector:
-    arrays = [np.asarray(tensor, np.float32).reshape(-1) for tensor in tensors]
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+def _weighted(measured: MeasuredValues, numbers: Sequence[Number], sizes: Sequence[int]) -> Any:
+    """Return for each float of metrics and numbers whether it is weighted by the share."""
+    of_numbers = [number.name not in measured.summed_numbers for number in numbers]
+    return np.repeat(
+        np.array([*measured.weighted, *of_numbers], bool),
+        np.array([*sizes, *(number.size for number in numbers)], int),
+    )

@@ -26,6 +26,12 @@ from holdfast.runtime.errors import ProgramError
 Values = Mapping[str, npt.NDArray[np.float64]]
 """Variables by path, updated from zero with some samples."""
 
+
+def norm(array: npt.NDArray[np.floating[Any]]) -> float:
+    """Return the Euclidean norm of an array, in float64."""
+    return float(np.linalg.norm(np.asarray(array, np.float64)))
+
+
 _NEAR = 1e-3
 """Tolerance, as a part of the values."""
 
@@ -202,9 +208,9 @@ class StateTrial:
 
     def _agree(self, a: _Values, b: _Values) -> bool:
         found = (self.whole, self.twice, *(value for _, value in self.parts))
-        moved = max(_norm(value - self.before) for value in found)
-        size = max(_norm(value) for value in (self.before, *found))
-        return _norm(a - b) <= self.tolerance * moved + _ROUNDING * size
+        moved = max(norm(value - self.before) for value in found)
+        size = max(norm(value) for value in (self.before, *found))
+        return norm(a - b) <= self.tolerance * moved + _ROUNDING * size
 
 
 _SHIFT = 3.0
@@ -253,20 +259,14 @@ def sums_tried_again(
     sums = [variable for variable in variables if kinds.get(variable.path) is StateKind.SUM]
     if not sums:
         return dict(kinds)
-    again = try_with([(variable, _shifted(variable)) for variable in sums])
-    return {**kinds, **{v.path: _of_shifted(after[v.path], again[v.path]) for v in sums}}
-
-
-def _shifted(variable: Any) -> Any:
-    """Return the value with which a sum is tried again."""
-    return tf.cast(tf.cast(variable.value, tf.float64) + _SHIFT, variable.dtype)
-
-
-def _of_shifted(after: _Values, after_shift: _Values) -> StateKind:
-    """Tell a sum from one that decays, by what it becomes from its value and the shifted one."""
-    difference = _norm(after_shift - after - _SHIFT)
-    is_kept = difference <= _OF_A_SHIFT * _SHIFT + _ROUNDING * _norm(after)
-    return StateKind.SUM if is_kept else StateKind.DECAYED_SUM
+    shifted = [tf.cast(tf.cast(v.value, tf.float64) + _SHIFT, v.dtype) for v in sums]
+    again = try_with(list(zip(sums, shifted, strict=True)))
+    found = dict(kinds)
+    for path in (variable.path for variable in sums):
+        lost = norm(again[path] - after[path] - _SHIFT)
+        is_kept = lost <= _OF_A_SHIFT * _SHIFT + _ROUNDING * norm(after[path])
+        found[path] = StateKind.SUM if is_kept else StateKind.DECAYED_SUM
+    return found
 
 
 def travelling(variable: Any, value: Any, samples: float, kind: StateKind) -> Any:
@@ -329,7 +329,3 @@ def is_whole(variable: Any) -> bool:
 
 def _moves_by_difference(variable: Any, kind: StateKind) -> bool:
     return is_whole(variable) or kind in (StateKind.SUM, StateKind.SAME)
-
-
-def _norm(values: _Values) -> float:
-    return float(np.linalg.norm(values))

@@ -1,8 +1,8 @@
 """What a script overrides of a Keras model and its optimizer, and what Keras looks at again.
 
-Theory.  Keras's ``fit`` calls methods that a script may override.  A `KerasReplica` calls most of
-them itself, in the graphs of a step.  Some say how Keras's own ``train_step`` does its work, as
-``trainable_weights`` does.  With one of these the step is run as it stands, in a `CustomReplica`.
+Theory.  Keras's ``fit`` calls methods that a script may override.  A `ModelContributor` calls most
+of them itself, in the graphs of a step.  Some say how Keras's own ``train_step`` does its work, as
+``trainable_weights`` does.  With one of these the step is run as it stands, by a `StepContributor`.
 ``make_train_function`` and ``make_test_function`` are called, and what they make must run the
 model's own step.  Nothing else can be divided among workers.  Nor can an ``evaluate`` of the
 script, which Keras calls for each validation, or a strategy of its own: these are refused.

@@ -138,8 +138,8 @@ class Microbatch:
     batch_samples: int = 0
     """Samples of the whole batch that this is a part of, 0 if that is not known."""
 
-    def rows(self, rows: slice) -> Microbatch:
-        """Return some of the samples, as if there were no others."""
+    def rows(self, rows: slice | list[int]) -> Microbatch:
+        """Return some of the samples, as if there were no others; one may come more than once."""
         parts = (self.x, self.y, self.weights)
         x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
         return Microbatch(x, y, self.seed, weights)

@@ -247,11 +247,8 @@ class _Planner:
     def _state(self, name: str) -> tuple[tuple[tuple[Any, int], ...], tuple[Any, ...]]:
         captured, step = self._captured, self._step
         known = {id(v) for v in step.model.variables}
-        ours = {id(v) for v in (*captured.metrics, *step.generators)}
         moving, following = [], []
-        for variable, _ in captured.assigned.values():
-            if id(variable) in ours:
-                continue
+        for variable in captured.state:
             model_rules.check_assigned(variable, name, is_known=id(variable) in known)
             value = captured.value(variable)
             kind = self._states.get(variable.path, StateKind.SAME)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.model.captured_step import CapturedStep, Step, record
-from holdfast.runtime.model.kinds import StateKind, leaf_metrics, state_kinds
+from holdfast.runtime.model.captured_step import Step, record
+from holdfast.runtime.model.kinds import StateKind, leaf_metrics, norm, state_kinds
 from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32, unchanged
+from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.model.step_logs import StepLogs
 
 MOST_SAMPLES = 16
@@ -151,23 +152,29 @@ class Probe:
         return self.difference > self.tolerance * max(self.whole, self.parts)
 
 
-def probe(step: Step, batch: Batch) -> Probe:
-    """Try a step on some samples, and on two parts of them."""
-    whole, *parts = _cut(batch)
-    tried, one, other = (_try(step, some) for some in (whole, *parts))
-    measured = MeasuredValues.of(
-        leaf_metrics(step.model.metrics),
-        tried,
-        (one, other),
-        _tolerance(step.model),
-    )
-    states = _states(step, parts[0], tried, (one, other)) if tried.state else {}
+def probe(step: Step, first: Microbatch) -> Probe:
+    """Try a step on some samples of a microbatch, and on two parts of them."""
+    *batches, twice = [Batch.of(first.rows(rows)) for rows in _cuts(first.samples)]
+    whole, one, other = (_try(step, batch) for batch in batches)
+    tolerance = _tolerance(step.model)
+    metrics = leaf_metrics(step.model.metrics)
+    measured = MeasuredValues.of(metrics, whole, (one, other), tolerance)
+    states = {}
+    if whole.state:
+        states = state_kinds(
+            step.model.variables,
+            whole.state,
+            [(part.samples / whole.samples, part.state) for part in (one, other)],
+            _try(step, twice).state,
+            _OF_STATE * tolerance,
+            lambda values: _try(step, batches[1], values).state,
+        )
     for scale in _SCALES:
-        if all(_norm(gradients) > 0.0 for gradients in tried.gradients):
+        if all(norm(gradients) > 0.0 for gradients in whole.gradients):
             break
         with _moved(step.model.trainable_variables, scale):
-            tried, one, other = (_try(step, some) for some in (whole, *parts))
-    return _of_gradients(tried, (one, other), (measured, states), _tolerance(step.model))
+            whole, one, other = (_try(step, batch) for batch in batches)
+    return _of_gradients(whole, (one, other), (measured, states), tolerance)
 
 
 def _of_gradients(
@@ -182,17 +189,17 @@ def _of_gradients(
     for i, gradients in enumerate(whole.gradients):
         g1, g2 = one.gradients[i], other.gradients[i]
         mean, added = share * g1 + (1 - share) * g2, g1 + g2
-        limit = tolerance * _norm(gradients)
-        if _norm(gradients - mean) > limit >= _norm(gradients - added):
+        limit = tolerance * norm(gradients)
+        if norm(gradients - mean) > limit >= norm(gradients - added):
             summed.add(i)
         apart.append(added if i in summed else mean)
     vector, other_vector = (np.concatenate([np.zeros(0), *g]) for g in (whole.gradients, apart))
     measured, states = known
     return Probe(
         measured,
-        _norm(vector),
-        _norm(other_vector),
-        _norm(vector - other_vector),
+        norm(vector),
+        norm(other_vector),
+        norm(vector - other_vector),
         tolerance,
         states,
         frozenset(summed),
@@ -211,22 +218,6 @@ def _moved(variables: Sequence[Any], scale: float) -> Iterator[None]:
         yield
 
 
-def _states(
-    step: Step, part: Batch, whole: Trial, parts: tuple[Trial, Trial]
-) -> dict[str, StateKind]:
-    """Return what becomes of state; ``part`` are the samples of the first of the parts."""
-    twice = _try(step, part.mapped(lambda t: tf.concat([t, t], 0)))
-    shares = [(p.samples / whole.samples, p.state) for p in parts]
-    return state_kinds(
-        step.model.variables,
-        whole.state,
-        shares,
-        twice.state,
-        _OF_STATE * _tolerance(step.model),
-        lambda values: _try(step, part, values).state,
-    )
-
-
 def untried(step: Step) -> Probe:
     """Return what holds for a step whose batches are never cut: nothing is weighted."""
     nothing = MeasuredValues((False,) * len(step.model.metrics_variables))
@@ -239,22 +230,15 @@ def _tolerance(model: Any) -> float:
 
 def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> Trial:
     captured = step.capture(batch, None, record, values)
-    gradients = [_flat(call.gradients) for call, _ in captured.calls]
-    metrics = [np.asarray(captured.added(v), np.float64) for v in captured.metrics]
+    logs = StepLogs.of(step.model, captured.logs, captured.results, step.name)
+    numbers = zip(logs.numbers, logs.numbers_in(captured.logs), strict=True)
     return Trial(
         float(batch.samples),
-        metrics,
-        dict(_shown(step, captured)),
-        gradients,
-        {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
+        [np.asarray(captured.added(v), np.float64) for v in captured.metrics],
+        {number.name: np.asarray(tensor, np.float64) for number, tensor in numbers},
+        [_flat(call.gradients) for call, _ in captured.calls],
+        {v.path: np.asarray(captured.value(v), np.float64) for v in captured.state},
     )
-
-
-def _shown(step: Step, captured: CapturedStep) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers of the logs."""
-    logs = StepLogs.of(step.model, captured.logs, captured.results, step.name)
-    for number, tensor in zip(logs.numbers, logs.numbers_in(captured.logs), strict=True):
-        yield number.name, np.asarray(tensor, np.float64)
 
 
 def _flat(gradients: Sequence[Any]) -> Any:
@@ -262,26 +246,13 @@ def _flat(gradients: Sequence[Any]) -> Any:
     return np.concatenate([np.zeros(0), *(array.reshape(-1) for array in arrays)])
 
 
-def _state(step: Step, captured: CapturedStep) -> Iterator[Any]:
-    ours = {id(v) for v in (*captured.metrics, *step.generators)}
-    for variable, _ in captured.assigned.values():
-        if id(variable) not in ours:
-            yield variable
+def _cuts(samples: int) -> tuple[list[int], ...]:
+    """Return the numbers of some samples, of two uneven parts of them, and twice the first part.
 
-
-def _cut(batch: Batch) -> Iterator[Batch]:
-    """Yield some samples, and two uneven parts of them; a single sample is taken twice."""
-    if batch.samples == 1:
-        yield batch.mapped(lambda t: tf.concat([t, t], 0))
-        yield batch
-        yield batch
-        return
-    samples = min(batch.samples, MOST_SAMPLES)
-    first = max(1, samples // 3)
-    yield batch.mapped(lambda t: t[:samples])
-    yield batch.mapped(lambda t: t[:first])
-    yield batch.mapped(lambda t: t[first:samples])
-
-
-def _norm(vector: Any) -> float:
-    return float(np.linalg.norm(vector))
+    A single sample is taken twice.
+    """
+    if samples == 1:
+        return [0, 0], [0], [0], [0, 0]
+    some = list(range(min(samples, MOST_SAMPLES)))
+    first = max(1, len(some) // 3)
+    return some, some[:first], some[first:], 2 * some[:first]

@@ -50,7 +50,24 @@ def build(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any], **data: A
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(7)
     x, y = data.get("x", IMAGES[:7]), data.get("y", LABELS[:7])
-    return tf.module.KerasReplica(make(tf), x, y)
+    return tf.replica(make(tf), x, y)
+
+
+def replica_of(
+    model: Any,
+    x: Any,
+    y: Any,
+    weights: Any = None,
+    *,
+    mixing: str = "REFUSED",
+    validated: Microbatch | None = None,
+) -> Any:
+    """Return the replica of a model for microbatches like these samples."""
+    from holdfast.runtime.model.batch_mixing import BatchMixing
+    from holdfast.runtime.model.choose import replica_of_keras
+
+    first = Microbatch(x, y, 0, weights)
+    return replica_of_keras(model, first, BatchMixing[mixing], lambda: validated)
 
 
 def dense(tf: SimpleNamespace, **compiled: Any) -> Any:

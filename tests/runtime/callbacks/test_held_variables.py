@@ -93,9 +93,7 @@ def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
 
 def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() -> None:
     import tensorflow as tf
-
-    from holdfast.runtime.model.keras_replica import KerasReplica
-    from holdfast.runtime.model.replica import Microbatch
+    from keras_harness import replica_of
 
     first, second = tf.Variable(2.0, trainable=False), tf.Variable(3.0, trainable=False)
     table = tf.Variable(tf.zeros(20_000), name="table")
@@ -105,8 +103,7 @@ def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() ->
 
     model = compiled(loss)
     x = np.ones((4, 2), np.float32)
-    batch = Microbatch(x, x[:, :1], 0)
-    replica = KerasReplica(model, batch.x, batch.y)
+    replica = replica_of(model, x, x[:, :1])
     found = held(callback(second=second), model=model, graphs=replica.graphs)
 
     notes = found.notes()

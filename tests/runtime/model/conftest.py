@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_harness import build, convolutional, copy_of
+from keras_harness import build, convolutional, copy_of, replica_of
 
 from holdfast.runtime.run.numerics import Numerics
 
 
 @pytest.fixture(scope="session")
 def tf() -> SimpleNamespace:
-    """TensorFlow, Keras and the module under test, imported only when these tests run."""
+    """TensorFlow, Keras and what makes a replica, imported only when these tests run."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     tensorflow = pytest.importorskip("tensorflow")
     import keras
 
-    from holdfast.runtime.model import graphs, keras_replica
+    from holdfast.runtime.model import graphs
 
     graphs.set_numerics(Numerics.here(threads=1), 7)
-    return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)
+    return SimpleNamespace(tensorflow=tensorflow, keras=keras, replica=replica_of)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,6 @@ from keras_harness import build, contribution, convolutional
 from keras_oracle import assert_step_of_keras, fresh_model, stepped_by_keras, stepped_in_parts
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.choose import LoneReplica
 from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow
@@ -82,7 +80,7 @@ MIXING = {
 @pytest.mark.parametrize("case", shortened(MIXING, here=("contrastive", "hidden mask", "layer")))
 def test_mixing_is_told_with_both_numbers_and_both_ways_out(tf: SimpleNamespace, case: str) -> None:
     with pytest.raises(ProgramError) as caught:
-        tf.module.KerasReplica(fresh_model(tf, MIXING[case]), X, Y)
+        tf.replica(fresh_model(tf, MIXING[case]), X, Y)
 
     words = str(caught.value)
     assert "the loss mixes the samples of a batch: " in words
@@ -94,10 +92,8 @@ def test_mixing_is_told_with_both_numbers_and_both_ways_out(tf: SimpleNamespace,
 
 @pytest.mark.parametrize("mixing", shortened(["ACCEPTED", "HARMLESS"], here=["ACCEPTED"]))
 def test_accepted_mixing_is_the_loss_of_each_microbatch(tf: SimpleNamespace, mixing: str) -> None:
-    from holdfast.runtime.model.batch_mixing import BatchMixing
-
     model = fresh_model(tf, _model(contrastive))
-    replica = tf.module.KerasReplica(model, X, Y, mixing=BatchMixing[mixing])
+    replica = tf.replica(model, X, Y, mixing=mixing)
     out = contribution(replica, Microbatch(X[:5], Y[:5], 0))
 
     sums = replica.measures.settle(out[replica.shape.gradient :].astype(np.float64), 5)
@@ -119,7 +115,7 @@ def test_the_probe_leaves_little_memory_behind(tf: SimpleNamespace) -> None:
     model.build(X.shape)
     before = _anonymous_bytes()
 
-    tf.module.KerasReplica(model, X, Y)
+    tf.replica(model, X, Y)
 
     assert _anonymous_bytes() - before < 3.5 * 4 * model.count_params()
 
@@ -129,7 +125,7 @@ def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> N
     layers = tf.keras.layers
     noisy = _dense(tf, "mse", layers.Dropout(0.4), layers.GaussianNoise(0.3))
 
-    assert tf.module.KerasReplica(noisy, X, Y).measures.is_additive
+    assert tf.replica(noisy, X, Y).measures.is_additive
     assert build(tf, convolutional).measures.is_additive
 
 
@@ -176,7 +172,7 @@ def test_layers_that_draw_are_no_mixing_and_draw_from_the_microbatch(
 ) -> None:
     """Another worker, which has computed other microbatches before, makes the same bytes."""
     batches = [Microbatch(X[:6], Y[:6], 11), Microbatch(X[6:], Y[6:], 12)]
-    one, other = (tf.module.KerasReplica(fresh_model(tf, make), X, Y) for _ in range(2))
+    one, other = (tf.replica(fresh_model(tf, make), X, Y) for _ in range(2))
 
     first = [contribution(one, batch).tobytes() for batch in batches]
     second = [contribution(other, batch).tobytes() for batch in batches[::-1]][::-1]
@@ -230,7 +226,7 @@ def test_state_of_layers_is_a_count_a_sum_or_a_mean(tf: SimpleNamespace) -> None
 def test_a_single_sample_is_enough(tf: SimpleNamespace) -> None:
     model = fresh_model(tf, lambda tf: _dense(tf, "mse"))
 
-    assert tf.module.KerasReplica(model, X[:1], Y[:1]).shape.metrics == 1
+    assert tf.replica(model, X[:1], Y[:1]).shape.metrics == 1
 
 
 def test_the_probe_changes_nothing(tf: SimpleNamespace) -> None:
@@ -239,7 +235,7 @@ def test_the_probe_changes_nothing(tf: SimpleNamespace) -> None:
     model(images)
     before = [np.asarray(v.value).copy() for v in model.variables]
 
-    tf.module.KerasReplica(model, images, labels)
+    tf.replica(model, images, labels)
 
     for variable, value in zip(model.variables, before, strict=False):
         np.testing.assert_array_equal(np.asarray(variable.value), value, variable.path)
@@ -311,8 +307,10 @@ def test_mean_over_samples_is_told_nothing_of(tf: SimpleNamespace) -> None:
 
 def kinds_of_replicas(tf: SimpleNamespace) -> list[Any]:
     model = lambda: steep(tf, precision(tf, least=0.0))  # noqa: E731
-    lone = LoneReplica(model(), SCORES[:4], CLASSES[:4], mixing=BatchMixing.ALONE)
-    return [tf.module.KerasReplica(model(), SCORES[:4], CLASSES[:4]), lone]
+    return [
+        tf.replica(model(), SCORES[:4], CLASSES[:4], mixing=mixing)
+        for mixing in ("REFUSED", "ALONE")
+    ]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["several", "lone"])

@@ -22,7 +22,6 @@ from keras_harness import (
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_vector
-from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 
@@ -131,8 +130,7 @@ def keeping_model(tf: SimpleNamespace) -> Any:
 def test_no_variable_shares_the_memory_of_a_total(tf: SimpleNamespace, mixing: str) -> None:
     """TensorFlow lets a variable share what it is given, and the next sum is written there."""
     x = np.random.default_rng(2).normal(size=(6, 16)).astype(np.float32)
-    how = BatchMixing[mixing]
-    replica = tf.module.KerasReplica(keeping_model(tf), x, x, mixing=how)
+    replica = tf.replica(keeping_model(tf), x, x, mixing=mixing)
     total = contribution(replica, Microbatch(x, x, 0))
     replica.apply(total, 6)
     before = bytes_of(replica.state())

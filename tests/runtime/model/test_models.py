@@ -422,7 +422,7 @@ def test_a_model_without_targets(tf: SimpleNamespace, count: int) -> None:
 
 def test_validation_takes_nests_too(tf: SimpleNamespace) -> None:
     x, y = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
-    replica = tf.module.KerasReplica(two_outputs(tf), x, y, SAMPLE_WEIGHTS)
+    replica = tf.replica(two_outputs(tf), x, y, SAMPLE_WEIGHTS)
     sums = np.empty(replica.shape.metrics, np.float32)
 
     replica.evaluate(Microbatch(x, y, 0, SAMPLE_WEIGHTS), sums)

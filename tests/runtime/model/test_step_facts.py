@@ -9,9 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_harness import replica_of
 
-from holdfast.runtime.model.custom_replica import CustomReplica
-from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 
 pytestmark = pytest.mark.tensorflow
@@ -63,7 +62,7 @@ def facts(
         keras.optimizers.SGD(0.1, momentum),
         lambda t, p: factor * keras.ops.mean((t - p) ** 2, -1) + keras.ops.sum(table),
     )
-    return KerasReplica(model, X, Y).facts()
+    return replica_of(model, X, Y).facts()
 
 
 _facts_once = functools.cache(facts)
@@ -125,7 +124,7 @@ def test_own_steps_are_compared_too() -> None:
         keras.backend.clear_session()
         model = Own(factor)
         model.compile(keras.optimizers.SGD(0.1))
-        digests.append(CustomReplica(model, X, Y).facts().digest)
+        digests.append(replica_of(model, X, Y).facts().digest)
 
     assert digests[0] == digests[1] != digests[2]
 
@@ -150,7 +149,7 @@ def test_settings_are_in_words_whatever_an_object_tells_of_itself() -> None:
     model = keras.Sequential([keras.Input((4,)), layer], name="own")
     model.compile(keras.optimizers.SGD(Falling()), "mse")
 
-    settings = KerasReplica(model, X, Y).facts().settings()
+    settings = replica_of(model, X, Y).facts().settings()
 
     assert settings["learning rate of SGD 'sgd'"] == "Falling()"
     assert settings["kernel regularizer of Dense 'last'"] == "Pull()"

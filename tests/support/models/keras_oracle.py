@@ -38,9 +38,7 @@ def stepped_in_parts(
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Return the state after steps on the batch in parts, and the results of the last step."""
     parts = parts_of(batch, count)
-    replica = tf.module.KerasReplica(
-        fresh_model(tf, make), parts[0].x, parts[0].y, parts[0].weights
-    )
+    replica = tf.replica(fresh_model(tf, make), parts[0].x, parts[0].y, parts[0].weights)
     for _ in range(steps):
         total = aligned_vector(replica.shape.total)
         total[:] = 0.0

@@ -11,8 +11,6 @@ from custom_models import X, Y
 from keras_oracle import fresh_model
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.custom_replica import CustomReplica
 
 pytestmark = pytest.mark.tensorflow
 
@@ -57,10 +55,10 @@ def refused(
     run_eagerly: bool = False,
 ) -> str:
     """Return the message for a model whose step is ``body(model, x, y, tf)``."""
-    mixing = BatchMixing.REFUSED if refuses_mixing else BatchMixing.ACCEPTED
+    mixing = "REFUSED" if refuses_mixing else "ACCEPTED"
     make = _own(body, run_eagerly=run_eagerly)
     with pytest.raises(ProgramError) as caught:
-        CustomReplica(fresh_model(tf, make), X[:7], Y[:7], mixing=mixing)
+        tf.replica(fresh_model(tf, make), X[:7], Y[:7], mixing=mixing)
     return str(caught.value)
 
 
@@ -221,9 +219,9 @@ def test_step_that_needs_its_batch_whole_may_have_it(tf: SimpleNamespace) -> Non
 
     pairs = X[:6].reshape(2, 3, -1)
 
-    CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.HARMLESS)
+    tf.replica(fresh_model(tf, make), pairs, None, mixing="HARMLESS")
     with pytest.raises(Exception, match="out of bounds"):
-        CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.REFUSED)
+        tf.replica(fresh_model(tf, make), pairs, None, mixing="REFUSED")
 
 
 def test_gradients_that_a_step_clips_by_itself(tf: SimpleNamespace) -> None:
@@ -300,9 +298,8 @@ def test_integers_that_are_no_count(tf: SimpleNamespace) -> None:
 def test_state_that_is_neither_a_mean_nor_a_sum_is_named(
     tf: SimpleNamespace, change: Callable[[Any, Any, Any], Any]
 ) -> None:
-    replica = CustomReplica(
-        fresh_model(tf, _own(_with_state(change))), X[:7], Y[:7], mixing=BatchMixing.REFUSED
-    )
+    model = fresh_model(tf, _own(_with_state(change)))
+    replica = tf.replica(model, X[:7], Y[:7], mixing="REFUSED")
 
     (notice,) = replica.notices
     assert notice.startswith("state 'own/level' is neither a mean nor a sum over samples")

@@ -16,8 +16,8 @@ from extended import extended, shortened
 from keras_oracle import fresh_model, parts_of
 
 from holdfast.runtime.exchange.memory import aligned_vector
-from holdfast.runtime.model.custom_replica import KeptState, replica_variables, seed_states
 from holdfast.runtime.model.replica import Microbatch, map_leaves
+from holdfast.runtime.model.step_contributor import KeptState, replica_variables, seed_states
 from holdfast.runtime.model.step_logs import Number, StepLogs
 from holdfast.runtime.model.step_plan import StepPlan
 
@@ -42,7 +42,7 @@ HERE = ("adversarial", "trailing", "counting", "triplets")
 
 
 def replica_for(tf: SimpleNamespace, make: Callable[..., Any], batch: Microbatch) -> Any:
-    return tf.module.KerasReplica(fresh_model(tf, make), batch.x, batch.y, batch.weights)
+    return tf.replica(fresh_model(tf, make), batch.x, batch.y, batch.weights)
 
 
 def parts(batch: Microbatch, count: int) -> list[Microbatch]:
@@ -185,18 +185,17 @@ def kept(*, turns: int = 1, numbers: tuple[Number, ...] = ()) -> KeptState:
     """Return the state of a step with an update in each turn, and a number in each."""
     logs = StepLogs(None, numbers, all_results=False)
     of_turns = tuple(range(turns))
-    return KeptState(StepPlan(of_turns, ((),) * turns, (), (), (), of_turns, logs))
+    return KeptState(StepPlan(of_turns, ((),) * turns, (), (), (), of_turns[: len(numbers)], logs))
 
 
 def test_numbers_are_kept_when_their_turn_comes() -> None:
     state = kept(turns=2, numbers=NUMBERS)
 
-    state.note_numbers(0, np.array([1.0, 2.0, 9.0], np.float32))
-    after_first = state.numbers.tolist()
-    state.note_numbers(1, np.array([7.0, 7.0, 3.0], np.float32))
+    state.go_on(np.array([1.0, 2.0, 9.0], np.float32))
+    assert (state.turn, state.numbers.tolist()) == (1, [1.0, 2.0, 0.0])
 
-    assert after_first == [1.0, 2.0, 0.0]
-    assert state.numbers.tolist() == [1.0, 2.0, 3.0]
+    state.go_on(np.array([7.0, 7.0, 3.0], np.float32))
+    assert (state.turn, state.numbers.tolist()) == (0, [1.0, 2.0, 3.0])
 
 
 def model_with_noise() -> Any:

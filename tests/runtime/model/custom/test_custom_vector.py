@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.model.custom_vector import CustomVector
-from holdfast.runtime.model.step_logs import Number, StepLogs
-from holdfast.runtime.model.step_plan import StepPlan
+from holdfast.runtime.model.step_logs import Number
 from holdfast.runtime.model.step_probe import MeasuredValues, Trial
 
 pytest.importorskip("keras")
@@ -24,32 +23,14 @@ pytestmark = pytest.mark.tensorflow
 LOSS, NORMS, SCORE = Number("loss", ()), Number("norms", (2,)), Number("score", ())
 
 
-def variable(*shape: int, dtype: str = "float32") -> Any:
-    return keras.Variable(np.zeros(shape), dtype=dtype)
-
-
-def plan_of_two_turns() -> StepPlan:
-    """Return a plan with two updates in the first turn, and one and some state in the second."""
-    return StepPlan(
-        turns=(0, 0, 1),
-        graded=((variable(3), variable(2, 2)), (variable(5),), (variable(1),)),
-        moving=((variable(2), 1),),
-        following=(),
-        metric_turns=(0, 1),
-        number_turns=(0, 1),
-        logs=StepLogs(None, (LOSS, NORMS), all_results=False),
-    )
-
-
-def vector_of(metrics: list[Any] | None = None) -> CustomVector:
+def vector_of() -> CustomVector:
     """Return the layout of two metric variables, the first of which is a mean, and of numbers.
 
     In training the loss is a mean and the norms are sums, in validation the score is a mean.
     """
     return CustomVector(
-        plan_of_two_turns(),
-        [variable(), variable(2)] if metrics is None else metrics,
-        [SCORE],
+        [keras.Variable(np.zeros(shape)) for shape in ((), (2,))],
+        ((LOSS, NORMS), (SCORE,)),
         (
             MeasuredValues((True, False), summed_numbers=frozenset({"norms"})),
             MeasuredValues((False, True)),
@@ -57,13 +38,23 @@ def vector_of(metrics: list[Any] | None = None) -> CustomVector:
     )
 
 
-def written(vector: CustomVector, turn: int, share: float, value: float = 1.0) -> Any:
-    """Return a contribution of tensors, metrics and numbers that are all ``value``."""
-    out = np.full(vector.gradient + vector.metrics, np.nan, np.float32)
-    shapes = [place.shape for place in vector.layouts[turn].places]
-    metrics, numbers = [np.full((), value), np.full(2, value)], [value, np.full(2, value)]
-    vector.write(out, turn, ([np.full(s, value) for s in shapes], metrics, numbers), share)
-    return out
+def part(vector: CustomVector, share: float, value: float = 1.0, *, training: bool = True) -> Any:
+    """Return the metrics part of a microbatch whose metrics and numbers are all ``value``."""
+    return vector.part(np.full(6 if training else 4, value, np.float32), share, training=training)
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (True, [0.5, 0, 1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0]),
+        (False, [0, 0.5, 2.0, 1.0, 1.0, 0, 0, 0, 1.0]),
+    ],
+)
+def test_each_step_has_floats_of_its_own_and_means_are_weighted(
+    expected: list[float], *, training: bool
+) -> None:
+    """The share stands first, and the numbers of the other step are zero."""
+    assert part(vector_of(), 0.5, 2.0, training=training).tolist() == expected
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
@@ -73,8 +64,7 @@ def test_numbers_of_a_batch_follow_from_microbatches_of_any_sizes(sizes: list[in
     losses = [float(number) for number, _ in enumerate(sizes)]
 
     total = sum(
-        written(vector, 0, size / sum(sizes), loss)
-        for size, loss in zip(sizes, losses, strict=True)
+        part(vector, size / sum(sizes), loss) for size, loss in zip(sizes, losses, strict=True)
     )
 
     mean = np.average(losses, weights=sizes)
@@ -85,7 +75,7 @@ def test_numbers_of_a_batch_of_unknown_size_are_means_over_its_samples() -> None
     """The share of a microbatch is then its number of samples."""
     vector = vector_of()
 
-    total = written(vector, 0, share=3.0, value=2.0) + written(vector, 0, share=1.0, value=6.0)
+    total = part(vector, share=3.0, value=2.0) + part(vector, share=1.0, value=6.0)
 
     assert vector.numbers(total)[0] == 3.0
 

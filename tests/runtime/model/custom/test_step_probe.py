@@ -16,7 +16,7 @@ import tensorflow
 
 from holdfast.runtime.model.captured_step import Step
 from holdfast.runtime.model.kinds import StateKind
-from holdfast.runtime.model.model_call import Batch
+from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.model.step_probe import MOST_SAMPLES, MeasuredValues, Probe, probe
 
 pytestmark = pytest.mark.tensorflow
@@ -74,8 +74,8 @@ def step_of(loss: LossOf) -> Step:
     return Step(model, "train_step", ())
 
 
-def batch_of(x: Any) -> Batch:
-    return Batch(tensorflow.constant(x), (), None)
+def batch_of(x: Any) -> Microbatch:
+    return Microbatch(x, (), 0)
 
 
 LOSSES: dict[str, tuple[LossOf, frozenset[int], bool]] = {

@@ -186,7 +186,7 @@ def test_a_step_in_parts_is_the_step_of_keras(tf: SimpleNamespace, case: str) ->
 def test_two_parts_and_validation_are_right_too(tf: SimpleNamespace, case: str) -> None:
     make, batch = CASES[case]
     first = parts_of(batch, 2)[0]
-    replica = tf.module.KerasReplica(fresh_model(tf, make), first.x, first.y, first.weights)
+    replica = tf.replica(fresh_model(tf, make), first.x, first.y, first.weights)
     tensors = batch.x, batch.y, batch.weights
 
     logs = replica.model.test_on_batch(*tensors, return_dict=True)
