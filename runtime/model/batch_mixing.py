@@ -16,21 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.model.kinds import StateKind, Values, metric_kinds, norm, state_kinds
-from holdfast.runtime.model.loss import Kind, LossKinds
+from holdfast.runtime.model.kinds import (
+    metric_kinds,
+    norm,
+    state_kinds,
+)
+from holdfast.runtime.model.loss import Kind, LossKinds, Term
 from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.random_ops import equal_draws
 from holdfast.runtime.model.replica import Microbatch
-
-if TYPE_CHECKING:
-    from holdfast.runtime.model.model_contributor import ModelContributor, TermValues
 
 _MOST_SAMPLES = 4
 """Of P and of Q: enough to see each other, few enough to cost little."""
@@ -65,6 +66,19 @@ class BatchMixing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class TermValues:
+    """The numbers of one eager call."""
+
+    terms: tuple[Term, ...]
+    rest: Any
+    """What is left of the loss beside the terms."""
+    metrics: dict[str, npt.NDArray[np.float64]]
+    """Metric variables by path, updated from zero."""
+    state: dict[str, npt.NDArray[np.float64]]
+    """Other state that the call changes, by path."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Added:
     """Two contributions, tensor by tensor; the last one is the loss and what it is divided by."""
 
@@ -76,69 +90,62 @@ class _Added:
 
 
 class Probe:
-    """Runs a model on a few real samples, in several arrangements, without any effect."""
+    """Runs a model on a few real samples, in several arrangements, without any effect.
 
-    def __init__(self, model: Any, sums: ModelContributor, first: Microbatch) -> None:
+    ``tried`` is the model's `ModelContributor`, which is told what was found.
+    """
+
+    def __init__(self, model: Any, tried: Any, first: Microbatch) -> None:
         self._model = model
-        self._sums = sums
+        self._tried = tried
         self._half = max(1, min(_MOST_SAMPLES, first.samples // 2))
         p = list(range(self._half))
         q = [first.samples - self._half + row for row in p]
         self._p, self._q = first.rows(p), first.rows(q)
         self._pairs = [first.rows(pair) for pair in (p + p, q + q, p + q, q + p)]
-        self._seeds = tf.zeros((sums.seeds, 2), tf.int64)
+        self._seeds = tf.zeros((tried.seeds, 2), tf.int64)
         self._tolerance = _EXACT if computes_in_float32(model) else _ROUGH
 
     @np.errstate(all="ignore")  # samples that are not finite end the first step
     def run(self) -> str | None:
-        """Tell the sums what the model's loss, metrics and state are made of.
+        """Tell the contributor what the model's loss, metrics and state are made of.
 
         Returns in words how the loss mixes samples, None if it does not.
         """
-        kinds, doubts = {}, []
-        calm = self._values(training=False)
-        kinds[False], of_calm = _kinds(*calm)
-        small, double = self._values(training=True)
-        kinds[True], of_training = _kinds(small, double)
-        doubts += [*of_calm, *of_training]
+        p, q, (pp, _, pq, _) = self._p, self._q, self._pairs
+        calm, calm_twice = (self._of(some, training=False) for some in (p, pp))
+        kinds, doubts = {}, list[str]()
+        kinds[False] = _kinds(calm, calm_twice, doubts)
+        small, double = (self._of(some, training=True) for some in (p, pp))
+        kinds[True] = _kinds(small, double, doubts)
         metrics = metric_kinds(
-            self._model.metrics, calm[0].metrics, calm[1].metrics, self._more_metrics
+            self._model.metrics,
+            calm.metrics,
+            calm_twice.metrics,
+            lambda: [self._of(some, training=False).metrics for some in (q, pq)],
         )
-        states = self._states(small, double)
-        self._sums.note(kinds, metrics)
+        states = {}
+        if small.state:
+            other, whole = (self._of(some, training=True).state for some in (q, pq))
+            states = state_kinds(
+                self._tried.state,
+                whole,
+                ((0.5, small.state), (0.5, other)),
+                double.state,
+                self._tolerance,
+                lambda values: self._of(p, values, training=True).state,
+            )
+        self._tried.note(kinds, metrics)
         mixing = self._difference(doubts)
-        self._sums.note(kinds, metrics, states)
+        self._tried.note(kinds, metrics, states)
         return mixing
-
-    def _more_metrics(self) -> tuple[Values, Values]:
-        """Return the metrics' variables of Q, and of P and Q together."""
-        other, both = (self._of(some, training=False) for some in (self._q, self._pairs[2]))
-        return other.metrics, both.metrics
-
-    def _values(self, *, training: bool) -> tuple[TermValues, TermValues]:
-        """Return the terms of P, and of P twice."""
-        p, pp = self._p, self._pairs[0]
-        return self._of(p, training=training), self._of(pp, training=training)
 
     def _of(
         self, microbatch: Microbatch, values: Iterable[tuple[Any, Any]] = (), *, training: bool
     ) -> TermValues:
         with equal_draws():
-            return self._sums.values(Batch.of(microbatch), values, training=training)
-
-    def _states(self, small: TermValues, double: TermValues) -> dict[str, StateKind]:
-        """Return what becomes of the state that a training call changes."""
-        if not small.state:
-            return {}
-        other, whole = (self._of(some, training=True).state for some in (self._q, self._pairs[2]))
-        return state_kinds(
-            self._sums.state,
-            whole,
-            ((0.5, small.state), (0.5, other)),
-            double.state,
-            self._tolerance,
-            lambda values: self._of(self._p, values, training=True).state,
-        )
+            found: TermValues = self._tried.values(Batch.of(microbatch), values, training=training)
+        return found
 
     def _difference(self, doubts: Sequence[str]) -> str | None:
         """Return in words how four arrangements of the samples contradict each other."""
@@ -157,7 +164,7 @@ class Probe:
         """Return both numbers: of the batch PQ, and of its two halves as microbatches."""
         samples = 2 * self._half
         apart = self._added(self._p, self._q)
-        settle = self._sums.measures.settle
+        settle = self._tried.measures.settle
         entries = (crossed.first_loss, apart.sums[-1])
         losses = [settle(of.astype(np.float64), samples)[0] / samples for of in entries]
         if abs(losses[0] - losses[1]) > self._tolerance * abs(losses[0]):
@@ -188,20 +195,19 @@ class Probe:
     def _contribution(self, microbatch: Microbatch) -> list[npt.NDArray[np.float32]]:
         """Return the gradients, and at the end the loss and what it is divided by."""
         with equal_draws():
-            tensors = self._sums.probed(Batch.of(microbatch), self._seeds)
+            tensors = self._tried.probed(Batch.of(microbatch), self._seeds)
         *gradients, metrics = [np.asarray(tensor) for tensor in tensors]
-        graded = gradients[: len(self._sums.roles.graded)]
-        return [*graded, self._sums.measures.loss_entries(metrics)]
+        graded = gradients[: len(self._tried.roles.graded)]
+        return [*graded, self._tried.measures.loss_entries(metrics)]
 
 
-def _kinds(small: TermValues, double: TermValues) -> tuple[LossKinds, list[str]]:
-    """Return the kinds of all terms, and what contradicts each of them."""
-    doubts: list[str] = []
+def _kinds(small: TermValues, double: TermValues, doubts: list[str]) -> LossKinds:
+    """Return the kinds of all terms, and add what contradicts each of them to ``doubts``."""
     kinds = [
         Kind.RATIO if term.key is not None else _kind(term.value, other.value, doubts)
         for term, other in zip(small.terms, double.terms, strict=True)
     ]
-    return LossKinds(tuple(kinds), _kind(small.rest, double.rest, doubts)), doubts
+    return LossKinds(tuple(kinds), _kind(small.rest, double.rest, doubts))
 
 
 def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:

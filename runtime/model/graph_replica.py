@@ -72,6 +72,8 @@ class Contributor(ABC):
     """Whether an update uses gradients of the total as they are."""
     has_own_test = False
     """Whether validation has a step of its own, which is tried before the first step."""
+    validates: Hashable = None
+    """The kind of the microbatches of validation: None if of any, ``()`` if there are none."""
     turns = 1
     measures = EpochSums()
     """How metrics of batches become those of an epoch."""
@@ -107,11 +109,6 @@ class Contributor(ABC):
     @abstractmethod
     def learn(self, validated: Microbatch) -> None:
         """Learn what is left, from traced graphs and a microbatch like those of validation."""
-
-    def validates(self, kind: Hashable) -> bool:
-        """Return whether microbatches of this kind may be validated with."""
-        del kind
-        return True
 
     @abstractmethod
     def shapes(self, turn: int) -> list[tuple[int, ...]]:
@@ -232,7 +229,7 @@ class GraphReplica:
         scratch = aligned_vector(self._shape.total)
         for turn in range(self._of_step.turns if batch.kind == self._kind else 0):
             self._write(batch, turn, scratch)
-        if self._of_step.validates(batch.kind):
+        if self._of_step.validates in (None, batch.kind):
             self.evaluate(batch, scratch[: self._shape.metrics])
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:

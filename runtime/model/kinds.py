@@ -112,7 +112,7 @@ def metric_kinds(
     metrics: Iterable[Any],
     once: Values,
     twice: Values,
-    try_more: Callable[[], tuple[Values, Values]],
+    try_more: Callable[[], Sequence[Values]],
 ) -> MetricKinds:
     """Return what becomes of the metrics over the parts of a batch.
 

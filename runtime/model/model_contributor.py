@@ -29,7 +29,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
+from holdfast.runtime.model.batch_mixing import BatchMixing, Probe, TermValues
 from holdfast.runtime.model.graph_replica import Contributor
 from holdfast.runtime.model.kinds import (
     MetricKinds,
@@ -98,19 +98,6 @@ class _Forward:
     terms: Sequence[Term]
 
 
-@dataclass(frozen=True, slots=True)
-class TermValues:
-    """The numbers of one eager call."""
-
-    terms: tuple[Term, ...]
-    rest: Any
-    """What is left of the loss beside the terms."""
-    metrics: dict[str, npt.NDArray[np.float64]]
-    """Metric variables by path, updated from zero."""
-    state: dict[str, npt.NDArray[np.float64]]
-    """Other state that the call changes, by path."""
-
-
 class ModelContributor(Contributor):
     """The step of Keras; a model that is not built yet is built with samples of ``first``.
 
@@ -156,10 +143,9 @@ class ModelContributor(Contributor):
         metrics: MetricKinds,
         states: Mapping[str, StateKind] | None = None,
     ) -> None:
-        """Take what is known of terms of the loss, metrics and state; the mean if it is not told.
+        """Take what terms are in training and validation, metrics, and state if it is no mean.
 
-        ``kinds`` are those in training and in validation.  The next training call finds roles and
-        metrics anew.
+        The next call finds roles and measures anew.
         """
         self._kinds, self._metric_kinds, self._state_kinds = kinds, metrics, dict(states or {})
         self._has_roles = False
@@ -175,7 +161,7 @@ class ModelContributor(Contributor):
         return sums
 
     def probed(self, batch: Batch, seeds: Any) -> list[Any]:
-        """Return the same of training, without a scale of the loss."""
+        """Return the sums of an eager call, without a scale of the loss."""
         return self._training(batch, seeds, tf.constant(1.0), Gradients.OF_SUMS_FROM_MEANS)
 
     def _wanted(self) -> Gradients:
@@ -199,10 +185,7 @@ class ModelContributor(Contributor):
     def values(
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
     ) -> TermValues:
-        """Return the terms of the loss, metrics and state, from other values of some variables.
-
-        Only for eager calls.
-        """
+        """Return the numbers of an eager call, from other values of some variables."""
         found = self._forward(batch, values, training=training)
         call = found.call
         metrics, state = (

@@ -14,7 +14,8 @@ depend on each other takes several turns, each with a sum of its own.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -27,15 +28,92 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.captured_step import CapturedStep, OptimizerCall, Step, outside, record
-from holdfast.runtime.model.custom_vector import CustomVector
 from holdfast.runtime.model.graph_replica import Contributor
 from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
-from holdfast.runtime.model.model_call import Batch, metric_starts
+from holdfast.runtime.model.model_call import Batch, Starts, metric_starts
 from holdfast.runtime.model.model_rules import named_variables, unchanged
 from holdfast.runtime.model.replica import Microbatch, leaves
-from holdfast.runtime.model.step_logs import StepLogs
+from holdfast.runtime.model.step_logs import Number, StepLogs
 from holdfast.runtime.model.step_plan import StepPlan, plan_of
-from holdfast.runtime.model.step_probe import Probe, probe, untried
+from holdfast.runtime.model.step_probe import MeasuredValues, Probe, probe, untried
+
+_SHARES = 2
+
+Floats = npt.NDArray[np.float64]
+
+
+class CustomVector:
+    """Lays out the metrics part of a contribution, and finds metrics and numbers in totals.
+
+    The metrics part is::
+
+        [ share in training | share in validation | metrics | numbers | numbers of validation ]
+
+    Shares of the microbatches of a batch add up to 1.  So the first float tells how many batches a
+    sum holds, and which of the two steps they went through.  ``numbers`` are those of the logs of
+    training and of validation.  ``measured`` tells what is weighted in each, the rest are sums.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Any],
+        numbers: tuple[Sequence[Number], Sequence[Number]],
+        measured: tuple[MeasuredValues, MeasuredValues],
+    ) -> None:
+        self._variables = tuple(metrics)
+        sizes = [math.prod(v.shape) for v in metrics]
+        self._weighted = [
+            _weighted(*of_step, sizes) for of_step in zip(measured, numbers, strict=True)
+        ]
+        first = _SHARES + sum(sizes)
+        own = first + sum(number.size for number in numbers[0])
+        self.size = own + sum(number.size for number in numbers[1])
+        self._of_metrics = slice(_SHARES, first)
+        self._of_numbers = slice(first, own), slice(own, self.size)
+
+    def part(self, found: FloatVector, share: float, *, training: bool) -> FloatVector:
+        """Return the metrics part of a microbatch, from its metrics and numbers."""
+        step = 0 if training else 1
+        values = np.array(found)
+        values[self._weighted[step]] *= np.float32(share)
+        part = np.zeros(self.size, np.float32)
+        part[step] = share
+        numbers = self._of_numbers[step]
+        metrics = values.size - (numbers.stop - numbers.start)
+        part[self._of_metrics], part[numbers] = values[:metrics], values[metrics:]
+        return part
+
+    def numbers(self, total: FloatVector) -> FloatVector:
+        """Return the numbers of a step's batch, from the metrics part of its total."""
+        numbers: FloatVector = total[self._of_numbers[0]] / total[0]
+        return numbers
+
+    def is_evaluation(self, sums: Floats) -> bool:
+        """Return whether sums of metrics are those of validation data."""
+        return bool(sums[0] == 0.0 < sums[1])
+
+    def evaluation_numbers(self, sums: Floats) -> Floats:
+        """Return the numbers of validation, as means over its batches."""
+        numbers: Floats = sums[self._of_numbers[1]] / sums[1]
+        return numbers
+
+    def assign_metrics(self, sums: Floats, starts: Starts) -> None:
+        """Give the metrics' variables the values of the sums, beside what they begin with."""
+        start = _SHARES
+        for variable in self._variables:
+            stop = start + math.prod(variable.shape)
+            value = sums[start:stop].reshape(variable.shape) + starts.get(id(variable), 0)
+            variable.assign(tf.cast(value, variable.dtype))
+            start = stop
+
+
+def _weighted(measured: MeasuredValues, numbers: Sequence[Number], sizes: Sequence[int]) -> Any:
+    """Return for each float of metrics and numbers whether it is weighted by the share."""
+    of_numbers = [number.name not in measured.summed_numbers for number in numbers]
+    return np.repeat(
+        np.array([*measured.weighted, *of_numbers], bool),
+        np.array([*sizes, *(number.size for number in numbers)], int),
+    )
 
 
 class KeptState:
@@ -109,7 +187,7 @@ class StepContributor(Contributor):
         batch = Batch.of(first)
         Step(model, "train_step", ()).discover(batch)
         self.has_own_test = _discovers_evaluation(model, validated, batch)
-        self._validated_kind = (validated or first).kind
+        self.validates = (validated or first).kind if self.has_own_test else ()
         generators = seed_states(model)
         starts = metric_starts(model)
         self._step = Step(model, "train_step", generators, starts)
@@ -154,9 +232,6 @@ class StepContributor(Contributor):
         self._kept = KeptState(self._found)
         optimizers = [call.optimizer for call in self._calls]
         self.variables = replica_variables(self._model, optimizers, self._kept)
-
-    def validates(self, kind: Hashable) -> bool:
-        return self.has_own_test and kind == self._validated_kind
 
     @property
     def turn(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.model.custom_vector import CustomVector
+from holdfast.runtime.model.step_contributor import CustomVector
 from holdfast.runtime.model.step_logs import Number
 from holdfast.runtime.model.step_probe import MeasuredValues, Trial
 
