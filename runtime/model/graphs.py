@@ -38,8 +38,6 @@ from holdfast.runtime.exchange.memory import (
     writable_alias,
 )
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.model_call import Batch, flat_specifications
-from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
 
 
@@ -269,13 +267,3 @@ def set_threads(threads: int) -> None:
             f"TensorFlow cannot be set to {threads} threads because the program has used it "
             "already: build model and data inside the function that is given to Trainer"
         ) from error
-
-
-def traced(body: Callable[[Batch, Any], Any], batch: Microbatch, seeds: int) -> Any:
-    """Return the graph of ``body``, which gets a microbatch and ``seeds`` pairs of integers."""
-    call = tf.function(lambda flat, drawn: body(Batch.of(batch, flat), drawn), autograph=False)
-    graph = call.get_concrete_function(
-        flat_specifications(batch), tf.TensorSpec((seeds, 2), tf.int64)
-    )
-    model_rules.check_operations(graph.graph.as_graph_def())
-    return graph
