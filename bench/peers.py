@@ -84,9 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--links", nargs="+", default=[HOST, "1", "10"], help="host, or Gbit/s")
-    parser.add_argument(
-        "--json", type=Path, default=Path("peers.json"), help="what is in it already stays"
-    )
+    parser.add_argument("--json", type=Path, default=Path("peers.json"), help="goes on with it")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"default: {CACHE}")
     parser.add_argument("--readme", action="store_true", help="only print what is in the file")
     parser.add_argument("--picture", type=Path, metavar="SVG", help="the same, and draw it")
