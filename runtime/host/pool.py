@@ -26,7 +26,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,6 @@ from holdfast.runtime.system.own_process import (
     is_single_threaded,
     name_process,
     thread_count,
-    unmap_clean_pages,
 )
 from holdfast.runtime.system.signals import take_no_notice
 
@@ -52,9 +50,6 @@ _THREADS = "/proc/self/task"
 _LINKS_OF_A_FOLDER = 2
 _USAGE = 2
 """As `errors.ExitCode`, which the pool does not load."""
-
-_RESTS_AFTER_S = 5.0
-"""Workers that have just been forked need the cores."""
 
 _FILES_PER_PEER = 4
 """A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
@@ -87,8 +82,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         terms = order["entry"], order["files"]
         births = [_Birth(asked["config"], *terms, tuple(asked[FDS])) for asked in requests]
         _serve(births, agent, options.agent)
-        if not select.select([agent], [], [], _RESTS_AFTER_S)[0]:
-            unmap_clean_pages()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import pwd
-import re
 import resource
 import signal
 import subprocess
@@ -41,9 +39,6 @@ _F_ADD_SEALS = 1033
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 _ENV = "/usr/bin/env"
-
-_FILE_THAT_IS_READ = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) r-[x-]p [^/]*/")
-"""The first line of such a mapping in ``smaps``."""
 
 _FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
 _RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -180,27 +175,6 @@ def trim_memory() -> None:
     """
     with contextlib.suppress(AttributeError):  # other C libraries keep little
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def unmap_clean_pages() -> None:
-    """Unmap pages of files that are as on the disk; the next access takes them from its cache.
-
-    An import reads most of a library once.  A mapping with any page that the loader has relocated
-    stays as it is, also if that page was swapped out.
-    """
-    libc, span, smaps = ctypes.CDLL(None), range(0), b""
-    with contextlib.suppress(OSError):  # not every kernel tells
-        smaps = Path("/proc/self/smaps").read_bytes()
-    for line in smaps.splitlines():
-        begin = _FILE_THAT_IS_READ.match(line)
-        if begin is not None:
-            span = range(*(int(address, 16) for address in begin.groups()))
-        elif line.startswith((b"Anonymous:", b"Swap:")) and line.split()[1] != b"0":
-            span = range(0)
-        elif span and line.startswith(b"VmFlags:"):  # the last line of a mapping
-            start, length = ctypes.c_void_p(span.start), ctypes.c_size_t(len(span))
-            libc.madvise(start, length, mmap.MADV_DONTNEED)
-            span = range(0)
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from holdfast.runtime.system.own_process import (
     program_command,
     thread_count,
     trim_memory,
-    unmap_clean_pages,
     usable_cores,
 )
 
@@ -129,35 +127,6 @@ def test_freed_memory_between_pieces_in_use_returns_to_the_system() -> None:
     assert before - _resident_bytes() > _PIECES * _PIECE_BYTES // 2
     for piece in kept:
         libc.free(piece)
-
-
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_pages_of_a_file_are_unmapped_unless_they_are_this_process_s_own(
-    tmp_path: Path, *, is_changed: bool
-) -> None:
-    """Those that a loader has relocated are only in memory, though nobody may write there."""
-    path = tmp_path / "library"
-    path.write_bytes(b"disk" * 4 * mmap.PAGESIZE)
-    with path.open("r+b") as file:
-        library = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(library))
-    if is_changed:
-        library[:4] = b"mine"
-    contents = library[:]
-    libc = ctypes.CDLL(None)
-    assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(library)), 1) == 0
-    assert _mapped_bytes(path) == len(library)
-
-    unmap_clean_pages()
-
-    assert _mapped_bytes(path) == (len(library) if is_changed else 0)
-    assert library[:] == contents
-
-
-def _mapped_bytes(path: Path) -> int:
-    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8")
-    _, _, mapping = smaps.partition(f" {path}\n")
-    return 1024 * int(mapping.partition("Rss:")[2].split()[0])
 
 
 _PIECES, _PIECE_BYTES = 640, 100_000  # the C library takes larger ones from the system each
