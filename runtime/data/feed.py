@@ -13,12 +13,7 @@ from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.batch import Batch, OwnRows, Parts
-from holdfast.runtime.data.source import (
-    FirstBatches,
-    ForwardSource,
-    PyDatasetSource,
-    Source,
-)
+from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
     NO_TURNS,
     BatchStream,

@@ -38,7 +38,7 @@ from holdfast.runtime.exchange.memory import (
     writable_alias,
 )
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
+from holdfast.runtime.run.numerics import Numerics
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +250,7 @@ def set_numerics(numerics: Numerics, seed: int) -> None:
     keras.utils.set_random_seed(seed % (1 << 32))
     if numerics.deterministic:
         tf.config.experimental.enable_op_determinism()
-    _xla.is_on = numerics.xla != WITHOUT_XLA
+    _xla.is_on = numerics.uses_xla
 
 
 def set_threads(threads: int) -> None:

@@ -22,7 +22,7 @@ from holdfast.runtime.options.sources import default_run_dir
 from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
 from holdfast.runtime.run.journal import has_step
-from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics, differences, refuse_differences
+from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
@@ -246,10 +246,11 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
     subject = f"the numerics of the run in {options.run_dir} have changed"
     try:
         began = Numerics.from_json(record.numerics)
-        now = Numerics.here(threads=threads, xla=began.xla != WITHOUT_XLA)
     except ValueError as error:
         raise UsageError(f"{subject}: {error}") from error
-    refuse_differences(subject, differences(began, now))
+    refuse_differences(
+        subject, differences(began, Numerics.of_run(record.numerics, threads=threads))
+    )
 
 
 _OF_COMPLETE_RUNS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
+from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.script_record import ScriptRecord
 
@@ -55,8 +55,7 @@ class WorkerConfig:
     @property
     def numerics(self) -> Numerics:
         """The numerics of this worker; a run goes on with or without XLA, as it began."""
-        began = self.record.numerics.get("xla", WITHOUT_XLA)
-        return Numerics.here(threads=self.threads, xla=began != WITHOUT_XLA)
+        return Numerics.of_run(self.record.numerics, threads=self.threads)
 
     @property
     def host_of(self) -> Mapping[WorkerId, str]:

@@ -48,7 +48,7 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 (oneDNN developer guide, "CPU dispatcher control")."""
 
 
-WITHOUT_XLA = "off"
+_WITHOUT_XLA = "off"
 
 CPUINFO = Path("/proc/cpuinfo")
 _FLAGS = ("Features", "features", "isa", "cpu")
@@ -75,7 +75,7 @@ class Numerics:
     tensorflow: str
     keras: str
     holdfast: str
-    xla: str = WITHOUT_XLA
+    xla: str = _WITHOUT_XLA
     """Whether XLA compiles the optimizer's update, if it can, and with which flags.  Runs of an
     older holdfast began without."""
 
@@ -92,12 +92,23 @@ class Numerics:
         return Numerics(
             threads=threads,
             deterministic=threads > 1 or has_devices,
-            xla=f"on {os.environ.get('XLA_FLAGS', '')}".rstrip() if is_compiled else WITHOUT_XLA,
+            xla=f"on {os.environ.get('XLA_FLAGS', '')}".rstrip() if is_compiled else _WITHOUT_XLA,
             onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
             instruction_set=instruction_set(os.environ, cpu_flags()),
             python=platform.python_version(),
             **versions,
         )
+
+    @staticmethod
+    def of_run(began: Mapping[str, object], *, threads: int) -> Numerics:
+        """Return the numerics here of a run that ``began`` so: with or without XLA, as it did."""
+        xla = began.get("xla", _WITHOUT_XLA) != _WITHOUT_XLA
+        return Numerics.here(threads=threads, xla=xla)
+
+    @property
+    def uses_xla(self) -> bool:
+        """Whether XLA compiles the optimizer's update, if it can."""
+        return self.xla != _WITHOUT_XLA
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> Numerics:

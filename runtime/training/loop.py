@@ -51,11 +51,7 @@ from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
-from holdfast.runtime.training.consistency import (
-    STEP,
-    StepRecord,
-    check_alike,
-)
+from holdfast.runtime.training.consistency import STEP, StepRecord, check_alike
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
 from holdfast.runtime.training.rest import Rest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from holdfast.testing import JobRequest, run_job, start_job
+from holdfast.testing import JobRequest, JobRun, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -23,44 +24,41 @@ FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8"
 """The first reader dies within the first epoch, and all others within the second."""
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name", SCRIPTS_OF)
-def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: Path) -> None:
-    """Below, the readers of a file die."""
-    script = SCRIPTS / f"{name}.py"
-    alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=3, options=OPTIONS)
-    struck = run_job(
-        script,
-        run_dir=tmp_path / "three",
-        workers=3,
-        microbatches=3,
-        options=OPTIONS,
-        faults=FAULTS,
+def check_struck(
+    name: str, tmp_path: Path, workers: int, faults: Sequence[str]
+) -> tuple[JobRun, JobRun]:
+    """Return one worker's job and that of some, with a death a fault; their bytes are the same."""
+    alone, struck = (
+        run_job(
+            SCRIPTS / f"{name}.py",
+            run_dir=tmp_path / f"{count} workers",
+            workers=count,
+            microbatches=workers,
+            options=OPTIONS,
+            faults=of_run,
+        )
+        for count, of_run in ((1, ()), (workers, faults))
     )
 
     assert (alone.exit_code, struck.exit_code) == (0, 0), struck.stderr
     assert struck.sha256 == alone.sha256
-    assert len(struck.events("failure")) == 3
+    assert len(struck.events("failure")) == len(faults)
+    return alone, struck
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", SCRIPTS_OF)
+def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: Path) -> None:
+    """Below, the readers of a file die."""
+    alone, struck = check_struck(name, tmp_path, 3, FAULTS)
+
     history = next(line for line in alone.stdout.splitlines() if '"loss"' in line)
     assert history[history.index("{") :] in struck.stdout
 
 
 def test_death_changes_no_byte_where_each_worker_makes_its_own_rows(tmp_path: Path) -> None:
     """The survivor makes the rows of both from the batch in hand on, within an epoch."""
-    script = SCRIPTS / "from_slices.py"
-    alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=2, options=OPTIONS)
-    struck = run_job(
-        script,
-        run_dir=tmp_path / "two",
-        workers=2,
-        microbatches=2,
-        options=OPTIONS,
-        faults=["kill worker=0 step=7"],
-    )
-
-    assert (alone.exit_code, struck.exit_code) == (0, 0), struck.stderr
-    assert struck.sha256 == alone.sha256
-    assert len(struck.events("failure")) == 1
+    check_struck("from_slices", tmp_path, 2, ["kill worker=0 step=7"])
 
 
 @pytest.mark.extended  # test_directories.py has who fills a cache, the test above the deaths

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from keras_oracle import fresh_model
 
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import replica_of_keras
-from holdfast.runtime.run.numerics import WITHOUT_XLA, Numerics
+from holdfast.runtime.run.numerics import Numerics
 
 pytestmark = pytest.mark.tensorflow
 
@@ -163,7 +162,7 @@ def without_xla(tf: SimpleNamespace) -> Iterator[None]:
     from holdfast.runtime.model.graphs import set_numerics
 
     numerics = Numerics.here(threads=1)
-    set_numerics(replace(numerics, xla=WITHOUT_XLA), 7)
+    set_numerics(Numerics.here(threads=1, xla=False), 7)
     yield
     set_numerics(numerics, 7)
 
