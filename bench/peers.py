@@ -64,7 +64,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("peers: stopped"))  # leaves nothing behind
     harness.print_heading("samples/s of Keras models, one thread a worker")
-    if {"tape", "fit"} & set(options.ways):
+    if {"tape", "tape-yielding", "fit"} & set(options.ways):
         horovod(options.cache)
     figures = Figures(options.json)
     for number in range(options.rounds):

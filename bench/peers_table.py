@@ -27,6 +27,7 @@ SPEED, START, MEMORY, MOST = "samples/s", "first step, s", "memory, bytes", "mos
 NAMES = {
     "ours-2": "holdfast, 2 workers",
     "tape": "Horovod, tape",
+    "tape-yielding": "Horovod, tape, yielding",
     "fit": "Horovod, fit",
     "mpi4py": "bare mpi4py loop",
     "two-plain": "2 plain processes",
@@ -37,6 +38,7 @@ NAMES = {
 }
 RATIOS = {
     ("ours-2", "tape"): "÷ Horovod, tape",
+    ("ours-2", "tape-yielding"): "÷ the same, yielding",
     ("ours-2", "fit"): "÷ Horovod, fit",
     ("ours-2", "mpi4py"): "÷ bare mpi4py",
     ("ours-2", "two-plain"): "÷ 2 plain processes",
@@ -163,6 +165,7 @@ WIDTH, LABEL, BAR = 920, 210, 14
 COLOURS = {
     "ours-2": "#2f6f9f",
     "tape": "#c9772b",
+    "tape-yielding": "#a85f1f",
     "fit": "#e0b07a",
     "mpi4py": "#8a6fa8",
     "servers-sync": "#6b8e4e",

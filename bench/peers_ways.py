@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("peers_script.py")
 BLOCKS = 6
 JOB_S = 420.0
-THREADS: Mapping[str, str] = {
+SURROUNDINGS: Mapping[str, str] = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    # What TensorFlow chooses on processors with AVX-512, so that figures of others are like theirs.
+    "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
 }
 
 HOROVOD_NEEDS = (
@@ -51,7 +53,7 @@ Found = list[dict[int, Blocks]]
 """What each process that tells of itself has found: its blocks, by the batch of one worker."""
 
 
-ON_ONE_HOST = ("ours-2", "tape", "fit", "mpi4py", "two-plain", "ours-1", "plain")
+ON_ONE_HOST = ("ours-2", "tape", "tape-yielding", "fit", "mpi4py", "two-plain", "ours-1", "plain")
 OVER_LINKS = ("ours-2", "tape", "mpi4py", "servers-sync", "servers-async")
 """The ways that each have two workers, which may be on two hosts."""
 HOST = "host"
@@ -125,7 +127,7 @@ class Job:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that the job gets beside those of this process."""
-        return {**THREADS, harness.RESULT_VARIABLE: str(self.result)}
+        return {**SURROUNDINGS, harness.RESULT_VARIABLE: str(self.result)}
 
     def argv(self, way: str, workers: int) -> list[str]:
         """Return the words behind ``python``."""
@@ -195,22 +197,32 @@ def _plain(job: Job, processes: int) -> None:
     job.start([Command([sys.executable, *job.argv("keras", 1)])] * processes)
 
 
-def _horovod(job: Job, way: str) -> None:
+def _horovod(job: Job, way: str, *, yields: bool = False) -> None:
     root = horovod(job.cache)
     library = {"LD_LIBRARY_PATH": str(root / "lib")}
-    _ranks(job, [root / "bin" / "mpirun", root / "bin" / "python"], way, library)
+    _ranks(job, [root / "bin" / "mpirun", root / "bin" / "python"], way, library, yields=yields)
 
 
 def _ranks(
-    job: Job, programs: Sequence[Path | str], way: str, environment: Mapping[str, str]
+    job: Job,
+    programs: Sequence[Path | str],
+    way: str,
+    environment: Mapping[str, str],
+    *,
+    yields: bool,
 ) -> None:
-    """Start two ranks with an mpirun and its Python."""
+    """Start two ranks with an mpirun and its Python, as Horovod's pages do.
+
+    Hosts here share cores, which Open MPI does not know, and nobody gets on without yielding.
+    """
     mpirun, python = map(str, programs)
     line = [mpirun, "--allow-run-as-root", "--bind-to", "none"]
-    line += ["--mca", "pml", "ob1", "--mca", "mpi_yield_when_idle", "1"]
+    line += ["--mca", "pml", "ob1"]
+    if yields or job.cluster is not None:
+        line += ["--mca", "mpi_yield_when_idle", "1"]
     if job.cluster is None:
         environment = {**environment, "TMPDIR": str(job.directory)}
-        line += ["--oversubscribe", "-n", "2", "--mca", "btl", "self,sm"]
+        line += ["-n", "2", "--mca", "btl", "self,sm"]
     else:
         from cluster import NETWORK
 
@@ -255,15 +267,16 @@ def _free_ports(count: int) -> list[int]:
 WAYS: Mapping[str, Callable[[Job], None]] = {
     "ours-2": lambda job: _ours(job, 2),
     "tape": lambda job: _horovod(job, "horovod-tape"),
+    "tape-yielding": lambda job: _horovod(job, "horovod-tape", yields=True),
     "fit": lambda job: _horovod(job, "horovod-fit"),
-    "mpi4py": lambda job: _ranks(job, [find_mpiexec(), sys.executable], "mpi4py", {}),
+    "mpi4py": lambda job: _ranks(job, [find_mpiexec(), sys.executable], "mpi4py", {}, yields=True),
     "two-plain": lambda job: _plain(job, 2),
     "servers-sync": lambda job: _servers(job, "servers-sync"),
     "servers-async": lambda job: _servers(job, "servers-async"),
     "ours-1": lambda job: _ours(job, 1),
     "plain": lambda job: _plain(job, 1),
 }
-OF_TWO_WORKERS = {"ours-2", "tape", "fit", "mpi4py", "servers-sync", "servers-async"}
+OF_TWO_WORKERS = {*ON_ONE_HOST[:5], "servers-sync", "servers-async"}
 """Ways of which one process tells what both workers have done."""
 
 

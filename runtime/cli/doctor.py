@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,8 @@ from holdfast.runtime.hosts.checked_hosts import (
     settle_hosts,
     unlike_devices,
 )
-from holdfast.runtime.hosts.link_trial import LinkQuestion, measure_pairs
-from holdfast.runtime.hosts.network import JobNetwork, choose, places
+from holdfast.runtime.hosts.network import choose, places
 from holdfast.runtime.hosts.probe import Question
-from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
 from holdfast.runtime.mpi.trial_run import run_trial
@@ -76,8 +73,7 @@ def doctor(
     """Examine MPI, TensorFlow, the run directory, and other hosts; exit 2 if a job could not run.
 
     With --hosts or --hostfile, or in a batch job with several hosts, it asks each host, as a job
-    does before it begins: what differs, the network that the hosts would take, and the speed of
-    their links.
+    does before it begins: what differs, and the network that the hosts would take.
     """
     tables = context.find_object(dict) or {}
     sources = Sources(
@@ -206,9 +202,6 @@ def _import_alone(program: str) -> tuple[str, str]:
     return "", complaint or f"its import ended with {answer.returncode}"
 
 
-_ALL_PAIRS_OF = 6
-"""With more hosts each speaks to the head and to the next one only."""
-
 _TOLD_CLOCK_S = 2.0
 
 
@@ -287,7 +280,7 @@ def _host(host: HostSlots, one: Asked) -> Diagnosis:
 
 
 def _network(options: JobOptions, names: Sequence[str], asking: Asking) -> Iterator[Diagnosis]:
-    """Yield the network that a job would take, and its links."""
+    """Yield the network that a job would take."""
     try:
         network = choose(options.network, names, asking.found, asking.tried)
     except UsageError as error:
@@ -295,21 +288,3 @@ def _network(options: JobOptions, names: Sequence[str], asking: Asking) -> Itera
         return
     shown = ", ".join(f"{n} {a}" for n, a in zip(names, network.addresses, strict=True))
     yield Diagnosis("network", f"{network.network}: {shown}")
-    yield from _links(options, names, network)
-
-
-def _links(options: JobOptions, names: Sequence[str], network: JobNetwork) -> Iterator[Diagnosis]:
-    """Yield the speed of each pair of hosts; if they are many, of some."""
-    word = secrets.token_hex(8)
-    questions = [LinkQuestion(str(network.network), one, word) for one in network.addresses]
-    shell = RemoteShell.of(options.rsh)
-    for first, second, speed in measure_pairs(pairs_of(len(names)), names, questions, shell):
-        subject = f"{names[first]} - {names[second]}"
-        yield Diagnosis(subject, str(speed), is_good=not speed.fault)
-
-
-def pairs_of(hosts: int) -> list[tuple[int, int]]:
-    """Return the pairs of hosts that are measured: all of a few, else to the head and the next."""
-    if hosts <= _ALL_PAIRS_OF:
-        return list(combinations(range(hosts), 2))
-    return sorted({(0, n) for n in range(1, hosts)} | {(n, n + 1) for n in range(hosts - 1)})

@@ -12,7 +12,6 @@ import errno
 import os
 import selectors
 import socket
-import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ _WORD_WITHIN_S = 3.0
 """For a connection and its first word; Linux sends a lost SYN again after one second."""
 
 _SILENT_S = 10.0
-_SIZES = struct.Struct("!QQ")
 _LARGE_BYTES, _LARGE_WITHIN_S = 1 << 15, 5.0
 """Packets of any size are in it."""
 
@@ -37,7 +35,6 @@ NARROW = (
     "small packets pass and large ones do not: give all interfaces on the way one MTU, as by "
     "`ip link set eth0 mtu 1400`"
 )
-_PIECE_BYTES = 1 << 20
 _ANSWERS_WITHIN_S = 5.0
 
 _INFINIBAND = 32  # ARPHRD_INFINIBAND of linux/if_arp.h
@@ -157,9 +154,7 @@ def interface_on(network: IPv4Network) -> Interface | None:
 class MeetingPlace:
     """Listens at addresses of this host while it is open, and says its word to all who come.
 
-    What follows from a caller is two sizes and so many bytes as the first one says, any number of
-    times.  Each is answered by as many as the second one says: so a caller measures the way.  It is
-    a context manager.
+    A caller then sends packets of any size, and gets as many.  It is a context manager.
     """
 
     def __init__(self, places: Iterable[tuple[IPv4Network, str]], word: str) -> None:
@@ -208,68 +203,8 @@ class MeetingPlace:
     def _answer(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError):
             caller.settimeout(_SILENT_S)
-            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller.sendall(self._word)
-            while sizes := _received(caller, _SIZES.size):
-                size, answer = _SIZES.unpack(sizes)
-                _drain(caller, size)
-                caller.sendall(bytes(answer))
-
-
-class Way:
-    """A connection to a meeting of another host: a context manager."""
-
-    def __init__(self, meeting: Meeting, source: str, word: str) -> None:
-        """Connect, from an address of this host if one is given.
-
-        Raises ``OSError`` if nobody listens there, or another program does.
-        """
-        self._socket = socket.create_connection(
-            (meeting.address, meeting.port),
-            timeout=_WORD_WITHIN_S,
-            source_address=(source, 0) if source else None,
-        )
-        try:
-            if _received(self._socket, len(word)) != word.encode():
-                raise ConnectionError(f"another program listens at {meeting.address}")
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.settimeout(_SILENT_S)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def __enter__(self) -> Way:
-        """Return it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Hang up."""
-        self._socket.close()
-
-    @property
-    def source(self) -> str:
-        """The address of this host that it begins at."""
-        return str(self._socket.getsockname()[0])
-
-    def send(self, size: int, answer: int = 1) -> None:
-        """Send so many bytes, and wait for the answer of so many that all have arrived.
-
-        Raises ``OSError`` if the other host is gone.
-        """
-        self._socket.sendall(_SIZES.pack(size, answer))
-        for begin in range(0, size, _PIECE_BYTES):
-            self._socket.sendall(bytes(min(_PIECE_BYTES, size - begin)))
-        if not _received(self._socket, answer):
-            raise ConnectionError("the other host has hung up")
-
-    def carries(self, size: int, within_s: float) -> bool:
-        """Return whether so many bytes arrive in time, in both directions."""
-        self._socket.settimeout(within_s)
-        try:
-            self.send(size, size)
-        except TimeoutError:
-            return False
-        return True
+            caller.sendall(_received(caller, _LARGE_BYTES))
 
 
 def reach(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached | None:
@@ -295,6 +230,8 @@ def fault_of(meeting: Meeting, word: str) -> str:
 def _come(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached:
     """Come to a meeting of another host, and send it packets of any size.
 
+    Raises ``OSError`` if nobody listens there, or another program does.
+
     If this host has an address on the network of the meeting, the connection begins there.  An
     address that is its own as well, such as that of a bridge for containers, reaches nobody.
     """
@@ -302,8 +239,22 @@ def _come(meeting: Meeting, own: Iterable[Interface], word: str) -> Reached:
     if is_own_address(meeting.address):
         raise ConnectionError(f"{meeting.address} is an address of this host, too")
     source = next((found.address for found in own if found.is_on(network)), "")
-    with Way(meeting, source, word) as way:
-        return Reached(meeting.network, way.source, not way.carries(_LARGE_BYTES, _LARGE_WITHIN_S))
+    with socket.create_connection(
+        (meeting.address, meeting.port), _WORD_WITHIN_S, (source, 0) if source else None
+    ) as connection:
+        if _received(connection, len(word)) != word.encode():
+            raise ConnectionError(f"another program listens at {meeting.address}")
+        here = str(connection.getsockname()[0])
+        return Reached(meeting.network, here, is_narrow=not _carries_any_size(connection))
+
+
+def _carries_any_size(connection: socket.socket) -> bool:
+    connection.settimeout(_LARGE_WITHIN_S)
+    try:
+        connection.sendall(bytes(_LARGE_BYTES))
+        return len(_received(connection, _LARGE_BYTES)) == _LARGE_BYTES
+    except TimeoutError:
+        return False
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
@@ -312,11 +263,6 @@ def _received(connection: socket.socket, size: int) -> bytes:
     while len(found) < size and (piece := connection.recv(size - len(found))):
         found += piece
     return found
-
-
-def _drain(connection: socket.socket, size: int) -> None:
-    while size > 0:
-        size -= len(connection.recv(min(size, _PIECE_BYTES))) or size
 
 
 class Loopback(Enum):

@@ -217,9 +217,9 @@ def test_processors_of_one_name_with_other_flags_are_refused_by_a_strict_job(
         cluster.run("b", ["umount", "/proc/cpuinfo"])
 
 
-@pytest.mark.extended  # tests/runtime/hosts/test_link_trial.py has the links
+@pytest.mark.extended  # tests/runtime/cli/test_hosts_doctor.py has what it says
 @pytest.mark.mpi
-def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) -> None:
+def test_doctor_shows_hosts_and_their_network(cluster: Cluster, script: Path) -> None:
     line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]
 
     ended = cluster.run("a", line, cwd=script.parent, check=False, timeout=200)
@@ -228,7 +228,6 @@ def test_doctor_shows_hosts_network_and_links(cluster: Cluster, script: Path) ->
     told = {found[1] for found in lines if found[0] == "ok"}
     assert any(found.startswith("host b") and "takes 2 workers" in found for found in told)
     assert f"network       {NETWORK}: a 10.77.0.1, b 10.77.0.2" in told
-    assert any(found.startswith("a - b") and found.endswith("MB/s") for found in told)
     assert cluster.wait_empty("b") == []
     assert not list(script.parent.glob(".holdfast-doctor-*"))
 

@@ -20,7 +20,6 @@ from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.incarnations import Chain, Incarnation
-from holdfast.runtime.hosts.link_trial import LinkQuestion, LinkSpeed, LinkSpeeds
 from holdfast.runtime.hosts.probe import HostFacts, Question
 from holdfast.runtime.mpi.trial import Death, RankReport, Trial
 from holdfast.runtime.options.job_options import JobOptions
@@ -118,10 +117,6 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     RunRecord: _RECORDS,
     Question: st.builds(Question, _PATHS, _or_none(_PATHS), _PATHS, mpiexec=_PATHS),
     HostFacts: st.builds(HostFacts, clock=_SECONDS),
-    LinkQuestion: st.builds(LinkQuestion),
-    LinkSpeeds: st.builds(
-        LinkSpeeds, st.builds(LinkSpeed, _SECONDS, _SECONDS, st.text()).map(lambda way: (way,))
-    ),
     Chain: st.builds(Chain, incarnations=st.lists(st.builds(Incarnation)).map(tuple)),
     StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
     Card: st.builds(Card),

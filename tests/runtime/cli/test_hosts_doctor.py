@@ -9,10 +9,9 @@ import pytest
 from probed import QUESTION, asked, on_lan
 
 from holdfast.runtime.cli import doctor
-from holdfast.runtime.cli.doctor import examine_hosts, pairs_of
+from holdfast.runtime.cli.doctor import examine_hosts
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.checked_hosts import Asked, Asking
-from holdfast.runtime.hosts.link_trial import LinkSpeed
 from holdfast.runtime.hosts.network import places
 from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.host_list import read_hosts
@@ -34,11 +33,6 @@ def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             return Asking(QUESTION, tried, (own, *others))
 
         monkeypatch.setattr(doctor, "ask_hosts", ask)
-        monkeypatch.setattr(
-            doctor,
-            "measure_pairs",
-            lambda pairs, *_: [(*pair, LinkSpeed(0.0001, 1e9)) for pair in pairs],
-        )
         told = examine_hosts(options, LIBRARY)
         return [f"{'ok' if one.is_good else 'FAIL'} {one.subject}: {one.sentence}" for one in told]
 
@@ -46,8 +40,8 @@ def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hosts_that_suit_each_other_are_shown_with_network_and_links(findings: Any) -> None:
-    own, other, network, link = findings(
+def test_hosts_that_suit_each_other_are_shown_with_their_network(findings: Any) -> None:
+    own, other, network = findings(
         asked("b", **on_lan(2), devices=Devices("CUDA_VISIBLE_DEVICES", ("0",), ("H100",))),
         slots="localhost:0,b:2",
     )
@@ -62,7 +56,6 @@ def test_hosts_that_suit_each_other_are_shown_with_network_and_links(findings: A
     )
     assert network.startswith("ok network: 10.1.0.0/16: ")
     assert network.endswith(" 10.1.0.1, b 10.1.0.2")
-    assert link.endswith(" - b: 0.10 ms there and back, 1000 MB/s")
 
 
 def test_all_differences_are_told_and_the_rest_is_still_examined(findings: Any) -> None:
@@ -104,14 +97,3 @@ def test_network_that_is_none_of_this_host_is_told(
     (told,) = examine_hosts(options, LIBRARY)
 
     assert (told.is_good, told.sentence) == (False, "--network eth9: a has no such interface")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "count"), [(2, 1), (3, 3), (6, 15), (7, 11), (100, 197)], ids=str
-)
-def test_a_few_hosts_are_measured_in_all_pairs_and_many_in_a_chain(hosts: int, count: int) -> None:
-    pairs = pairs_of(hosts)
-
-    assert len(pairs) == len(set(pairs)) == count
-    assert {number for pair in pairs for number in pair} == set(range(hosts))
-    assert all(first < second for first, second in pairs)

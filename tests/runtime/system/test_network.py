@@ -18,7 +18,6 @@ from holdfast.runtime.system.network import (
     Meeting,
     MeetingPlace,
     Reached,
-    Way,
     fault_of,
     interfaces,
     is_own_address,
@@ -29,30 +28,36 @@ LOOPBACK = IPv4Network("127.0.0.0/8")
 WORD = "0123abcd"
 
 
-def test_caller_hears_the_word_and_measures_the_way() -> None:
+@pytest.fixture
+def _other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let meetings of this host be those of another one."""
+    monkeypatch.setattr(network, "is_own_address", lambda _: False)
+
+
+@pytest.mark.usefixtures("_other_host")
+def test_caller_hears_the_word_and_sends_packets_of_any_size() -> None:
+    own = Interface("lo:2", "127.0.0.2", 8)
     with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
         (meeting,) = place.meetings
-        with Way(meeting, "127.0.0.2", WORD) as way:
-            way.send(0)
-            way.send(3 << 20)
 
-            assert way.source == "127.0.0.2"
+        assert reach(meeting, (own,), WORD) == Reached(str(LOOPBACK), "127.0.0.2", is_narrow=False)
+        assert fault_of(meeting, WORD) == ""
 
 
+@pytest.mark.usefixtures("_other_host")
 def test_stranger_who_listens_there_is_told_from_the_head() -> None:
     with MeetingPlace([(LOOPBACK, "127.0.0.1")], "another!") as place:
         (meeting,) = place.meetings
 
-        with pytest.raises(ConnectionError, match=r"another program listens at 127\.0\.0\.1"):
-            Way(meeting, "", WORD)
+        assert fault_of(meeting, WORD) == "another program listens at 127.0.0.1"
 
 
+@pytest.mark.usefixtures("_other_host")
 def test_meeting_ends_with_its_place() -> None:
     with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
         (meeting,) = place.meetings
 
-    with pytest.raises(ConnectionRefusedError):
-        Way(meeting, "", WORD)
+    assert fault_of(meeting, WORD) == "Connection refused"
 
 
 def test_address_where_nobody_can_listen_is_left_out() -> None:
