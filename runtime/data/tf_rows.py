@@ -136,8 +136,11 @@ class NumberedRows:
                 first = start if passing == number else 0
                 yield from ReadAhead(iter(self._dataset(passing, first, ranges)))
 
-        pieces = itertools.chain(self._pieces(start), itertools.cycle(self._pieces(0)))
-        return own_rows(ReadAhead(elements()), pieces, ranges)
+        every = self._pieces(0)
+        # Of no rows there is no element, and a thread would look for one in pass after pass.
+        has_rows = any(map(ranges, {size for sizes in every for size in sizes}))
+        pieces = itertools.chain(self._pieces(start), itertools.cycle(every))
+        return own_rows(ReadAhead(elements()) if has_rows else iter(()), pieces, ranges)
 
     def _pieces(self, start: int) -> list[list[int]]:
         """Return the samples of each batch from ``start`` on, in lists: one for each piece."""
@@ -148,21 +151,23 @@ class NumberedRows:
     def _dataset(self, number: int, start: int, ranges: Ranges) -> Any:
         """Return a dataset of the pieces of pass ``number``, from batch ``start`` on.
 
-        A piece has all ranges of its batches, one after the other; one without rows may lack.
+        A piece has all ranges of its batches, one after the other; without rows there is none.
         """
-        wanted = [self._cut.batch] * self._piece, self._pieces(start)[-1]
-        given = [tf.constant(value, tf.int64) for value in (start, self._samples)]
-        given += [self._places(sizes, ranges) for sizes in wanted]
+        last = self._pieces(start)[-1]
+        full = self._places([self._cut.batch] * self._piece, ranges)
+        rest = self._places(last, ranges)
+        samples = self._samples if len(rest) else self._samples - sum(last)
+        given = [tf.constant(value, tf.int64) for value in (start, samples, full, rest)]
         _, rows = self._begin(*given, *self._given(number))
         return dataset_ops._VariantDataset(rows, self._spec).with_options(_AS_IT_IS)
 
-    def _places(self, sizes: Sequence[int], ranges: Ranges) -> Any:
+    def _places(self, sizes: Sequence[int], ranges: Ranges) -> list[int]:
         """Return the places of the ranges of batches of these sizes, one after the other."""
-        first, found = 0, []
+        first, found = 0, list[int]()
         for size in sizes:
             found += [first + row for start, stop in ranges(size) for row in range(start, stop)]
             first += size
-        return tf.constant(found, tf.int64)
+        return found
 
     def _given(self, number: int) -> list[Any]:
         feeds = self._made.feeds(number, number * self._begins).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -189,6 +190,16 @@ def test_rows_are_those_of_the_whole_batch_through_changes_of_owners(
         at += 1
 
 
+def test_pass_whose_last_piece_has_no_row_of_a_worker_moves_no_rows_of_the_next(tf: Any) -> None:
+    """Sixteen batches are a piece, and the last batch has one row."""
+    dataset = _slices(tf).shuffle(20).take(49).batch(3)
+    alone, mine, owned = feed(dataset), feed(dataset), share(2, {1})
+    for at in range(2 * alone.steps):
+        batch = mine.train_batch(at, LocalCommunicator(), share=owned)
+        whole = alone.train_batch(at, LocalCommunicator())
+        assert same(batch, whole, owned.ranges(whole.samples)), f"step {at}"
+
+
 @pytest.mark.parametrize("name", READ_WHOLE)
 def test_what_may_look_at_other_rows_or_draw_is_read_whole(name: str, tf: Any) -> None:
     mine = feed(READ_WHOLE[name](tf))
@@ -197,10 +208,16 @@ def test_what_may_look_at_other_rows_or_draw_is_read_whole(name: str, tf: Any) -
     assert mine.fingerprint() is None
 
 
-def test_worker_without_a_part_reads_nothing_and_knows_the_samples(tf: Any) -> None:
-    mine = feed(_slices(tf).batch(4))
+@pytest.mark.parametrize("name", ["slices", "mapped elements"])
+def test_worker_without_a_part_reads_nothing_and_knows_the_samples(name: str, tf: Any) -> None:
+    """Its thread would open pass after pass in vain; that of the share before ends."""
+    mine, before = feed(MADE_BY_ROWS[name](tf)), set(threading.enumerate())
+    mine.train_batch(0, LocalCommunicator(), share=share(2, {0}))
     found = [mine.train_batch(step, LocalCommunicator(), share=share(2, ())) for step in range(14)]
     assert [batch.samples for batch in found] == [4] * 13 + [1]
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_other_samples_or_functions_have_another_fingerprint(tf: Any) -> None:
