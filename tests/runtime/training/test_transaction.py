@@ -16,6 +16,7 @@ from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerp
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
+from holdfast.runtime.data.batch import OwnRows
 from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.data import read_microbatch
@@ -259,12 +260,34 @@ def watching(page: WorkerStatus) -> Watching:
     return Watching(page)
 
 
+class DrawnByRows(Drawn):
+    """The same passes, of which each worker makes its own rows."""
+
+    fingerprint = "of these passes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self
+        self.shares: list[tuple[int, list[tuple[int, int]]]] = []
+
+    def open(self, number: int, start: int, ranges: Any = None) -> Any:
+        self.shares.append((start, ranges(SIZES[0])))
+        for x, y in list(self.passing(number))[start:]:
+            yield OwnRows(
+                len(x), {at: (x[slice(*at)], y[slice(*at)], None) for at in ranges(len(x))}
+            )
+
+
 def batch_training(
-    page: WorkerStatus, watching: Watching, parts: int = THREE, begin: int = 0
+    page: WorkerStatus,
+    watching: Watching,
+    parts: int = THREE,
+    begin: int = 0,
+    source: Drawn | None = None,
 ) -> BatchContributor:
     plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
     order = BatchOrder(7, len(SIZES), parts)
-    return BatchContributor(watching, Feed(Drawn(), FeedTerms(3)), order, plan, page)
+    return BatchContributor(watching, Feed(source or Drawn(), FeedTerms(3)), order, plan, page)
 
 
 def batch_validation(
@@ -275,7 +298,7 @@ def batch_validation(
 
 
 def batch_leaf(contributor: BatchContributor, cursor: Cursor, m: int) -> tuple[bytes, int, int]:
-    contributor.gather(cursor, (m,), ALONE)
+    contributor.gather(cursor, (m,), (m,), ALONE)
     out = np.ones(contributor.size, np.float32)
     samples, proof = contributor.fill(cursor.step, m, out)
     return out.tobytes(), samples, proof
@@ -341,7 +364,7 @@ def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
         TinyReplica().evaluate(Microbatch(x[slice(*rows)], y[slice(*rows)], 0), one)
         expected += one
 
-    contributor.gather(cursors()[3], (1,), ALONE)
+    contributor.gather(cursors()[3], (1,), (1,), ALONE)
     out = np.empty(1, np.float32)
     samples, _ = contributor.fill(3, 1, out)
 
@@ -357,7 +380,7 @@ def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_compute
 ) -> None:
     page.begin_turn(waits_for_peers=True)
 
-    batch_validation(page, watching).gather(Cursor.start(1), (0,), ALONE)
+    batch_validation(page, watching).gather(Cursor.start(1), (0,), (0,), ALONE)
 
     assert page.turn[1]
 
@@ -388,3 +411,21 @@ def test_redone_validation_evaluates_only_what_this_worker_lacks(
         transaction.compute(0, owned)
 
     assert [work.microbatch for work in watching.noted] == [0] * 3 + [2] * 3
+
+
+def test_death_opens_the_pass_of_own_rows_once_and_the_next_step_goes_on(
+    page: WorkerStatus, watching: Watching
+) -> None:
+    source = DrawnByRows()
+    contributor = batch_training(page, watching, source=source)
+    transaction = Transaction(Work.TRAIN, contributor, THREE)
+
+    for step, owned in enumerate([(0,), (0, 2), (0, 2)]):
+        cursor = cursors()[step // 2]  # the first step is done again with what was adopted
+        transaction.gather(cursor, owned, ALONE)
+        transaction.compute(cursor.step, owned)
+        if step:
+            transaction.forget()
+
+    assert [work.microbatch for work in watching.noted] == [0, 2, 0, 2]
+    assert source.shares == [(0, [(0, 3)]), (0, [(0, 3), (6, 9)])]
