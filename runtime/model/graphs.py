@@ -59,7 +59,8 @@ class _Xla:
 _xla = _Xla()
 
 _NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "CheckNumericsV2"}
-"""Operations that XLA compiles to something else: a check to nothing."""
+_DRAWS = "StatelessRandom"
+"""Operations that XLA compiles to something else: a check to nothing, a draw to another one."""
 
 
 def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[..., Any] | None:
@@ -73,9 +74,12 @@ def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[...
     wrapped: Any = tf.function(function, autograph=False, jit_compile=True)
     try:
         traced = wrapped.get_concrete_function(*specifications)
-        if model_rules.operations_of(traced.graph.as_graph_def()) & _NOT_COMPILED:
+        operations = model_rules.operations_of(traced.graph.as_graph_def())
+        if operations & _NOT_COMPILED or any(name.startswith(_DRAWS) for name in operations):
             return None
         _compile(wrapped, traced.graph.variables, specifications)
+    except (MemoryError, tf.errors.ResourceExhaustedError):
+        raise  # the next launch may have the memory, and would have other bits
     except Exception:  # of the script, or of an operation that XLA does not know
         return None
     found: Callable[..., Any] = wrapped
@@ -85,12 +89,15 @@ def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[...
 def _compile(wrapped: Any, variables: Iterable[Any], specifications: Sequence[Any]) -> None:
     """Call a function once, from a graph, on zeros in place of all variables.
 
-    XLA compiles it by that, and other graphs that call it find it compiled.
+    XLA compiles it by that, and other graphs that call it find it compiled.  Raises ``TypeError``
+    if it reaches a variable by its handle alone: none can take its place.
     """
     with tf.init_scope():
         call = tf.function(wrapped, autograph=False)
         graph = call.get_concrete_function(*specifications)
         zeros = {id(v.handle): tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables}
+        if any(h.dtype == tf.resource and id(h) not in zeros for h in graph.captured_inputs):
+            raise TypeError("a handle of no variable")
         handles = [h if id(h) not in zeros else zeros[id(h)].handle for h in graph.captured_inputs]
         tensors = [tf.zeros(each.shape, each.dtype) for each in specifications]
         graph.inference_fn.call_flat(*tensors, *handles)

@@ -104,10 +104,33 @@ def _drawn(tf: Any, gradient: Any) -> Any:
     return gradient + tf.random.normal(gradient.shape, stddev=0.1)
 
 
+def _drawn_by_seed(tf: Any, gradient: Any) -> Any:
+    return gradient + tf.random.stateless_normal(gradient.shape, (1, 2), stddev=0.1)
+
+
+def _by_handle(tf: SimpleNamespace) -> Any:
+    """An optimizer that calls the kernel of momentum, which changes what its handle names."""
+
+    class Own(tf.keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            place = self.momentums[self._get_variable_index(variable)]
+            tf.tensorflow.raw_ops.ResourceApplyKerasMomentum(
+                var=variable.handle,
+                accum=place.value.handle,
+                lr=learning_rate,
+                grad=gradient,
+                momentum=0.9,
+            )
+
+    return keras_harness.dense(tf, optimizer=Own(0.1, momentum=0.9))
+
+
 NOT_COMPILED = {
     "Python": _own(_by_python),
     "a check that XLA leaves out": _own(_checked),
     "a draw that XLA draws anew": _own(_drawn),
+    "a draw by a seed, which XLA draws otherwise": _own(_drawn_by_seed),
+    "weights by their handles": _by_handle,
 }
 
 
