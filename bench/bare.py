@@ -1,11 +1,7 @@
 """The peer of the throughput benchmark: data parallelism on bare mpi4py, without a safety net.
 
-It is written for speed by the rules of TensorFlow: one graph for the gradients, one flat
-vector, one allreduce, one graph for the update.  It makes no copy between NumPy and
-TensorFlow that can be left out.  It has two forms, because each is faster for some models:
-
-* ``joined``: the graph joins the gradients, ``MPI_Allreduce`` from there to a buffer;
-* ``in_place``: the gradients are copied into the buffer, ``MPI_Allreduce`` in place.
+It is written for speed by the rules of TensorFlow: one graph for the gradients, one flat vector,
+one allreduce in place, one graph for the update, which reads the sums where they are.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 class BareReplica:
     """One rank's model; ``step`` trains it on a batch together with all other ranks."""
 
-    def __init__(self, model: Any, comm: MPI.Intracomm, *, in_place: bool) -> None:
+    def __init__(self, model: Any, comm: MPI.Intracomm) -> None:
         self._model = model
         self._comm = comm
         self._variables = model.trainable_variables
@@ -34,9 +30,8 @@ class BareReplica:
         self._layout = VectorLayout.of(v.shape for v in self._variables)
         self._flat = aligned_vector(self._layout.size)
         self._flat[:] = 0
-        self._gradients = tf.function(self._joined if not in_place else self._apart)
+        self._gradients = tf.function(self._gradients_of)
         self._update = tf.function(self._apply)
-        self._exchange = self._exchange_in_place if in_place else self._exchange_joined
         self._views = [
             tf.experimental.dlpack.from_dlpack(
                 self._flat[place.start : place.stop].reshape(place.shape).__dlpack__()
@@ -46,35 +41,19 @@ class BareReplica:
 
     def step(self, x: Array, y: Array) -> None:
         """Compute, sum up over the ranks, apply."""
-        self._exchange(self._gradients(tf.convert_to_tensor(x), tf.convert_to_tensor(y)))
-        self._update(*self._views)
-
-    def _exchange_joined(self, gradient: Any) -> None:
-        self._comm.Allreduce(np.asarray(gradient), self._flat)
-
-    def _exchange_in_place(self, gradients: list[Any]) -> None:
         from mpi4py import MPI
 
+        gradients = self._gradients(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
         for place, gradient in zip(self._layout.places, gradients, strict=True):
             self._flat[place.start : place.stop] = np.asarray(gradient).reshape(-1)
         self._comm.Allreduce(MPI.IN_PLACE, self._flat)
+        self._update(*self._views)
 
-    def _apart(self, x: Any, y: Any) -> list[Any]:
+    def _gradients_of(self, x: Any, y: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             loss = self._model.compute_loss(x, y, self._model(x, training=True))
         gradients = tape.gradient(loss, [v.value for v in self._variables])
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    def _joined(self, x: Any, y: Any) -> Any:
-        parts = []
-        gradients = self._apart(x, y)
-        for index, (place, gradient) in enumerate(zip(self._layout.places, gradients, strict=True)):
-            following = self._layout.places[index + 1 :][:1]
-            stop = following[0].start if following else self._layout.size
-            parts.append(tf.reshape(gradient, [-1]))
-            if stop > place.stop:
-                parts.append(tf.zeros(stop - place.stop))
-        return tf.concat(parts, 0)
 
     def _apply(self, *sums: Any) -> None:
         means = [total / self._comm.size for total in sums]
