@@ -22,6 +22,7 @@ would depend on chance there, and be others here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +48,7 @@ _ONCE_A_PASS = frozenset(
 )
 """Operations that begin one pass over each of their inputs, at once."""
 
-_HARMLESS = ("ReadVariableOp", "Lookup", "Assert", "Print", "Dataset", "Call", "If", "While")
+_HARMLESS = re.compile("ReadVariableOp|Table(Find|Size)|Assert|Print|Dataset|Call|If|While")
 """Operations that TensorFlow counts as stateful, but whose order does not matter."""
 
 _VARIABLE_WORDS = (2, 3)
@@ -135,8 +136,9 @@ def pass_graph(graph: Any, seed: int) -> PassGraph:
     made = PassGraph(graph, name_of(end.input[0]))
     functions = {function.signature.name: function for function in graph.library.function}
     made.has_python = any("PyFunc" in op for name in functions for op in _ops(name, functions))
-    once = set(reached(end, nodes, lambda node: node.op in _ONCE_A_PASS))
-    live = set(reached(end, nodes, lambda node: not node.op.startswith("CacheDataset")))
+    once = set(reached(end, nodes, _read_once))
+    cached = ("CacheDataset", "CacheDatasetV2")
+    live = set(reached(end, nodes, lambda node: () if node.op in cached else node.input))
     for node in list(graph.node):
         _put_in_order(node, functions)
         if node.op in _SEEDS:
@@ -163,12 +165,18 @@ def without_repeat(graph: Any) -> bool:
         user = node
 
 
-def reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
-    """Yield the nodes that are reached from the end through nodes that ``passes`` accepts."""
+def _read_once(node: Any) -> Any:
+    """Return the inputs of which a pass of a dataset is one pass; functions read what they like."""
+    if node.op not in _ONCE_A_PASS:
+        return ()
+    return node.input if node.op == "ZipDataset" else node.input[:1]
+
+
+def reached(end: Any, nodes: Mapping[str, Any], inputs: Any) -> Iterator[str]:
+    """Yield the nodes that are reached from the end through ``inputs`` of each node."""
     waiting, seen = [end], set()
     while waiting:
-        node = waiting.pop()
-        for name in map(name_of, node.input if passes(node) else ()):
+        for name in map(name_of, inputs(waiting.pop())):
             if name not in seen:
                 seen.add(name)
                 waiting.append(nodes[name])
@@ -178,7 +186,7 @@ def reached(end: Any, nodes: Mapping[str, Any], passes: Any) -> Iterator[str]:
 def _put_in_order(node: Any, functions: Mapping[str, Any]) -> None:
     if "deterministic" in node.attr:
         node.attr["deterministic"].s = b"true"
-    if node.op == "ParallelMapDatasetV2" and has_state(node.attr["f"].func.name, functions):
+    if node.op == "ParallelMapDatasetV2" and has_state(node, functions):
         node.op = "MapDataset"
         data = [name for name in node.input if not name.startswith("^")]
         del node.input[:]
@@ -243,12 +251,16 @@ def _placeholder(graph: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, 
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
 
 
-def has_state(name: str, functions: Mapping[str, Any]) -> bool:
-    """Return whether a function's results depend on the order of its calls."""
-    return any(
+def has_state(mapped: Any, functions: Mapping[str, Any]) -> bool:
+    """Return whether the results of a mapped function depend on the order of its calls.
+
+    A dataset that it captures may draw for each pass over it.
+    """
+    return tf.variant.as_datatype_enum in mapped.attr["Targuments"].list.type or any(
         "PyFunc" in op
-        or (op_def_registry.get(op).is_stateful and not any(word in op for word in _HARMLESS))
-        for op in _ops(name, functions)
+        or not (known := op_def_registry.get(op))  # a function's name
+        or (known.is_stateful and not _HARMLESS.search(op))
+        for op in _ops(mapped.attr["f"].func.name, functions)
     )
 
 

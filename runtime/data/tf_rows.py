@@ -222,11 +222,14 @@ def _cut(made: PassGraph) -> _Cut:
     size = nodes[name_of(batch.input[1])]
     if made.has_python or made.generators or size.op != "Const":
         raise ValueError("a function of it may keep a state")
-    for place, node in enumerate((*before, *after)):
-        name = node.attr["f"].func.name if node.op in _MAP else ""
-        if has_state(name, functions):
+    shapes = nodes[name_of(batch.input[0])].attr["output_shapes"].list.shape
+    if not all(tf.TensorShape(shape).is_fully_defined() for shape in shapes):
+        raise ValueError("its elements may have several shapes, which make no whole batch")
+    for node in (node for node in (*before, *after) if node.op in _MAP):
+        name = node.attr["f"].func.name
+        if has_state(node, functions):
             raise ValueError(f"{name} may keep a state")
-        is_of_batch = name and place >= len(before)
+        is_of_batch = node in after
         if is_of_batch and not _keeps_rows(functions[name], nodes[name_of(node.input[0])]):
             raise ValueError(f"{name} may look at more than one row of a batch")
     arrays = tuple(_sliced(nodes, source))
@@ -299,7 +302,7 @@ def _linked(graph: Any, chain: Sequence[str], others: Sequence[str] = ()) -> Any
             dim.size = -1
     wanted = {chain[-1], *others}
     for name in list(wanted):
-        wanted.update(reached(nodes[name], nodes, lambda _: True))
+        wanted.update(reached(nodes[name], nodes, lambda node: node.input))
     kept = [node for name, node in nodes.items() if name in wanted]
     return tf.compat.v1.GraphDef(node=kept, library=part.library, versions=part.versions)
 
@@ -335,7 +338,7 @@ def _is_by_rows(operation: Any, of: Sequence[Any]) -> bool:
     rank, names = of[0].shape.rank, {tensor.name for tensor in of}
     first, *others = operation.inputs
     is_by_rows = False
-    if len(ranks) > 1 or not rank:
+    if len(ranks) > 1 or not rank or any(tensor.dtype.is_complex for tensor in of):
         return False
     if operation.type in _EXACT:
         is_rounded = operation.type == "Cast" and first.dtype.is_floating

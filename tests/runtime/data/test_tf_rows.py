@@ -96,6 +96,47 @@ def _with_variable(tf: Any) -> Any:
     return _slices(tf).map(lambda x, y: (tf.cast(x, tf.float32) * factor, y)).batch(4)
 
 
+def _counted(tf: Any) -> Any:
+    """Count the samples of each class in a table."""
+    seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+    def count(x: Any, y: Any) -> Any:
+        before = seen.lookup(y)
+        seen.insert(y, before + 1)
+        return x, before
+
+    return _slices(tf).map(count).batch(4)
+
+
+def _with_one_of_others(tf: Any) -> Any:
+    others = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES)
+    return _slices(tf).map(lambda x, y: (x, others.take(1).get_single_element())).batch(4)
+
+
+def _images(tf: Any) -> Any:
+    """Decode what has any height and width, and give it one."""
+    of = [tf.io.encode_png(np.full((2 + i % 3, 3, 3), i, np.uint8)).numpy() for i in range(SAMPLES)]
+    images = tf.data.Dataset.from_tensor_slices(of).map(lambda one: tf.io.decode_png(one, 3))
+    return images.map(lambda image: tf.image.resize(image, (2, 2))).batch(4)
+
+
+def _by_name(tf: Any) -> Any:
+    """Call a function whose name is an operation of the graph, as those of TensorFlow 1 are."""
+    from tensorflow.python.framework.function import Defun
+
+    @Defun(tf.uint8)  # type: ignore[untyped-decorator]
+    def twice(x: Any) -> Any:
+        return x + x
+
+    return _slices(tf).map(lambda x, y: (twice(x), y), 2).batch(4)
+
+
+def _complex(x: Any, y: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.square(tf.cast(x, tf.complex64)), y
+
+
 MADE_BY_ROWS: dict[str, Callable[[Any], Any]] = {
     "slices": lambda tf: _slices(tf).batch(4),
     "shuffled": lambda tf: _slices(tf).shuffle(20).batch(4).prefetch(2),
@@ -113,6 +154,10 @@ MADE_BY_ROWS: dict[str, Callable[[Any], Any]] = {
     "repeated": lambda tf: _slices(tf).shuffle(20).batch(4).map(_scaled).repeat().prefetch(2),
     "names and weights": lambda tf: _named(tf).shuffle(20).batch(4),
     "words": lambda tf: _of_words(tf).batch(4),
+    "images": _images,
+    "with a dataset of its own": lambda tf: (
+        _slices(tf).map(lambda x, _: tf.data.Dataset.from_tensors(x).get_single_element()).batch(4)
+    ),
     "zipped": lambda tf: _zipped(tf).shuffle(20).batch(4),
 }
 
@@ -134,6 +179,11 @@ READ_WHOLE: dict[str, Callable[[Any], Any]] = {
     ).batch(2),
     "no end": lambda tf: _slices(tf).repeat().shuffle(20).batch(4),
     "a variable": _with_variable,
+    "a table that is written": _counted,
+    "a shuffled dataset in a function": _with_one_of_others,
+    "elements of any shape": lambda tf: _slices(tf).map(lambda x, y: x[: 1 + y]).take(1).batch(4),
+    "a function by its name": _by_name,
+    "batches of complex numbers": lambda tf: _slices(tf).batch(4).map(_complex),
 }
 
 

@@ -64,6 +64,13 @@ def _with_words(tf: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices(words).shuffle(9).map(layer, num_parallel_calls=4)
 
 
+def _of_others(tf: Any, parallel: int | None) -> Any:
+    """Shuffle another dataset for each element."""
+    others = tf.data.Dataset.range(100).shuffle(100)
+    first = others.take(1)
+    return _in_order(tf).map(lambda value: value + first.get_single_element(), parallel)
+
+
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "shuffle": lambda tf: _in_order(tf).shuffle(16),
     "shuffle with seed": lambda tf: _in_order(tf).shuffle(16, seed=3),
@@ -93,6 +100,8 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
         [_in_order(tf), _in_order(tf).map(lambda value: value + 100)]
     ),
     "zip": lambda tf: tf.data.Dataset.zip(_in_order(tf).shuffle(9), _in_order(tf).shuffle(9)),
+    "of others": lambda tf: _of_others(tf, None),
+    "of others in parallel": lambda tf: _of_others(tf, 4),
     "window": lambda tf: _in_order(tf).shuffle(9).window(2).flat_map(lambda w: w.batch(2)),
 }
 
@@ -156,7 +165,7 @@ def test_look_at_a_batch_before_training_changes_no_pass(name: str, tf: Any) -> 
     assert digests(source(dataset).open(0, 0)[1]) == unseen
 
 
-@pytest.mark.parametrize("name", ["generator", "layers", "shuffle, repeat"])
+@pytest.mark.parametrize("name", ["generator", "layers", "shuffle, repeat", "of others"])
 def test_passes_of_random_pipelines_differ(name: str, tf: Any) -> None:
     ours = source(MAKERS[name](tf).batch(4))
     assert len({tuple(digests(ours.open(number, 0)[1])) for number in range(PASSES)}) == PASSES
