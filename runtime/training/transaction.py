@@ -21,7 +21,7 @@ import functools
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,6 @@ from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, PassLayout, Replica
 from holdfast.runtime.system.timeline import Activity
-
-_Leaves: TypeAlias = Collection[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,9 @@ class Transaction:
             WorldBroken: a member died.
         """
         assert self._gatherer is not None
-        self._gatherer.gather(cursor, owned, self._sums.missing(owned), communicator)
+        # An update reads all that is owned: another share would begin the pass anew.
+        leaves = owned if self.work is Work.TRAIN else self._sums.missing(owned)
+        self._gatherer.gather(cursor, leaves, communicator)
         self._has_samples = True
 
     def compute(self, index: int, owned: Collection[int]) -> None:
@@ -173,12 +173,10 @@ class Contributor(Protocol):
 class Gatherer(Protocol):
     """A contributor whose samples are read by one worker for all (`BatchContributor`)."""
 
-    def gather(
-        self, cursor: Cursor, owned: _Leaves, missing: _Leaves, communicator: Communicator
-    ) -> None:
+    def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
         """Get the samples of the transaction at ``cursor``; all workers call this together.
 
-        ``missing`` are the leaves of ``owned`` that this worker fills next.
+        ``leaves`` are those that this worker owns; of a validation those that it fills next.
 
         Raises:
             WorldBroken: a member died.
@@ -274,14 +272,11 @@ class BatchContributor:
         self._first = 0
         self.size = replica.shape.total
 
-    def gather(
-        self, cursor: Cursor, owned: _Leaves, missing: _Leaves, communicator: Communicator
-    ) -> None:
+    def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
         """Get the batch of the update at ``cursor``."""
         plan = self._work_plan
         self._first = 0 if plan.is_epoch_start(cursor) else cursor.ledger.samples
-        # Not the missing ones: another share begins a pass anew, which may take seconds.
-        share = Share(frozenset(owned), self._order.bounds)
+        share = Share(frozenset(leaves), self._order.bounds)
         step = cursor.step - plan.begin
         self._batch = self._feed.train_batch(step, communicator, self._notes, share)
 
@@ -314,12 +309,10 @@ class BatchValidationContributor:
         self.size = self._layout.size
         self._one = np.empty(replica.shape.metrics, np.float32)
 
-    def gather(
-        self, cursor: Cursor, owned: _Leaves, missing: _Leaves, communicator: Communicator
-    ) -> None:
-        """Evaluate the missing parts of every batch of the validation after ``cursor``."""
-        self._leaves = {m: _Leaf(np.zeros(self.size, np.float32)) for m in missing}
-        first, share = 0, Share(frozenset(missing), self._order.bounds)
+    def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
+        """Evaluate these parts of every batch of the validation after ``cursor``."""
+        self._leaves = {m: _Leaf(np.zeros(self.size, np.float32)) for m in leaves}
+        first, share = 0, Share(frozenset(leaves), self._order.bounds)
         for step in range(self._feed.steps):
             number = cursor.evaluations, step
             self._notes.enter(Activity.READ)

@@ -279,11 +279,7 @@ class DrawnByRows(Drawn):
 
 
 def batch_training(
-    page: WorkerStatus,
-    watching: Watching,
-    parts: int = THREE,
-    begin: int = 0,
-    source: Drawn | None = None,
+    page: WorkerStatus, watching: Watching, parts: int = THREE, begin: int = 0, source: Any = None
 ) -> BatchContributor:
     plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
     order = BatchOrder(7, len(SIZES), parts)
@@ -298,7 +294,7 @@ def batch_validation(
 
 
 def batch_leaf(contributor: BatchContributor, cursor: Cursor, m: int) -> tuple[bytes, int, int]:
-    contributor.gather(cursor, (m,), (m,), ALONE)
+    contributor.gather(cursor, (m,), ALONE)
     out = np.ones(contributor.size, np.float32)
     samples, proof = contributor.fill(cursor.step, m, out)
     return out.tobytes(), samples, proof
@@ -364,7 +360,7 @@ def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
         TinyReplica().evaluate(Microbatch(x[slice(*rows)], y[slice(*rows)], 0), one)
         expected += one
 
-    contributor.gather(cursors()[3], (1,), (1,), ALONE)
+    contributor.gather(cursors()[3], (1,), ALONE)
     out = np.empty(1, np.float32)
     samples, _ = contributor.fill(3, 1, out)
 
@@ -380,7 +376,7 @@ def test_worker_counts_as_waiting_again_when_its_part_of_a_validation_is_compute
 ) -> None:
     page.begin_turn(waits_for_peers=True)
 
-    batch_validation(page, watching).gather(Cursor.start(1), (0,), (0,), ALONE)
+    batch_validation(page, watching).gather(Cursor.start(1), (0,), ALONE)
 
     assert page.turn[1]
 
@@ -417,8 +413,7 @@ def test_death_opens_the_pass_of_own_rows_once_and_the_next_step_goes_on(
     page: WorkerStatus, watching: Watching
 ) -> None:
     source = DrawnByRows()
-    contributor = batch_training(page, watching, source=source)
-    transaction = Transaction(Work.TRAIN, contributor, THREE)
+    transaction = Transaction(Work.TRAIN, batch_training(page, watching, source=source), THREE)
 
     for step, owned in enumerate([(0,), (0, 2), (0, 2)]):
         cursor = cursors()[step // 2]  # the first step is done again with what was adopted
