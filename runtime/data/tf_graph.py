@@ -23,7 +23,7 @@ would depend on chance there, and be others here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,18 +40,18 @@ _SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "RandomDatasetV2": (0, 1, 2)}
 """Inputs of the two seeds and of the generator that draws seeds for each pass."""
 
 _RESHUFFLE = {"ShuffleDatasetV3": "reshuffle_each_iteration"}
-_ONCE_A_PASS = frozenset(
+_ONCE_A_PASS = {"ZipDataset": None} | dict.fromkeys(
     {"_Retval", "AssertCardinalityDataset", "BatchDatasetV2", "FilterDataset", "MapDataset"}
     | {"OptionsDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset", "ParallelMapDatasetV2"}
-    | {"PrefetchDataset", "ShardDataset", "ShuffleDatasetV3", "SkipDataset", "TakeDataset"}
-    | {"ZipDataset"}
+    | {"PrefetchDataset", "ShardDataset", "ShuffleDatasetV3", "SkipDataset", "TakeDataset"},
+    1,
 )
-"""Operations that begin one pass over each of their inputs, at once."""
+"""Operations that begin one pass over so many inputs, at once; functions read the others."""
 
 _HARMLESS = re.compile("ReadVariableOp|Table(Find|Size)|Assert|Print|Dataset|Call|If|While")
 """Operations that TensorFlow counts as stateful, but whose order does not matter."""
 
-_VARIABLE_WORDS = (2, 3)
+_WORDS_OF_KERAS = 2
 _GENERATOR_TYPES = (np.int32, np.int64, np.uint32, np.uint64)
 _GOLDEN = 0x9E3779B9
 _FIT_IN_31_BITS = 0x7FFFFFFF
@@ -66,7 +66,7 @@ _SMALL = 1 << 12
 """Variables of more bytes are compared once a pass; reading them for each batch takes long."""
 
 _STATE_OF_GENERATOR = {(2,), (3,)}
-"""Shapes of the states of random generators, which each pass is given."""
+"""Shapes of the states of random generators, which each pass is given unless they are only read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class GeneratorState:
     def value(self, number: int) -> npt.NDArray[Any]:
         """Return the state that pass ``number`` begins with."""
         state: npt.NDArray[Any] = self.first.copy()
-        if len(state) == _VARIABLE_WORDS[0]:  # Keras: seed and counter
+        if len(state) == _WORDS_OF_KERAS:  # Keras: seed and counter
             state[0] = (int(state[0]) + number * _GOLDEN) & _FIT_IN_31_BITS
         else:  # TensorFlow: a counter of two words, and a key
             state[1] += state.dtype.type(number)
@@ -136,9 +136,9 @@ def pass_graph(graph: Any, seed: int) -> PassGraph:
     made = PassGraph(graph, name_of(end.input[0]))
     functions = {function.signature.name: function for function in graph.library.function}
     made.has_python = any("PyFunc" in op for name in functions for op in _ops(name, functions))
-    once = set(reached(end, nodes, _read_once))
-    cached = ("CacheDataset", "CacheDatasetV2")
-    live = set(reached(end, nodes, lambda node: () if node.op in cached else node.input))
+    read = {name_of(name) for given in _read_in(graph, functions) for name in nodes[given].input}
+    once = set(reached(end, nodes, lambda node: node.input[: _ONCE_A_PASS.get(node.op, 0)]))
+    live = set(reached(end, nodes, lambda node: () if "CacheDataset" in node.op else node.input))
     for node in list(graph.node):
         _put_in_order(node, functions)
         if node.op in _SEEDS:
@@ -146,7 +146,7 @@ def pass_graph(graph: Any, seed: int) -> PassGraph:
             if found.seeds == (0, 0):  # TensorFlow's sign for "another order each time"
                 found = replace(found, seeds=(chain(seed, len(made.shuffles)) >> 1, 1))
             made.shuffles.append(found)
-        if node.op == "AssignVariableOp" and node.name in live:
+        if node.op == "AssignVariableOp" and node.name in live - read:
             _open_generator(made, nodes, node)
     return made
 
@@ -165,11 +165,27 @@ def without_repeat(graph: Any) -> bool:
         user = node
 
 
-def _read_once(node: Any) -> Any:
-    """Return the inputs of which a pass of a dataset is one pass; functions read what they like."""
-    if node.op not in _ONCE_A_PASS:
-        return ()
-    return node.input if node.op == "ZipDataset" else node.input[:1]
+def _read_in(graph: Any, functions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what functions of datasets capture and only read: names of nodes."""
+    for node in graph.node:
+        if "Targuments" in node.attr and "Tstate" not in node.attr:
+            captured = node.input[1:][: len(node.attr["Targuments"].list.type)]
+            (name,) = (value.func.name for value in node.attr.values() if value.func.name)
+            yield from map(name_of, _only_read(functions[name], captured))
+
+
+def _only_read(function: Any, captured: Sequence[Any]) -> Iterator[Any]:
+    """Yield those of ``captured``, the last arguments of a function, that it only reads."""
+    noted = "_read_only_resource_inputs"  # at calls of other functions
+    others = {
+        name
+        for node in function.node_def
+        if node.op != "ReadVariableOp"
+        for place, name in enumerate(node.input)
+        if noted not in node.attr or place not in node.attr[noted].list.i
+    }
+    names = [argument.name for argument in function.signature.input_arg][-len(captured) :]
+    yield from (given for given, name in zip(captured, names, strict=False) if name not in others)
 
 
 def reached(end: Any, nodes: Mapping[str, Any], inputs: Any) -> Iterator[str]:
@@ -224,8 +240,7 @@ def _open_generator(made: PassGraph, nodes: Mapping[str, Any], assign: Any) -> N
     if constant.op != "Const":
         return
     value = tf.make_ndarray(constant.attr["value"].tensor)
-    is_state = value.ndim == 1 and len(value) in _VARIABLE_WORDS
-    if is_state and value.dtype.type in _GENERATOR_TYPES:
+    if value.shape in _STATE_OF_GENERATOR and value.dtype.type in _GENERATOR_TYPES:
         name = f"{assign.name}/state"
         _placeholder(made.graph, name, value.dtype, value.shape)
         assign.input[1] = name
@@ -240,7 +255,7 @@ def _undrawn(state: npt.NDArray[Any]) -> npt.NDArray[Any]:
     its seed, so that nobody can tell them apart.
     """
     undrawn: npt.NDArray[Any] = state.copy()
-    if len(state) == _VARIABLE_WORDS[0]:
+    if len(state) == _WORDS_OF_KERAS:
         undrawn[1] = 0
     return undrawn
 
@@ -252,10 +267,8 @@ def _placeholder(graph: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def has_state(mapped: Any, functions: Mapping[str, Any]) -> bool:
-    """Return whether the results of a mapped function depend on the order of its calls.
-
-    A dataset that it captures may draw for each pass over it.
-    """
+    """Return whether the results of a mapped function depend on the order of its calls."""
+    # A dataset that it captures may draw for each pass over it.
     return tf.variant.as_datatype_enum in mapped.attr["Targuments"].list.type or any(
         "PyFunc" in op
         or not (known := op_def_registry.get(op))  # a function's name
@@ -349,17 +362,14 @@ def _compare(before: list[tuple[Any, str]]) -> None:
 def _read_by(dataset: Any) -> Iterator[Any]:
     """Yield the variables that functions of the dataset, and of those it is made of, read."""
     for function in dataset._functions():
-        captured = {id(tensor) for tensor in function.function.captured_inputs}
+        captured = [id(tensor) for tensor in function.function.captured_inputs]
+        read = set(_only_read(function.function.function_def, captured))
         for variable in function.function.graph.variables:
-            if id(variable.handle) in captured and not _is_state_of_generator(variable):
+            may_draw = variable.dtype.is_integer and tuple(variable.shape) in _STATE_OF_GENERATOR
+            if id(variable.handle) in (read if may_draw else captured):
                 yield variable
     for source in dataset._inputs():
         yield from _read_by(source)
-
-
-def _is_state_of_generator(variable: Any) -> bool:
-    is_integer: bool = variable.dtype.is_integer
-    return is_integer and tuple(variable.shape) in _STATE_OF_GENERATOR
 
 
 def _bytes_of(variable: Any) -> int:

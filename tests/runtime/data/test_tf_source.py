@@ -66,8 +66,7 @@ def _with_words(tf: Any) -> Any:
 
 def _of_others(tf: Any, parallel: int | None) -> Any:
     """Shuffle another dataset for each element."""
-    others = tf.data.Dataset.range(100).shuffle(100)
-    first = others.take(1)
+    first = tf.data.Dataset.range(100).shuffle(100).take(1)
     return _in_order(tf).map(lambda value: value + first.get_single_element(), parallel)
 
 
@@ -426,6 +425,19 @@ def test_variable_that_never_changes_is_read() -> None:
     found = feed(scaled(tf.Variable(2.0, name="scale")))
     values = [read(found, step) for step in range(BATCHES + 1)]
     assert values == [2.0, 10.0, 18.0, 26.0, 2.0]
+
+
+def test_two_integers_that_a_function_only_reads_are_no_random_generator() -> None:
+    import tensorflow as tf
+
+    scale = tf.Variable([0, 2], name="scale")
+    total = tf.function(lambda: tf.cast(tf.reduce_sum(scale), tf.float32))
+    numbers = tf.data.Dataset.range(BATCHES * 2).map(lambda i: tf.cast(i, tf.float32))
+    found = feed(numbers.map(lambda x: (x * total(), x), 4).batch(2))
+    assert [read(found, step) for step in range(BATCHES + 1)] == [2.0, 10.0, 18.0, 26.0, 2.0]
+    scale.assign([2, 2])
+    with pytest.raises(ProgramError, match=NAMED):
+        read(found, BATCHES + 1)
 
 
 @pytest.mark.parametrize("step", [2, BATCHES])
