@@ -136,10 +136,9 @@ class NumberedRows:
                 first = start if passing == number else 0
                 yield from ReadAhead(iter(self._dataset(passing, first, ranges)))
 
-        every = self._pieces(0)
         # Of no rows there is no element, and a thread would look for one in pass after pass.
-        has_rows = any(map(ranges, {size for sizes in every for size in sizes}))
-        pieces = itertools.chain(self._pieces(start), itertools.cycle(every))
+        has_rows = any(map(ranges, {size for sizes in self._pieces(0) for size in sizes}))
+        pieces = itertools.chain(self._pieces(start), itertools.cycle(self._pieces(0)))
         return own_rows(ReadAhead(elements()) if has_rows else iter(()), pieces, ranges)
 
     def _pieces(self, start: int) -> list[list[int]]:
@@ -229,8 +228,7 @@ def _cut(made: PassGraph) -> _Cut:
         name = node.attr["f"].func.name
         if has_state(node, functions):
             raise ValueError(f"{name} may keep a state")
-        is_of_batch = node in after
-        if is_of_batch and not _keeps_rows(functions[name], nodes[name_of(node.input[0])]):
+        if node in after and not _keeps_rows(functions[name], nodes[name_of(node.input[0])]):
             raise ValueError(f"{name} may look at more than one row of a batch")
     arrays = tuple(_sliced(nodes, source))
     order = [node.name for node in before if node.op in _ORDER]
@@ -337,7 +335,6 @@ def _is_by_rows(operation: Any, of: Sequence[Any]) -> bool:
     ranks = {tensor.shape.rank for tensor in of}
     rank, names = of[0].shape.rank, {tensor.name for tensor in of}
     first, *others = operation.inputs
-    is_by_rows = False
     if len(ranks) > 1 or not rank or any(tensor.dtype.is_complex for tensor in of):
         return False
     if operation.type in _EXACT:
@@ -346,14 +343,10 @@ def _is_by_rows(operation: Any, of: Sequence[Any]) -> bool:
         is_by_rows = all(s.rank is not None and (s.rank < rank or s[0] == 1) for s in spread)
         return is_by_rows and (not is_rounded or bool(operation.outputs[0].dtype.is_floating))
     value = tensor_util.constant_value(others[0]) if others and names == {first.name} else None
-    if value is None:
+    if value is None or operation.type not in ("OneHot", "ExpandDims"):
         return False
-    match operation.type:
-        case "OneHot":
-            is_by_rows = operation.get_attr("axis") % (rank + 1) != 0
-        case "ExpandDims":
-            is_by_rows = int(value) % (rank + 1) != 0
-    return is_by_rows
+    axis = operation.get_attr("axis") if operation.type == "OneHot" else int(value)
+    return bool(axis % (rank + 1))
 
 
 def _array(cut: _Cut, inputs: Mapping[str, Any], name: str) -> Any:

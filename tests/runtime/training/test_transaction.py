@@ -273,9 +273,8 @@ class DrawnByRows(Drawn):
     def open(self, number: int, start: int, ranges: Any = None) -> Any:
         self.shares.append((start, ranges(SIZES[0])))
         for x, y in list(self.passing(number))[start:]:
-            yield OwnRows(
-                len(x), {at: (x[slice(*at)], y[slice(*at)], None) for at in ranges(len(x))}
-            )
+            found = {at: (x[slice(*at)], y[slice(*at)], None) for at in ranges(len(x))}
+            yield OwnRows(len(x), found)
 
 
 def batch_training(
