@@ -43,7 +43,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -52,7 +52,6 @@ import mpi4py
 import numpy as np
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
-from holdfast.runtime.system.bind_answers import bound_by, rank_rule
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.connections import (
     Endpoint,
@@ -376,7 +375,7 @@ def join_world(
             return _world(shrinkable=shrinkable)
         os.environ[_TCP_INTERFACES] = interface.name
         with strangers_cut_off(tell):
-            bound_by(rank_rule(IPv4Address(interface.address)), _initialise)
+            _initialise()
             world = _world(shrinkable=shrinkable)
             world.meet(interface.address)
         return world
@@ -392,8 +391,8 @@ def _world(*, shrinkable: bool) -> MpiCommunicator:
 def _interface_between_hosts() -> Interface | None:
     """Return the interface on the network between the job's hosts, None if it has but one.
 
-    mpiexec names the network to its ranks.  Peers come to each address that a rank tells.  So one
-    that listens on one address must tell no other, even if the host has two on the network.
+    mpiexec names the network to its ranks.  Peers come to each address that a rank tells.  So it
+    tells one, even if the host has two on the network: each pair of ranks has one connection.
     """
     if "tcp" not in _transports():
         return None

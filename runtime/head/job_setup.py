@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 FOR_ALL = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
     *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
-    *("holdfast.runtime.system.bind_answers", "holdfast.runtime.system.connections"),
-    "holdfast.runtime.system.network",
+    *("holdfast.runtime.system.connections", "holdfast.runtime.system.network"),
 )
 """What every worker imports, for any script."""
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,8 @@ from holdfast.runtime.host.launchers import (
 )
 from holdfast.runtime.host.output import without_rules
 from holdfast.runtime.system import become
-from holdfast.runtime.system.bind_answers import (
-    Pipes,
-    Rule,
-    launcher_rule,
-    rank_rule,
-    serve_in_background,
-)
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.connections import stranger, watch_strangers
-from holdfast.runtime.system.network import interface_on
 from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.reactor import Reactor
@@ -79,26 +71,20 @@ class MpiLaunch:
         """
         self.directory = line.directory
         """The launch's private one."""
-        (offers, ask), (hear, answers) = os.pipe(), os.pipe()
         with (self.directory / _LOG).open("wb") as log, blocked():
             self._process = subprocess.Popen(
-                by_env([*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()]),
+                by_env([*_SHIM, str(os.getpid()), *line.command()]),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(ask, hear),
             )
-        os.close(ask)
-        os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
-        pipes, rule = Pipes(offers, answers), launcher_rule(line.terms.network)
         try:
-            serve_in_background(self.pid, pipes, rule, _rule_of_ranks(line.terms.network))
-            if line.terms.network is not None:
+            if line.launcher is OPEN_MPI:  # Hydra's callers are others
                 watch_strangers(self.pid, line.ranks, tell)
-        except OSError:  # without an answer to its binds it would wait for ever
+        except OSError:
             self.kill()
             self.end()
             raise
@@ -143,12 +129,6 @@ class MpiLaunch:
         has_ended(self._process, UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
-
-
-def _rule_of_ranks(network: IPv4Network | None) -> Rule | None:
-    """Return where ranks may listen that are started by mpiexec itself, as those of a trial are."""
-    found = None if network is None else interface_on(network)
-    return None if found is None else rank_rule(IPv4Address(found.address))
 
 
 @dataclass(frozen=True, slots=True)

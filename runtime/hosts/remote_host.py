@@ -342,7 +342,7 @@ class RemoteHost:
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a remote shell that dies with this process, in a session of its own."""
-    shim = (sys.executable, "-I", "-S", str(become.__file__), str(os.getpid()), "-", "-")
+    shim = (sys.executable, "-I", "-S", str(become.__file__), str(os.getpid()))
     with blocked():
         return subprocess.Popen(
             by_env([*shim, *command]),

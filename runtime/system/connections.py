@@ -7,12 +7,15 @@ Theory of strangers.  MPI takes the first words of a caller by calls that wait, 
 A caller who says less than a handshake, and stays, stops a rank for as long; a silent one stops
 mpiexec.  A port scan does so.  A peer says its handshake at once, in one piece.  So a connection to
 where MPI listens that has brought less than that is ended after a moment.  When each rank has a
-connection to each other one, a rank listens no more.
+connection to each other one, a rank listens no more.  mpiexec also listens for daemons on other
+hosts.  There are none, so whoever calls there is a stranger.  That socket stays: mpiexec would try
+for ever to accept callers at one that was shut down.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -22,15 +25,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from holdfast.runtime.system.bind_answers import copy_of
 from holdfast.runtime.system.signals import start_thread
 
-_ANY = "0.0.0.0"
+_ANY, _ANY6 = "0.0.0.0", "::"
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _HANDSHAKE_BYTES = 24
 """Of a rank of Open MPI; a client of PMIx says more."""
 _ANSWER_BYTES = 8
 """Of PMIx to a client that it takes; the kernel may count one for the connection itself."""
+_PIDFD_GETFD = 438  # the number of the system call on all architectures
 _TCP_INFO = struct.Struct("=120xQQ")  # linux/tcp.h, from tcpi_bytes_acked to tcpi_bytes_received
 _LOOK_S, _HALF_SAID_S, _SILENT_S = 0.25, 1.0, 5.0
 """A loaded host may take a while from a connection to the first word of a client of PMIx."""
@@ -49,8 +52,7 @@ def own_endpoint(address: str) -> Endpoint:
     ports = [
         one.getsockname()[1]
         for _, one in _sockets()
-        if _listens(one)
-        and one.getsockname()[0] in (address, _ANY)  # any: where binds cannot be answered
+        if _listens(one) and one.getsockname()[0] in (address, _ANY)
     ]
     return Endpoint(address, tuple(sorted(ports)))
 
@@ -88,12 +90,14 @@ class Strangers:
     def __init__(self, process: str = "self", pidfd: int = -1, peers: float = float("inf")) -> None:
         """Take a process, by its descriptor if it is another one, which shall have so many peers.
 
-        When it has answered all of them, it listens no more.
+        When it has answered all of them, it listens for them no more.
         """
         self._process = process, pidfd
         self._peers = peers
         self._answered: dict[int, int] = {}
         """How many callers were answered at each port where MPI listens."""
+        self._for_daemons = set[int]()
+        """Those ports of mpiexec, which are on all interfaces."""
         self._since: dict[int, float] = {}
 
     def look(
@@ -105,15 +109,17 @@ class Strangers:
         """
         answered, since, ended = dict.fromkeys(self._answered, 0), dict[int, float](), []
         for _, one in _sockets(*self._process):
-            inode, port = os.fstat(one.fileno()).st_ino, one.getsockname()[1]
+            inode, (address, port) = os.fstat(one.fileno()).st_ino, one.getsockname()[:2]
             if inode not in others and _listens(one):
                 answered.setdefault(port, 0)
-                if self._answered.get(port, 0) >= self._peers:
+                if self._process[1] >= 0 and address in (_ANY, _ANY6):
+                    self._for_daemons.add(port)
+                elif self._answered.get(port, 0) >= self._peers:
                     one.shutdown(socket.SHUT_RDWR)
             elif port in answered:
                 heard, said = _bytes_of(one)
                 answered[port] += heard >= _ANSWER_BYTES
-                if said < _HANDSHAKE_BYTES:
+                if said < _HANDSHAKE_BYTES or port in self._for_daemons:
                     since[inode] = self._since.get(inode, now)
                     if now - since[inode] >= (_HALF_SAID_S if said else silent_s):
                         with contextlib.suppress(OSError):
@@ -201,13 +207,21 @@ def _bytes_of(one: socket.socket) -> tuple[int, int]:
     return found
 
 
+def _copy_of(pidfd: int, descriptor: int) -> int:
+    """Return a copy of a descriptor of another process, -1 if it cannot be had."""
+    kernel = ctypes.CDLL(None, use_errno=True)
+    number = ctypes.c_long(_PIDFD_GETFD)
+    copy: int = kernel.syscall(number, ctypes.c_int(pidfd), ctypes.c_int(descriptor), 0)
+    return copy
+
+
 def _sockets(process: str = "self", pidfd: int = -1) -> Iterator[tuple[int, socket.socket]]:
     """Give each TCP socket of a process, and its descriptor, as a copy that is closed after it."""
     for name in os.listdir(f"/proc/{process}/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/{process}/fd/{name}").startswith("socket:"):
                 continue
-            copy = os.dup(int(name)) if pidfd < 0 else copy_of(pidfd, int(name))
+            copy = os.dup(int(name)) if pidfd < 0 else _copy_of(pidfd, int(name))
             if copy < 0:
                 continue  # it is gone, or may not be had
             with socket.socket(fileno=copy) as one:

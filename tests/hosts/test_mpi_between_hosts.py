@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
 import subprocess
@@ -68,7 +67,6 @@ print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).has_pa
 
 
 def test_trial_on_the_head_uses_the_network_between_the_hosts(cluster: Cluster) -> None:
-    """Its ranks are children of mpiexec, and have the filter of its binds."""
     sent = cluster.run(cluster.head, [sys.executable, "-c", TRIAL], timeout=BOUND_S).stdout
 
     assert sent.strip() == "True"
@@ -118,20 +116,21 @@ sys.stdin.read()
 """
 
 
-def beyond_loopback(cluster: Cluster) -> list[tuple[str, str, int]]:
-    """Return where something listens for other hosts: its host, the address and the port."""
+def places(cluster: Cluster, *, for_daemons: bool) -> list[str]:
+    """Return where other hosts may call: mpiexec as its daemons would, or it and ranks as ranks."""
     return [
-        (host, found.address, found.port)
+        f"{cluster.address(host)}:{found.port}"
         for host in cluster.names
         for found in cluster.listening(host)
-        if not ipaddress.ip_address(found.address).is_loopback
+        if found.address in ("0.0.0.0", cluster.address(host))
+        if (found.processes == ("prterun",) and found.address == "0.0.0.0") is for_daemons
     ]
 
 
 def test_strangers_stop_nobody_and_are_not_listened_to_when_all_are_connected(
     cluster: Cluster,
 ) -> None:
-    """Meanwhile nothing of MPI listens beyond the network between the hosts."""
+    """Nor do those who call the port of mpiexec for daemons, which stays."""
     here = cluster.shared / "ranks"
     here.mkdir()
     with contextlib.ExitStack() as stack:
@@ -139,11 +138,12 @@ def test_strangers_stop_nobody_and_are_not_listened_to_when_all_are_connected(
             RanksOnHosts(cluster, HOSTS, [sys.executable, "-c", WAITS, str(here)])
         )
         # mpiexec and three ranks, while the fourth one has not come
-        wait_until(lambda: len(beyond_loopback(cluster)) == 4, "ranks in MPI_Init", BOUND_S)
-        found = beyond_loopback(cluster)
+        wait_until(lambda: len(places(cluster, for_daemons=False)) == 4, "MPI_Init", BOUND_S)
+        found = places(cluster, for_daemons=False) + places(cluster, for_daemons=True)
+        assert len(found) == 5
         strangers = cluster.popen(
             "c",
-            [sys.executable, "-c", STRANGERS, *(f"{address}:{port}" for _, address, port in found)],
+            [sys.executable, "-c", STRANGERS, *found],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -152,14 +152,12 @@ def test_strangers_stop_nobody_and_are_not_listened_to_when_all_are_connected(
         (here / "come").touch()
         names = {str(rank) for rank in range(len(HOSTS))}
         wait_until(lambda: names <= {*os.listdir(here)}, "world of all ranks", BOUND_S)
-        wait_until(lambda: not beyond_loopback(cluster), "end of all listening", BOUND_S)
+        wait_until(lambda: not places(cluster, for_daemons=False), "end of listening", BOUND_S)
         (here / "go").touch()
         codes = launch.wait(BOUND_S)
         strangers.stdin.close()
 
     assert codes == [0] * len(HOSTS)
-    for host, address, _ in found:
-        assert address == cluster.address(host)
     for rank in range(3):  # two have half said a handshake
         callers = (here / f"told-{rank}").read_text().split()
         assert {caller.rpartition(":")[0] for caller in callers} == {cluster.address("c")}

@@ -7,7 +7,6 @@ The last tests need other MPIs.  ``ci/other-mpis DIR`` installs their wheels, an
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
 import time
@@ -156,9 +155,7 @@ def test_no_segment_of_shared_memory_is_left_behind(
 
 
 @hydra
-def test_nobody_listens_beyond_the_loopback_interface(
-    tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path
-) -> None:
+def test_workers_listen_nowhere(tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path) -> None:
     options = ["--no-shrink", "--mpiexec", str(mpiexec)]
     with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
         running.wait_for("step", step=20)
@@ -167,5 +164,4 @@ def test_nobody_listens_beyond_the_loopback_interface(
 
     assert_whole(job, LONG, undisturbed(LONG))
     assert {"holdfast-agent", "holdfast-w0", "holdfast-w1"} <= names
-    assert listening
-    assert [found for found in listening if not ipaddress.ip_address(found[1]).is_loopback] == []
+    assert not {name for name, _ in listening if name.startswith("holdfast")}

@@ -39,8 +39,7 @@ from holdfast.runtime.system.witnessed_time import Stillness
 ALWAYS = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
     *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
-    *("holdfast.runtime.system.bind_answers", "holdfast.runtime.system.connections"),
-    "holdfast.runtime.system.network",
+    *("holdfast.runtime.system.connections", "holdfast.runtime.system.network"),
 )
 KERAS = ("tensorflow", "keras")
 FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)

@@ -151,6 +151,25 @@ def test_nobody_is_listened_to_when_all_peers_were_answered(net: Net) -> None:
     assert net.begun_here(THERE)
 
 
+def test_whoever_calls_mpiexec_as_a_daemon_is_cut_off() -> None:
+    pidfd = os.pidfd_open(os.getpid())
+    strangers = Strangers("self", pidfd, peers=1)
+    with socket.create_server(("", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        taken = listener.accept()[0]
+        with caller, taken:
+            caller.sendall(bytes(300))
+            taken.sendall(bytes(8))
+            assert caller.recv(8, socket.MSG_WAITALL)
+
+            told = [strangers.look(now) for now in (0.0, 0.9, 1.1)]
+
+            assert told == [(), (), ("{}:{}".format(*caller.getsockname()),)]
+            assert caller.recv(1) == b""
+        socket.create_connection(listener.getsockname()).close()
+    os.close(pidfd)
+
+
 def test_what_has_listened_in_the_meantime_listens_no_more_and_is_never_ready(net: Net) -> None:
     told: list[str] = []
     with strangers_cut_off(told.append):

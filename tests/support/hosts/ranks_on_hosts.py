@@ -23,7 +23,6 @@ from holdfast.runtime.host import guard as guard_module
 from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
 from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system import become
-from holdfast.runtime.system.bind_answers import Pipes, launcher_rule, serve_in_background
 from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.system.connections import watch_strangers
 from holdfast.runtime.system.processes import kill_tree
@@ -88,26 +87,19 @@ class RanksOnHosts:
         self._mpiexec.wait()
 
     def _start(self, cluster: Cluster, ranks: int, output: Any) -> subprocess.Popen[Any]:
-        """Start mpiexec on the head, with its binds answered as in a job."""
-        network = IPv4Network(NETWORK)
-        line = LaunchLine(
-            find_mpiexec(), ranks, self._directory, _GUARD, as_root=True, terms=LaunchTerms(network)
-        )
+        """Start mpiexec on the head, watched for strangers as in a job."""
+        terms = LaunchTerms(IPv4Network(NETWORK))
+        line = LaunchLine(find_mpiexec(), ranks, self._directory, _GUARD, as_root=True, terms=terms)
         told = {"HOLDFAST_AGENT": str(self._directory / "agent.sock"), "HOLDFAST_GENERATION": "1"}
-        (offers, ask), (hear, answers) = os.pipe(), os.pipe()
         shim = [sys.executable, "-I", "-S", str(become.__file__)]
         process = cluster.popen(
             cluster.head,
-            [*shim, str(os.getpid()), str(ask), str(hear), *line.command()],
+            [*shim, str(os.getpid()), *line.command()],
             env=line.environment(os.environ, **told),
-            pass_fds=(ask, hear),
             start_new_session=True,
             stdout=output,
             stderr=output,
         )
-        os.close(ask)
-        os.close(hear)
-        serve_in_background(process.pid, Pipes(offers, answers), launcher_rule(network))
         watch_strangers(process.pid, ranks, lambda _: None)
         return process
 
