@@ -298,7 +298,8 @@ def _take_constants(graph: Any) -> dict[str, Any]:
     for node in graph.node:
         if node.op != "Const" or _bytes_of(node.attr["value"].tensor) < _LARGE:
             continue
-        value = tf.constant(tf.make_ndarray(node.attr["value"].tensor))
+        tensor = node.attr["value"].tensor  # `make_ndarray` reads no strings
+        value = tf.io.parse_tensor(tensor.SerializeToString(), tf.as_dtype(tensor.dtype))
         node.op = "Placeholder"
         del node.attr["value"]
         node.attr["shape"].shape.CopyFrom(value.shape.as_proto())

@@ -306,6 +306,10 @@ def job_environment(threads: int) -> dict[str, str]:
     # Keras imports pandas where it is installed, and pandas pyarrow, whose jemalloc would begin a
     # thread: nothing that imports it could be warm.
     environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    # oneDNN's own allocator doubles its pool, and gives nothing back.  Of several arenas only the
+    # first one keeps large tensors between two steps (`settle_memory`).
+    environment.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
+    environment.setdefault("MALLOC_ARENA_MAX", "1")
     environment["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )

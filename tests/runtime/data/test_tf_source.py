@@ -265,6 +265,16 @@ def test_repeat_before_batch_is_endless(tf: Any) -> None:
     assert (found.batches, found.is_endless) == (None, True)
 
 
+def test_large_strings_are_read_by_the_graph_like_small_ones(tf: Any) -> None:
+    """As encoded images are; else a map with random state would draw in any order."""
+    texts = tf.data.Dataset.from_tensor_slices([bytes([n]) * 1000 for n in range(100)])
+    found = source(texts.map(lambda text: _random(tf.strings.length(text))).batch(10))
+    assert len(found._constants) == 1
+    (batch, *_), again = (list(map(np.asarray, found.open(0, 0)[1])) for _ in range(2))
+    assert np.array_equal(batch, again[0])
+    assert np.array_equal(batch // 1, np.full(10, 1000.0))
+
+
 def test_large_arrays_stay_outside_of_the_graph(tf: Any) -> None:
     rows = np.random.default_rng(1).normal(size=(50, 1000)).astype("float32")
     found = source(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(20))
