@@ -81,6 +81,18 @@ _PLACEMENT = (
 )
 """A site's settings of where ranks go.  Those of holdfast are all here, and bound to nothing."""
 
+_TENSORS_STAY = ":".join(
+    f"glibc.malloc.{name}={value}"
+    for name, value in {
+        "hugetlb": 1,  # by madvise
+        "arena_max": 1,
+        "mmap_threshold": 1 << 25,  # the most that may be
+        "trim_threshold": 1 << 40,
+    }.items()
+)
+"""How the C library allocates tensors in place of oneDNN's pool, which doubles and gives nothing
+back: freed ones are kept for the next step, and those that are mapped anew have large pages."""
+
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -306,10 +318,8 @@ def job_environment(threads: int) -> dict[str, str]:
     # Keras imports pandas where it is installed, and pandas pyarrow, whose jemalloc would begin a
     # thread: nothing that imports it could be warm.
     environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    # oneDNN's own allocator doubles its pool, and gives nothing back.  Of several arenas only the
-    # first one keeps large tensors between two steps (`settle_memory`).
     environment.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
-    environment.setdefault("MALLOC_ARENA_MAX", "1")
+    environment.setdefault("GLIBC_TUNABLES", _TENSORS_STAY)
     environment["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )

@@ -206,7 +206,11 @@ class Step:
             captured.results = stack.enter_context(noted_results(self.model.metrics))
             stack.enter_context(captured.scope)
             captured.logs = self._call(batch, captured.scope)
-        captured.assigned = captured.scope.assigned
+        # Keras resets and shows its own loss only if it is among the model's metrics.
+        own_loss = getattr(self.model._loss_tracker, "variables", ())
+        unseen = {id(v) for v in own_loss}.difference(map(id, metrics))
+        assigned = captured.scope.assigned.items()
+        captured.assigned = {key: at for key, at in assigned if key not in unseen}
         captured.starts = self.starts
         return captured
 

@@ -186,8 +186,11 @@ class StepContributor(Contributor):
         self._mixing = mixing
         batch = Batch.of(first)
         Step(model, "train_step", ()).discover(batch)
-        self.has_own_test = _discovers_evaluation(model, validated, batch)
-        self.validates = (validated or first).kind if self.has_own_test else ()
+        self.has_own_test = validated is not None
+        self.validates = ()
+        if validated is not None:
+            Step(model, "test_step", ()).discover(Batch.of(validated))
+            self.validates = validated.kind
         generators = seed_states(model)
         starts = metric_starts(model)
         self._step = Step(model, "train_step", generators, starts)
@@ -367,19 +370,6 @@ class StepContributor(Contributor):
         self._plan, self.turns = first, first.last_turn + 1
         self._calls = self._calls or [call for call, _ in captured.calls]
         return first
-
-
-def _discovers_evaluation(model: Any, validated: Microbatch | None, batch: Batch) -> bool:
-    """Make what validation needs, now or later: without it the test step may not fit the batch."""
-    step = Step(model, "test_step", ())
-    if validated is not None:
-        step.discover(Batch.of(validated))
-        return True
-    try:
-        step.discover(batch)
-    except Exception:  # any error of the user's code
-        return False
-    return True
 
 
 def _flat(values: Iterable[Any]) -> Any:

@@ -36,7 +36,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
 _F_ADD_SEALS = 1033
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 _ENV = "/usr/bin/env"
@@ -169,17 +168,13 @@ def sealed_memory(name: str, size: int) -> int:
     return fd
 
 
-def settle_memory() -> None:
-    """Return freed memory to the system, once, and keep from now on what is freed.
+def trim_memory() -> None:
+    """Return to the system what the C library holds of freed memory, in pieces of any place.
 
-    A start needs far more at once than a step.  A step needs the same again and again: a tensor of
-    more than 32 MiB is else mapped anew each time, and each of its pages costs a fault.
+    It keeps all that a process has needed at once, which a start needs far more of than a step.
     """
-    library = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):  # other C libraries have neither
-        library.malloc_trim(0)
-        library.mallopt(_M_MMAP_MAX, 0)
-        library.mallopt(_M_TRIM_THRESHOLD, -1)
+    with contextlib.suppress(AttributeError):  # other C libraries keep little
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.own_process import settle_memory
+from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
@@ -546,7 +546,7 @@ class Preparation:
             self._enter(Activity.APPLY)
         elif self._has_left_memory:
             self._has_left_memory = False
-            settle_memory()
+            trim_memory()
 
 
 def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:

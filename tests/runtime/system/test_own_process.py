@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +20,8 @@ from holdfast.runtime.system.own_process import (
     has_ended,
     is_single_threaded,
     program_command,
-    settle_memory,
     thread_count,
+    trim_memory,
     usable_cores,
 )
 
@@ -112,18 +110,9 @@ def test_program_is_loaded_by_env_unless_its_name_would_be_a_variable() -> None:
     assert by_env(["/a=b/python", "-c"]) == ["/a=b/python", "-c"]
 
 
-@pytest.fixture
-def libc() -> Iterator[ctypes.CDLL]:
-    """Return the C library; afterwards it gives large pieces back at once, as by default."""
-    library = ctypes.CDLL(None)
-    library.malloc.restype = ctypes.c_void_p
-    yield library
-    library.mallopt(-4, 1 << 16)
-    library.mallopt(-1, 1 << 17)
-    library.malloc_trim(0)
-
-
-def test_freed_memory_between_pieces_in_use_returns_to_the_system(libc: ctypes.CDLL) -> None:
+def test_freed_memory_between_pieces_in_use_returns_to_the_system() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
     pieces = [ctypes.c_void_p(libc.malloc(_PIECE_BYTES)) for _ in range(_PIECES)]
     for piece in pieces:
         ctypes.memset(piece, 1, _PIECE_BYTES)
@@ -133,28 +122,13 @@ def test_freed_memory_between_pieces_in_use_returns_to_the_system(libc: ctypes.C
             libc.free(piece)
     before = _resident_bytes()
 
-    settle_memory()
+    trim_memory()
 
     assert before - _resident_bytes() > _PIECES * _PIECE_BYTES // 2
     for piece in kept:
         libc.free(piece)
 
 
-def test_large_pieces_are_kept_for_the_next_step_once_memory_is_settled(libc: ctypes.CDLL) -> None:
-    settle_memory()
-    faults = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        piece = ctypes.c_void_p(libc.malloc(_LARGE_BYTES))
-        ctypes.memset(piece, 1, _LARGE_BYTES)
-        libc.free(piece)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-    pages = _LARGE_BYTES // os.sysconf("SC_PAGE_SIZE")
-    assert faults[-1] < pages // 10 < pages // 2 < faults[0]
-
-
-_LARGE_BYTES = 1 << 26
 _PIECES, _PIECE_BYTES = 640, 100_000  # the C library takes larger ones from the system each
 
 

@@ -86,6 +86,37 @@ def distilled(tf: SimpleNamespace) -> Any:
     return model
 
 
+def guided(tf: SimpleNamespace) -> Any:
+    """The step of Keras's guide: metrics of its own, beside a compiled loss and its test step."""
+    keras, t = tf.keras, tf.tensorflow
+
+    class Guided(keras.Model):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            self.loss_tracker = keras.metrics.Mean(name="loss")
+            self.error = keras.metrics.MeanAbsoluteError(name="mae")
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with t.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=predicted)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            self.loss_tracker.update_state(loss)
+            self.error.update_state(y, predicted)
+            return {"loss": self.loss_tracker.result(), "mae": self.error.result()}
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.loss_tracker, self.error]
+
+    inputs = keras.Input((6,))
+    model = Guided(inputs, keras.layers.Dense(2)(inputs))
+    model.compile(optimizer="adam", loss="mse")
+    return model
+
+
 def penalised(tf: SimpleNamespace) -> Any:
     """A loss with the norm of its own gradient, by nested tapes; logs are plain numbers."""
     keras, t = tf.keras, tf.tensorflow

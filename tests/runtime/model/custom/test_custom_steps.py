@@ -11,7 +11,7 @@ import custom_models
 import keras
 import numpy as np
 import pytest
-from custom_models import ALONE, BATCH
+from custom_models import ALONE, BATCH, X, Y
 from extended import extended, shortened
 from keras_oracle import fresh_model, parts_of
 
@@ -127,7 +127,8 @@ def test_bytes_do_not_depend_on_who_computes_what(tf: SimpleNamespace, case: str
 @pytest.mark.parametrize("case", shortened(["penalised", "logged"], here=["penalised"]))
 def test_own_test_step_is_that_of_keras(tf: SimpleNamespace, case: str) -> None:
     make, batch = CASES[case]
-    replica = replica_for(tf, make, batch)
+    model = fresh_model(tf, make)
+    replica = tf.replica(model, batch.x, batch.y, batch.weights, validated=batch)
     out = np.empty(replica.shape.metrics, np.float32)
 
     sums = np.zeros(out.size)
@@ -138,6 +139,21 @@ def test_own_test_step_is_that_of_keras(tf: SimpleNamespace, case: str) -> None:
     expected = replica.model.evaluate(batch.x, batch.y, batch_size=13, verbose=0, return_dict=True)
 
     assert shown == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_metrics_of_a_models_own_may_leave_out_the_loss_of_keras(
+    tf: SimpleNamespace, *, is_validated: bool
+) -> None:
+    """As in Keras's guide to own steps: its test step counts the loss, and nobody sees it."""
+    replica = tf.replica(
+        fresh_model(tf, custom_models.guided), X, Y, validated=BATCH if is_validated else None
+    )
+
+    sums = train(replica, BATCH, 2)
+    logs = fit(fresh_model(tf, custom_models.guided), BATCH)
+
+    assert replica.results(sums, STEPS * BATCH.samples) == pytest.approx(logs, rel=2e-4)
 
 
 def test_what_the_parts_of_a_batch_cannot_measure_is_named(tf: SimpleNamespace) -> None:
