@@ -276,7 +276,7 @@ WAYS: Mapping[str, Callable[[Job], None]] = {
     "ours-1": lambda job: _ours(job, 1),
     "plain": lambda job: _plain(job, 1),
 }
-OF_TWO_WORKERS = {*ON_ONE_HOST[:5], "servers-sync", "servers-async"}
+OF_TWO_WORKERS = WAYS.keys() - {"two-plain", "ours-1", "plain"}
 """Ways of which one process tells what both workers have done."""
 
 

@@ -107,8 +107,8 @@ class Contributor(ABC):
         """Raise ProgramError if a step cannot be put together from microbatches."""
 
     @abstractmethod
-    def learn(self, validated: Microbatch) -> None:
-        """Learn what is left, from traced graphs and a microbatch like those of validation."""
+    def learn(self, validated: Microbatch | None) -> None:
+        """Learn what is left, from traced graphs and a microbatch of validation if there is any."""
 
     @abstractmethod
     def shapes(self, turn: int) -> list[tuple[int, ...]]:
@@ -176,9 +176,9 @@ class GraphReplica:
         self._no_seeds = tf.zeros((contributor.seeds, 2), tf.int64)
         self._first_graph = self._graph(first, 0)
         contributor.check()
-        if contributor.has_own_test:
-            self._graph(validated or first, None)
-        contributor.learn(validated or first)
+        if contributor.has_own_test and validated is not None:
+            self._graph(validated, None)
+        contributor.learn(validated)
         self._updates: list[Any] = []
         self._shape = ContributionShape(self._make_ready(), contributor.metrics)
 

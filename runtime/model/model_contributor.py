@@ -259,7 +259,7 @@ class ModelContributor(Contributor):
                 check_kind(variable, self._kind_of(variable), "the model's call")
             model_rules.check_unmixed(self._mixed)
 
-    def learn(self, validated: Microbatch) -> None:
+    def learn(self, validated: Microbatch | None) -> None:
         self._left_out = _names_of(self._model, self._no_sums())
         self.metrics, self.only_shown = self.measures.size, self.measures.of_variables
 

@@ -221,10 +221,9 @@ class StepContributor(Contributor):
             check_kind(variable, kind, self._step.name)
         model_rules.check_mixing(self._tried, self._step.name)
 
-    def learn(self, validated: Microbatch) -> None:
+    def learn(self, validated: Microbatch | None) -> None:
         step = self._test_step
-        has_one = self.has_own_test
-        self._tried_evaluation = self._try(step, validated) if has_one else untried(step)
+        self._tried_evaluation = untried(step) if validated is None else self._try(step, validated)
         of_test = self._test_logs.numbers if self._test_logs else ()
         self._vector = CustomVector(
             self._model.metrics_variables,
@@ -261,7 +260,7 @@ class StepContributor(Contributor):
             self._vector.assign_metrics(sums, self._step.starts)
             if not self._vector.is_evaluation(sums):
                 return self._found.logs.shown(self._kept.numbers)
-            if self._test_logs is None:  # a model that cannot be called has no test step
+            if self._test_logs is None:  # its test step was not traced
                 raise ProgramError(
                     f"{self._model.name!r} was not validated yet, so the logs of its "
                     "test_step are not known: give fit() validation_data"

@@ -253,6 +253,18 @@ def test_environment_of_a_job_is_that_outside_of_any_mpi_job(
     assert environment["OMP_NUM_THREADS"] == "2"
 
 
+def test_tensors_come_from_the_c_library_unless_the_user_has_set_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    monkeypatch.delenv("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", raising=False)
+
+    environment = job_environment(threads=1)
+
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
+    assert environment["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] == "1"
+
+
 def test_thread_pools_of_all_libraries_have_the_threads_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
