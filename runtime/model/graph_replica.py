@@ -31,12 +31,15 @@ from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.graphs import (
     BorrowedTotal,
+    Divide,
     GraphCache,
     Place,
     VectorLayout,
     apart,
     compiled,
     kept,
+    quotient,
+    scaled,
     tensor_at,
 )
 from holdfast.runtime.model.loss import LossScale
@@ -128,8 +131,11 @@ class Contributor(ABC):
         return True
 
     @abstractmethod
-    def update(self, turn: int, divisors: Any, sums: Sequence[Any]) -> None:
-        """Update everything from the tensors before the metrics, in a graph."""
+    def update(self, turn: int, divisors: Any, sums: Sequence[Any], divide: Divide) -> None:
+        """Update everything from the tensors before the metrics, in a graph.
+
+        ``divide`` makes means of the sums of gradients.
+        """
 
     def measured(self, found: FloatVector, share: float, *, training: bool) -> FloatVector:
         """Return the metrics part of a contribution, from what a graph has found."""
@@ -366,12 +372,13 @@ class GraphReplica:
         return [self._change_of(turn) for turn in range(self._of_step.turns)]
 
     def _change_of(self, turn: int) -> Callable[..., Any]:
-        def change(divisors: Any, *sums: Any) -> None:
-            self._of_step.update(turn, divisors, sums)
+        def change_by(divide: Divide) -> Callable[..., Any]:
+            return lambda divisors, *sums: self._of_step.update(turn, divisors, sums, divide)
 
         shapes = [(self._of_step.denominators,), *self._of_step.shapes(turn)]
         flat = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-        found = compiled(change, *flat) if self._of_step.is_compiled(turn) else None
+        found = compiled(change_by(scaled), *flat) if self._of_step.is_compiled(turn) else None
+        change = change_by(quotient)
         return found or (apart(change) if self._of_step.is_apart else change)
 
     def _trace_update(self, turn: int) -> Any:

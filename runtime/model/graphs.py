@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -61,6 +61,24 @@ _xla = _Xla()
 _NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "CheckNumericsV2"}
 _DRAWS = "StatelessRandom"
 """Operations that XLA compiles to something else: a check to nothing, a draw to another one."""
+
+
+Divide: TypeAlias = Callable[[Any, Any], Any]
+"""A sum of float32 over its divisor; nothing over nothing is 0."""
+
+
+def quotient(total: Any, divisor: Any) -> Any:
+    """Return the nearest float to ``total / divisor``."""
+    return tf.math.divide_no_nan(total, divisor)
+
+
+def scaled(total: Any, divisor: Any) -> Any:
+    """Return ``total`` times the nearest float to ``1 / divisor``, as losses of Keras do.
+
+    XLA computes nothing dear twice, such as a division.  So it writes quotients to memory where
+    several operations read them, which an optimizer's mostly do.  Products cost no pass over it.
+    """
+    return tf.math.multiply_no_nan(total, tf.math.divide_no_nan(1.0, divisor))
 
 
 def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[..., Any] | None:

@@ -31,6 +31,7 @@ import tensorflow as tf
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe, TermValues
 from holdfast.runtime.model.graph_replica import Contributor
+from holdfast.runtime.model.graphs import Divide
 from holdfast.runtime.model.kinds import (
     MetricKinds,
     StateKind,
@@ -309,12 +310,12 @@ class ModelContributor(Contributor):
         entry = self.measures.denominator_of
         return [known[part] if part in known else metrics[entry(part)] for part in self._parts]
 
-    def update(self, turn: int, divisors: Any, sums: Sequence[Any]) -> None:
+    def update(self, turn: int, divisors: Any, sums: Sequence[Any], divide: Divide) -> None:
         roles = self.roles
         means: dict[int, Any] = {}
         for (part, variable), total in zip(roles.graded, sums, strict=False):
             divisor = divisors[self._parts.index(part)]
-            mean = total if self.is_undivided else tf.math.divide_no_nan(total, divisor)
+            mean = total if self.is_undivided else divide(total, divisor)
             known = means.get(id(variable))
             means[id(variable)] = mean if known is None else known + mean
         if self._trainable:  # Keras calls no optimizer for a model without any

@@ -29,6 +29,7 @@ from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.captured_step import CapturedStep, OptimizerCall, Step, outside, record
 from holdfast.runtime.model.graph_replica import Contributor
+from holdfast.runtime.model.graphs import Divide
 from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
 from holdfast.runtime.model.model_call import Batch, Starts, metric_starts
 from holdfast.runtime.model.model_rules import named_variables, unchanged
@@ -324,10 +325,10 @@ class StepContributor(Contributor):
     def is_compiled(self, turn: int) -> bool:
         return not (self._found.following and turn == self._found.last_turn)
 
-    def update(self, turn: int, divisors: Any, sums: Sequence[Any]) -> None:
+    def update(self, turn: int, divisors: Any, sums: Sequence[Any], divide: Divide) -> None:
         samples, rest = divisors[0], iter(sums)
         gradients = {
-            i: [next(rest) / self._tried.weight(i, samples) for _ in self._found.graded[i]]
+            i: [divide(next(rest), self._tried.weight(i, samples)) for _ in self._found.graded[i]]
             for i in self._found.calls_of(turn)
         }
         if self.is_compiled(turn):

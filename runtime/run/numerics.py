@@ -49,6 +49,8 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 _WITHOUT_XLA = "off"
+_WITH_XLA = "products"
+"""How a compiled update makes means of sums; once, when this was `on`, by a division."""
 
 CPUINFO = Path("/proc/cpuinfo")
 _FLAGS = ("Features", "features", "isa", "cpu")
@@ -89,10 +91,11 @@ class Numerics:
         versions = {library: _version(names) for library, names in _LIBRARIES.items()}
         has_devices = bool(find_devices(os.environ).names)
         is_compiled = xla and not has_devices
+        with_xla = f"{_WITH_XLA} {os.environ.get('XLA_FLAGS', '')}"
         return Numerics(
             threads=threads,
             deterministic=threads > 1 or has_devices,
-            xla=f"on {os.environ.get('XLA_FLAGS', '')}".rstrip() if is_compiled else _WITHOUT_XLA,
+            xla=with_xla.rstrip() if is_compiled else _WITHOUT_XLA,
             onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
             instruction_set=instruction_set(os.environ, cpu_flags()),
             python=platform.python_version(),

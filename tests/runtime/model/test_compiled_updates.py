@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras_harness
+import numpy as np
 import pytest
 from extended import shortened
 from keras_harness import bytes_of, contribution, microbatch
@@ -188,6 +189,39 @@ def without_xla(tf: SimpleNamespace) -> Iterator[None]:
     set_numerics(Numerics.here(threads=1, xla=False), 7)
     yield
     set_numerics(numerics, 7)
+
+
+def _one_kernel(tf: SimpleNamespace) -> Any:
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Flatten(), layers.Dense(1, use_bias=False)])
+    model.compile(optimizer=tf.keras.optimizers.SGD(1.0), loss="mse")
+    return model
+
+
+def _stepped(tf: SimpleNamespace) -> tuple[Any, Any, int]:
+    """Return weights that were 0 after a step at the rate 1, and the sums that it has applied."""
+    model, batch = fresh_model(tf, _one_kernel), microbatch(0, 0)
+    model(batch.x)
+    model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+    replica = replica_of_keras(model, keras_harness.FIRST, BatchMixing.REFUSED)
+    total = contribution(replica, batch)
+    replica.apply(total, batch.samples)
+    (kernel,) = (each for name, each in replica.state().items() if name.endswith("kernel"))
+    weights = np.asarray(kernel).reshape(-1)
+    return weights, total[: len(weights)].copy(), batch.samples
+
+
+def test_a_compiled_update_takes_sums_by_the_reciprocal_of_the_samples(tf: SimpleNamespace) -> None:
+    weights, sums, samples = _stepped(tf)
+
+    assert weights.tobytes() == (-sums * (np.float32(1) / np.float32(samples))).tobytes()
+
+
+@pytest.mark.usefixtures("without_xla")
+def test_an_update_without_xla_divides_the_sums(tf: SimpleNamespace) -> None:
+    weights, sums, samples = _stepped(tf)
+
+    assert weights.tobytes() == (-sums / np.float32(samples)).tobytes()
 
 
 @pytest.mark.usefixtures("without_xla")
