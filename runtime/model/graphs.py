@@ -73,10 +73,9 @@ def quotient(total: Any, divisor: Any) -> Any:
 
 
 def scaled(total: Any, divisor: Any) -> Any:
-    """Return ``total`` times the nearest float to ``1 / divisor``, as losses of Keras do.
+    """Return ``total`` times the nearest float to ``1 / divisor``.
 
-    XLA computes nothing dear twice, such as a division.  So it writes quotients to memory where
-    several operations read them, which an optimizer's mostly do.  Products cost no pass over it.
+    XLA does no division twice: it would write quotients that several operations read to memory.
     """
     return tf.math.multiply_no_nan(total, tf.math.divide_no_nan(1.0, divisor))
 

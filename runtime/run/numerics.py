@@ -48,8 +48,7 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 (oneDNN developer guide, "CPU dispatcher control")."""
 
 
-_WITHOUT_XLA = "off"
-_WITH_XLA = "products"
+_WITHOUT_XLA, _WITH_XLA = "off", "products"
 """How a compiled update makes means of sums; once, when this was `on`, by a division."""
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,35 +23,42 @@ pytestmark = pytest.mark.tensorflow
 Make = Callable[[SimpleNamespace], Any]
 
 
-def _optimizer(name: str, **settings: Any) -> Make:
-    def make(tf: SimpleNamespace) -> Any:
-        return keras_harness.dense(tf, optimizer=getattr(tf.keras.optimizers, name)(**settings))
+def _dense(tf: SimpleNamespace, optimizer: Any, units: int = 3000) -> Any:
+    """Return a model for whose update XLA is worth while."""
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Flatten(), layers.Dense(units), layers.Dense(90)])
+    model.add(layers.Dense(1))
+    model.compile(optimizer=optimizer, loss="mse")
+    return model
 
-    return make
+
+def _optimizer(name: str, **settings: Any) -> Make:
+    return lambda tf: _dense(tf, getattr(tf.keras.optimizers, name)(**settings))
 
 
 def _scheduled(tf: SimpleNamespace) -> Any:
     schedule = tf.keras.optimizers.schedules.CosineDecay(0.1, 3)
-    return keras_harness.dense(tf, optimizer=tf.keras.optimizers.SGD(schedule, momentum=0.9))
+    return _dense(tf, tf.keras.optimizers.SGD(schedule, momentum=0.9))
 
 
 def _scaled(tf: SimpleNamespace) -> Any:
-    optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**10)
-    return keras_harness.dense(tf, optimizer=optimizer)
+    return _dense(tf, tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**10))
 
 
 def _several(tf: SimpleNamespace) -> Any:
     """Two optimizers, each for some weights."""
     one, other = tf.keras.optimizers.Adam(0.01), tf.keras.optimizers.SGD(0.1)
     both = tf.keras.optimizers.MultiOptimizer(lambda v: one if v.name == "bias" else other)
-    return keras_harness.dense(tf, optimizer=both)
+    return _dense(tf, both)
 
 
 def _embedding(tf: SimpleNamespace) -> Any:
     """Rows that a batch names more than once."""
     layers, ops = tf.keras.layers, tf.keras.ops
     rows = [layers.Flatten(), layers.Lambda(lambda x: ops.cast(10 * abs(x), "int32"))]
-    model = tf.keras.Sequential([*rows, layers.Embedding(64, 3), layers.Flatten(), layers.Dense(1)])
+    model = tf.keras.Sequential(
+        [*rows, layers.Embedding(64, 4500), layers.Flatten(), layers.Dense(1)]
+    )
     model.compile(optimizer="adam", loss="mse")
     return model
 
@@ -87,7 +95,7 @@ def _own(update: Callable[[SimpleNamespace, Any], Any]) -> Make:
             def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
                 super().update_step(update(tf.tensorflow, gradient), variable, learning_rate)
 
-        return keras_harness.dense(tf, optimizer=Own(0.1))
+        return _dense(tf, Own(0.1))
 
     return make
 
@@ -123,7 +131,7 @@ def _by_handle(tf: SimpleNamespace) -> Any:
                 momentum=0.9,
             )
 
-    return keras_harness.dense(tf, optimizer=Own(0.1, momentum=0.9))
+    return _dense(tf, Own(0.1, momentum=0.9))
 
 
 NOT_COMPILED = {
@@ -181,6 +189,12 @@ def test_what_xla_would_change_stays_a_graph(tf: SimpleNamespace, case: str) -> 
     assert _state_after(replica, 2)
 
 
+def test_a_small_update_stays_a_graph(tf: SimpleNamespace) -> None:
+    make = functools.partial(_dense, optimizer="adam", units=100)
+
+    assert not _is_compiled(_replica(tf, make, BatchMixing.HARMLESS))
+
+
 @pytest.fixture
 def without_xla(tf: SimpleNamespace) -> Iterator[None]:
     from holdfast.runtime.model.graphs import set_numerics
@@ -193,7 +207,8 @@ def without_xla(tf: SimpleNamespace) -> Iterator[None]:
 
 def _one_kernel(tf: SimpleNamespace) -> Any:
     layers = tf.keras.layers
-    model = tf.keras.Sequential([layers.Flatten(), layers.Dense(1, use_bias=False)])
+    kernel = layers.Dense(8000, use_bias=False)
+    model = tf.keras.Sequential([layers.Flatten(), kernel])
     model.compile(optimizer=tf.keras.optimizers.SGD(1.0), loss="mse")
     return model
 
