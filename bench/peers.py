@@ -47,8 +47,6 @@ from holdfast.runtime.system.processes import marked_processes
 
 CACHE = Path("~/.cache/holdfast-bench")
 LOOK_S = 0.25
-SUPPORT = Path(__file__).parents[1] / "tests" / "support"
-sys.path += [str(SUPPORT), str(SUPPORT / "clusters")]  # hosts that are namespaces of this machine
 STARTS = {"dnn": ("plain", "ours-1"), "pipeline": ("plain", "ours-1")}
 """Cases and ways whose first step is timed."""
 MEMORIES = {"mlp-adam": ("plain", "ours-2", "tape")}
