@@ -17,17 +17,15 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import harness
+from striker import Strike, StruckRun, blows_of, run_struck, strikes_by_the_clock
 
 from holdfast.testing import JobRequest, JobRun
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests" / "support"))
-from striker import Strike, StruckRun, blows_of, run_struck, strikes_by_the_clock  # noqa: E402
 
 GLOBAL_BATCH = 1497
 """All samples of the digits that are not held out: one step an epoch."""

@@ -127,9 +127,8 @@ class Job:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that the job gets beside those of this process."""
-        hosts = " ".join(self.cluster.names) if self.cluster else ""
-        result = {harness.RESULT_VARIABLE: str(self.result), "HOLDFAST_BENCH_HOSTS": hosts}
-        return {**SURROUNDINGS, **result}
+        hosts = {"HOLDFAST_BENCH_HOSTS": " ".join(self.cluster.names)} if self.cluster else {}
+        return {**SURROUNDINGS, harness.RESULT_VARIABLE: str(self.result), **hosts}
 
     def argv(self, way: str, workers: int) -> list[str]:
         """Return the words behind ``python``."""

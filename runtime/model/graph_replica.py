@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -53,10 +52,6 @@ from holdfast.runtime.model.model_call import (
 )
 from holdfast.runtime.model.replica import ContributionShape, EpochSums, Microbatch
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
-
-_COMPILED_FROM = 1 << 18
-"""Floats in the sums of a turn.  Fewer stay in a core's cache, so XLA makes a step no faster, and
-takes half a second of a core for itself (decision 0079)."""
 
 
 class Contributor(ABC):
@@ -382,8 +377,7 @@ class GraphReplica:
 
         shapes = [(self._of_step.denominators,), *self._of_step.shapes(turn)]
         flat = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-        pays = sum(map(math.prod, shapes)) >= _COMPILED_FROM and self._of_step.is_compiled(turn)
-        found = compiled(change_by(scaled), *flat) if pays else None
+        found = compiled(change_by(scaled), *flat) if self._of_step.is_compiled(turn) else None
         change = change_by(quotient)
         return found or (apart(change) if self._of_step.is_apart else change)
 

@@ -63,8 +63,12 @@ _DRAWS = "StatelessRandom"
 """Operations that XLA compiles to something else: a check to nothing, a draw to another one."""
 
 
+_COMPILED_FROM = 1 << 18
+"""Floats of all arguments.  Fewer stay in a core's cache, so XLA makes a step hardly faster, and
+takes half a second of a core for itself (decision 0079)."""
+
 Divide: TypeAlias = Callable[[Any, Any], Any]
-"""A sum of float32 over its divisor; nothing over nothing is 0."""
+"""A sum of float32 over its divisor; over 0 it is 0."""
 
 
 def quotient(total: Any, divisor: Any) -> Any:
@@ -81,12 +85,13 @@ def scaled(total: Any, divisor: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any], *specifications: Any) -> Callable[..., Any] | None:
-    """Return ``function``, compiled by XLA, to be called in graphs; None if that cannot be.
+    """Return ``function``, compiled by XLA, to be called in graphs; None if that cannot be or pay.
 
     Its arguments are tensors of these shapes and dtypes.  A compiled function is optimized by
     itself, so its bits are the same in each graph that calls it.
     """
-    if not _xla.is_on:
+    floats = sum(each.shape.num_elements() for each in specifications)
+    if not _xla.is_on or floats < _COMPILED_FROM:
         return None
     wrapped: Any = tf.function(function, autograph=False, jit_compile=True)
     try:
