@@ -29,8 +29,7 @@ import harness
 import numpy as np
 from reduce import KIB, MIB, Sums, size_text, time_rounds
 
-from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms, find_mpiexec
 
 if TYPE_CHECKING:
     from cluster import Cluster

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import harness
 
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import find_mpiexec
 from holdfast.runtime.system.processes import kill_tree
 from holdfast.testing import JobRequest
 

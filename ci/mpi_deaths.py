@@ -29,8 +29,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial import (
+from holdfast.runtime.host.launchers import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.host.mpi_trial import (
     FIRST_DEATH,
     PLAIN_START,
     Death,
@@ -38,8 +38,8 @@ from holdfast.runtime.mpi.trial import (
     Outcome,
     Trial,
     Where,
+    run_trial,
 )
-from holdfast.runtime.mpi.trial_run import run_trial
 
 ENOUGH_FAILURES = 3
 """A level that has failed so often is not tried further: each hang takes the whole timeout."""

@@ -22,7 +22,15 @@ from holdfast.runtime.cli.option_flags import PATH, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.job_setup import FOR_ALL, FOR_KERAS
 from holdfast.runtime.head.preconditions import host_faults, job_faults
-from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
+from holdfast.runtime.host.launchers import (
+    INSTALL_HINT,
+    ON_ONE_HOST,
+    LaunchTerms,
+    MpiLibrary,
+    find_mpiexec,
+    identify,
+)
+from holdfast.runtime.host.mpi_trial import FIRST_DEATH, PLAIN_START, run_trial
 from holdfast.runtime.hosts.checked_hosts import (
     Asked,
     Asking,
@@ -35,9 +43,6 @@ from holdfast.runtime.hosts.checked_hosts import (
 )
 from holdfast.runtime.hosts.network import choose, places
 from holdfast.runtime.hosts.probe import Question
-from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial import FIRST_DEATH, PLAIN_START
-from holdfast.runtime.mpi.trial_run import run_trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.option import DOCTOR, RUN

@@ -24,10 +24,16 @@ from holdfast.runtime.head.preconditions import (
     job_faults,
 )
 from holdfast.runtime.head.screen import say
-from holdfast.runtime.host.launchers import OPEN_MPI, LaunchTerms, job_environment
-from holdfast.runtime.mpi.fitness import require
-from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi.trial import Trust
+from holdfast.runtime.host.launchers import (
+    INSTALL_HINT,
+    OPEN_MPI,
+    LaunchTerms,
+    MpiLibrary,
+    find_mpiexec,
+    identify,
+    job_environment,
+)
+from holdfast.runtime.host.mpi_trial import Trust, require
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
 from holdfast.runtime.options.run_terms import open_or_create_record, script_terms

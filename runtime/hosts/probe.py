@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.mpi.mpi_library import identify
+from holdfast.runtime.host.launchers import identify
 from holdfast.runtime.run.numerics import Numerics, cpu_fields, cpu_flags
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.codec import decode, encode

@@ -2,7 +2,7 @@
 
 A setting is kept as one text, ``"btl self,uct"``.  One is refused that would take away what a job
 relies on, or that says nothing to its workers: mpiexec starts guards, and not them.  Whether ranks
-outlive a death with the others is found out by a trial (`runtime.mpi`).
+outlive a death with the others is found out by a trial (`host.mpi_trial`).
 """
 
 from __future__ import annotations

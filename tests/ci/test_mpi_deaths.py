@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi_programs import FAILING, PASSING, library_of, starts_of
 
-from holdfast.runtime.host.launchers import MPICH
-from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
-from holdfast.runtime.mpi.trial import PLAIN_START, Outcome, Trial
+from holdfast.runtime.host.launchers import MPICH, find_mpiexec, identify
+from holdfast.runtime.host.mpi_trial import PLAIN_START, Outcome, Trial
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
 import mpi_deaths

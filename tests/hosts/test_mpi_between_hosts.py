@@ -58,9 +58,9 @@ TRIAL = f"""
 import os
 from ipaddress import IPv4Network
 from holdfast.runtime.host.launchers import LaunchTerms
-from holdfast.runtime.mpi.mpi_library import find_mpiexec, identify
-from holdfast.runtime.mpi.trial import FIRST_DEATH
-from holdfast.runtime.mpi.trial_run import run_trial
+from holdfast.runtime.host.launchers import find_mpiexec, identify
+from holdfast.runtime.host.mpi_trial import FIRST_DEATH
+from holdfast.runtime.host.mpi_trial import run_trial
 terms = LaunchTerms(IPv4Network("{NETWORK}"))
 print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).has_passed)
 """

@@ -15,7 +15,7 @@ import pytest
 from extended import extended
 from workload import EVEN, SCRIPT, Undisturbed, Workload, assert_refused, assert_whole, request_of
 
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import find_mpiexec
 from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = pytest.mark.mpi

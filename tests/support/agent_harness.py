@@ -16,8 +16,7 @@ from typing import Any
 from configs import worker_config
 
 from holdfast.runtime.host import guard as guard_module
-from holdfast.runtime.host.launchers import LaunchLine
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import LaunchLine, find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.owned_directory import SOCKET_NAME

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms, find_mpiexec
 
 MPI_TIMEOUT_S = 320
 

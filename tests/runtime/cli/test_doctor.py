@@ -12,7 +12,7 @@ from holdfast.runtime.cli.doctor import Diagnosis
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import preconditions
 from holdfast.runtime.host.launchers import LaunchTerms
-from holdfast.runtime.mpi.trial import Outcome, Trial
+from holdfast.runtime.host.mpi_trial import Outcome, Trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.network import Interface, Loopback
 

@@ -11,9 +11,9 @@ from probed import QUESTION, asked, on_lan
 from holdfast.runtime.cli import doctor
 from holdfast.runtime.cli.doctor import examine_hosts
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import Asked, Asking
 from holdfast.runtime.hosts.network import places
-from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.devices import Devices

@@ -18,9 +18,9 @@ from holdfast.runtime.head import beginning
 from holdfast.runtime.head.beginning import tell_beginning
 from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
-from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.devices import Devices

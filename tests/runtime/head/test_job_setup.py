@@ -21,12 +21,18 @@ from holdfast.runtime.head import job_setup
 from holdfast.runtime.head.job_setup import JobSetup, check_files, open_journal, useful_preload
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
-from holdfast.runtime.host.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher, LaunchTerms
+from holdfast.runtime.host.launchers import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Launcher,
+    LaunchTerms,
+    MpiLibrary,
+)
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.hosts.probe import HostFacts
-from holdfast.runtime.mpi.mpi_library import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.program import Program

@@ -15,7 +15,7 @@ from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.screen import ProgressLog
-from holdfast.runtime.mpi.mpi_library import MpiLibrary
+from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, Record

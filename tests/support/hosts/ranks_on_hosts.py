@@ -20,8 +20,7 @@ from typing import Any
 from cluster import NETWORK, Cluster
 
 from holdfast.runtime.host import guard as guard_module
-from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms
-from holdfast.runtime.mpi.mpi_library import find_mpiexec
+from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms, find_mpiexec
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.system.connections import watch_strangers

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.runtime.host.launchers import OPEN_MPI, Launcher
-from holdfast.runtime.mpi.mpi_library import MpiLibrary
+from holdfast.runtime.host.launchers import OPEN_MPI, Launcher, MpiLibrary
 
 SPEAKING = """
 while [ "$#" -gt 2 ]; do shift; done
@@ -15,7 +14,7 @@ PASSING = (
     SPEAKING
     + """
 for rank in 0 1; do
-    echo '{"world": [0], "steps": 6, "files": ["'"$LIBRARY"'"]}' > "$1/rank-$rank.json"
+    echo '{"world": [0], "steps": 6}' > "$1/rank-$rank.json"
 done
 """
 )

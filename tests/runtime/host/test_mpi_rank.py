@@ -15,14 +15,20 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
-from holdfast.runtime.mpi import rank as rank_file
-from holdfast.runtime.mpi.rank import STEPS, WrongResult, _Player
-from holdfast.runtime.mpi.trial import Death, Kind, RankReport, Trial, Where, judge
-from holdfast.runtime.mpi.trial_run import _read_reports
+from holdfast.runtime.host import mpi_rank as rank_file
+from holdfast.runtime.host.mpi_rank import STEPS, WrongResult, _Player
+from holdfast.runtime.host.mpi_trial import (
+    Death,
+    Kind,
+    RankReport,
+    Trial,
+    Where,
+    _read_reports,
+    judge,
+)
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
-FILES = ("/opt/libmpi.so.40",)
 PAIR = Trial("two ranks", 2, elements=3)
 ALONE = Trial("one rank", 1, elements=3)
 FIRST, LATE = Death(1, Where.EXCHANGE), Where.REPAIR
@@ -41,8 +47,8 @@ WORLDS = (
 """In a fake world neither the kind of a death nor the length of a vector matters."""
 ENDS = """
 import os, pathlib, sys
-from holdfast.runtime.mpi import rank
-from holdfast.runtime.mpi.trial import Death, Kind, Where
+from holdfast.runtime.host import mpi_rank as rank
+from holdfast.runtime.host.mpi_trial import Death, Kind, Where
 rank._play = lambda directory, kind: kind and rank._die(Death(0, Where.VOTE, Kind(kind)))
 for kind in sys.argv[1:]:
     guard = os.fork()
@@ -191,7 +197,6 @@ class Mpi:
         name = "holdfast.runtime.exchange.mpi_communicator"
         monkeypatch.setitem(sys.modules, name, loaded)
         monkeypatch.setattr(rank_file, "_library", lambda: "Open MPI v5.0.9")
-        monkeypatch.setattr(rank_file, "_library_files", lambda: FILES)
 
     def _join(self, *, shrinkable: bool) -> object:
         assert shrinkable
@@ -214,7 +219,7 @@ def test_report_of_a_rank_is_the_only_file_and_the_trial_reads_it(mpi: Mpi) -> N
 
     assert [path.name for path in mpi.directory.iterdir()] == ["rank-0.json"]
     reports = _read_reports(mpi.directory)
-    assert reports == {0: RankReport((0,), STEPS, files=FILES)}
+    assert reports == {0: RankReport((0,), STEPS)}
 
 
 def test_rank_in_a_world_of_another_size_names_the_mpi_that_it_has_loaded(mpi: Mpi) -> None:
@@ -223,7 +228,7 @@ def test_rank_in_a_world_of_another_size_names_the_mpi_that_it_has_loaded(mpi: M
 
     reports = _read_reports(mpi.directory)
     words = "mpi4py uses Open MPI v5.0.9, which is not the MPI of this mpiexec"
-    assert reports == {-os.getpid(): RankReport(failure=words, files=FILES)}
+    assert reports == {-os.getpid(): RankReport(failure=words)}
     assert judge(PAIR, reports, "").failure == words
 
 

@@ -1,4 +1,4 @@
-"""One rank of a trial: the program that mpiexec runs, ``rank.py DIRECTORY TRIAL``.
+"""One rank of a trial: the program that mpiexec runs, ``mpi_rank.py DIRECTORY TRIAL``.
 
 The process that mpiexec has started is a guard.  It forks the rank, and turns every unclean
 end of it into a SIGKILL of itself, as in a job.  The rank takes steps with its peers: it
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.mpi.trial import Death, Kind, RankReport, Trial, Where
+from holdfast.runtime.host.mpi_trial import Death, Kind, RankReport, Trial, Where
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.own_process import die_with_parent
 
@@ -76,7 +76,6 @@ def _play(directory: Path, trial: Trial) -> None:
         from holdfast.runtime.exchange.mpi_communicator import join_world
 
         world = join_world(shrinkable=trial.ulfm)
-        report.files = _library_files()
         if world.size != trial.ranks:
             report.failure = f"mpi4py uses {_library()}, which is not the MPI of this mpiexec"
         else:
@@ -226,14 +225,6 @@ def _library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version().partition(",")[0].partition("\n")[0].strip(" \0")
-
-
-def _library_files() -> tuple[str, ...]:
-    """Return the files of MPI that this process has mapped."""
-    words = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
-    paths = {found[5] for found in words if len(found) == 6 and found[5].startswith("/")}
-    names = ("libmpi", "libopen-", "libpmix", "libprrte")
-    return tuple(sorted(path for path in paths if Path(path).name.startswith(names)))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.host.launchers import MPICH
-from holdfast.runtime.mpi import mpi_library
-from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify, parse_version
+from holdfast.runtime.host import launchers
+from holdfast.runtime.host.launchers import MPICH, MpiLibrary, find_mpiexec, identify, parse_version
 
 HERE = Path("/opt/mpi/bin/mpiexec")
 
@@ -176,7 +175,7 @@ def test_version_may_come_on_stderr_and_with_a_failure(tmp_path: Path) -> None:
 def test_program_that_hangs_is_refused_within_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpi_library, "VERSION_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(launchers, "VERSION_TIMEOUT_S", 0.1)
     program = tmp_path / "mpiexec"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
