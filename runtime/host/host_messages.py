@@ -12,11 +12,12 @@ of a launch and of a worker in it name a worker, and a message about one that is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.network import Meeting
@@ -39,19 +40,6 @@ class MakeWorkers:
 
     generation: int
     workers: tuple[WorkerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LetBegin:
-    """The guard of a worker has come: the worker begins, with what its rank has got from mpiexec.
-
-    Descriptors may lie beside it, for launchers that hand a rank its connection.
-    """
-
-    generation: int
-    worker: WorkerId
-    environment: Mapping[str, str]
-    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +143,6 @@ Down = (
     | Describe
 )
 """What a host part is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """A worker has its process."""
-
-    generation: int
-    worker: WorkerId
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,11 @@ from holdfast.runtime.host.host_messages import (
     Described,
     Down,
     Exited,
-    Forked,
     Found,
     Inquire,
     Killed,
     KillWorker,
     Lead,
-    LetBegin,
     LetLeave,
     MakeWorkers,
     Meet,
@@ -53,7 +51,7 @@ from holdfast.runtime.host.host_messages import (
 from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pairs import Ways
-from holdfast.runtime.host.pool_process import PoolStart, WarmPool
+from holdfast.runtime.host.pool_process import Forked, ForkFailed, LetBegin, PoolStart, WarmPool
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -107,7 +105,7 @@ class HostPart:
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
         self._trace_due = self._log_due = 0.0
         self._ways = Ways(tell)
-        self.pool = WarmPool(reactor, pool, self)
+        self.pool = WarmPool(reactor, pool, self._on_pool, self._forward_pool)
         self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
         self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
@@ -201,7 +199,7 @@ class HostPart:
     def _abandon(self, why: str) -> None:
         for process in list(self._processes.values()):
             if process.pid is None:
-                self.on_fork_failed(process.generation, process.worker, why)
+                self._bury_unmade(process, why)
             else:
                 self._bury(process, process.write_off())
         self.pool.abandon(why)
@@ -214,7 +212,7 @@ class HostPart:
         hanging = wait_all_ended([p.pid for p in processes if p.pid], UNKILLABLE_AFTER_S)
         for process in processes:
             if process.pid is None:
-                self.on_fork_failed(process.generation, process.worker, "the agent ends")
+                self._bury_unmade(process, "the agent ends")
             elif process.pid in hanging:
                 self._bury(process, process.write_off())
             else:
@@ -241,7 +239,7 @@ class HostPart:
     def _let_begin(self, message: LetBegin, fds: Sequence[int]) -> None:
         process = self._processes.get((message.generation, message.worker))
         if process is not None:
-            process.let_begin(message.environment, message.directory, fds)
+            process.let_begin(message, fds)
             return
         for fd in fds:
             os.close(fd)
@@ -296,14 +294,22 @@ class HostPart:
             silent = silent_s.get(process.worker)
             self._tell(Described(process.generation, process.worker, resident, silent))
 
-    def on_forked(self, generation: int, worker: int, pid: int) -> None:
-        """Take over a process that the pool has made."""
-        process = self._processes[(generation, WorkerId(worker))]
+    def _on_pool(self, told: Forked | ForkFailed | Message) -> None:
+        if isinstance(told, Forked):
+            self._take_over(told)
+        elif isinstance(told, ForkFailed):
+            self._bury_unmade(self._processes[(told.generation, told.worker)], told.message)
+        else:
+            self._tell(Told(told))
+
+    def _take_over(self, forked: Forked) -> None:
+        worker = forked.worker
+        process = self._processes[(forked.generation, worker)]
         try:
-            end = process.join_process(pid)
+            end = process.join_process(forked.pid)
         except OSError as error:  # no descriptor is left
-            os.kill(pid, signal.SIGKILL)  # it is reaped as a stranger
-            self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
+            os.kill(forked.pid, signal.SIGKILL)  # it is reaped as a stranger
+            self._bury_unmade(process, f"it cannot be watched: {error}")
             return
         process.printed = self._output.forward(process.stdout_fd, f"[w{worker}] ", 1, worker)
         process.said = self._output.forward(process.stderr_fd, f"[w{worker}] ", 2, worker)
@@ -314,21 +320,14 @@ class HostPart:
             lambda message: self._on_report(process, message),
             lambda: self._on_control_end(process),
         )
-        self._tell(Forked(generation, process.worker, pid))
+        self._tell(forked)
 
-    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
-        """Give up a worker for which there is no process."""
-        process = self._processes[(generation, WorkerId(worker))]
+    def _bury_unmade(self, process: WorkerProcess, why: str) -> None:
         os.close(process.stdout_fd)
         os.close(process.stderr_fd)
-        self._bury(process, process.exit_event(1, f"not started: {message}"))
+        self._bury(process, process.exit_event(1, f"not started: {why}"))
 
-    def on_pool_event(self, event: Message) -> None:
-        """Pass an event of the pool on."""
-        self._tell(Told(event))
-
-    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
-        """Forward the output of the pool itself."""
+    def _forward_pool(self, stdout_fd: int, stderr_fd: int) -> None:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 

@@ -30,12 +30,10 @@ from holdfast.runtime.host.host_messages import (
     Described,
     Down,
     Exited,
-    Forked,
     Found,
     HostLink,
     Killed,
     Lead,
-    LetBegin,
     LetLeave,
     MakeWorkers,
     Met,
@@ -60,6 +58,7 @@ from holdfast.runtime.host.hosted_worker import (
 )
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
+from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message

@@ -35,7 +35,18 @@ from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NoReturn
 
+from holdfast.runtime.host.pool_process import (
+    Forked,
+    ForkFailed,
+    ForkWorker,
+    ImportBegun,
+    ImportFailed,
+    LetBegin,
+    PoolSettings,
+    PoolWarm,
+)
 from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import (
     allow_files,
     die_with_parent,
@@ -44,6 +55,10 @@ from holdfast.runtime.system.own_process import (
     thread_count,
 )
 from holdfast.runtime.system.signals import take_no_notice
+
+_BEGIN: MessageKinds[LetBegin] = MessageKinds(LetBegin)
+_REQUESTS: MessageKinds[ForkWorker] = MessageKinds(ForkWorker)
+_SETTINGS: MessageKinds[PoolSettings] = MessageKinds(PoolSettings)
 
 _THREADS_END_WITHIN_S = 1.0
 _THREADS = "/proc/self/task"
@@ -61,13 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     die_with_parent(options.agent)
     name_process("holdfast-pool")
     agent = Channel.adopt(options.control_fd)
-    order = agent.receive()
-    if order is None:
+    if (line := agent.receive()) is None:
         return  # the agent is gone
+    settings = _SETTINGS.decode(line)
     gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
     watch = _ThreadWatch()
     sys.meta_path.insert(0, watch)
-    for module in order["modules"]:
+    for module in settings.preload:
         if not _preload(module, agent, watch):
             return
     sys.meta_path.remove(watch)
@@ -75,12 +90,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     # any garbage, and to look for it takes a quarter of a second.
     gc.freeze()
     gc.enable()
-    agent.send({"kind": "warm"})
-    while (message := agent.receive()) is not None:
+    agent.send(to_message(PoolWarm()))
+    while (line := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
-        requests = [message, *agent.drain()]
-        terms = order["entry"], order["files"]
-        births = [_Birth(asked["config"], *terms, tuple(asked[FDS])) for asked in requests]
+        births = [
+            _Birth(_REQUESTS.decode(asked).config, settings, tuple(asked[FDS]))
+            for asked in (line, *agent.drain())
+        ]
         _serve(births, agent, options.agent)
 
 
@@ -89,11 +105,8 @@ class _Birth:
     """The request of one new worker, with everything that it gets."""
 
     config: Mapping[str, Any]
-    """A `WorkerConfig` as it has come: the pool itself does not load that."""
-    entry: str
-    files: int
+    settings: PoolSettings
     fds: tuple[int, ...]
-    """The descriptors that only the worker needs: control, status, stdout and stderr."""
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -137,11 +150,11 @@ class _ThreadWatch(MetaPathFinder):
 
 def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
     """Import ``module``; false if it leaves this process unfit to fork."""
-    agent.send({"kind": "importing", "module": module})
+    agent.send(to_message(ImportBegun(module)))
     try:
         imported = importlib.import_module(module)
     except ImportError as error:
-        _report_failure(module, f"{type(error).__name__}: {error}", agent)
+        agent.send(to_message(ImportFailed(module, f"{type(error).__name__}: {error}")))
         return True
     if module == "mpi4py":
         imported.rc.initialize = False
@@ -151,13 +164,8 @@ def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
         return True
     keeper = watch.keeper()
     reason = f"the import of {keeper} leaves {thread_count()} threads running"
-    _report_failure(module, reason, agent, keeper)
+    agent.send(to_message(ImportFailed(module, reason, keeper)))
     return False
-
-
-def _report_failure(module: str, message: str, agent: Channel, keeper: str | None = None) -> None:
-    failure = {"kind": "preload_failed", "module": module, "message": message}
-    agent.send(failure | {"keeper": keeper})
 
 
 def _settle_threads() -> bool:
@@ -185,12 +193,9 @@ def _serve(births: Sequence[_Birth], agent: Channel, agent_pid: int) -> None:
         os.close(fd)
     # The agent hears of workers before they begin: if the pool dies between, so do they.
     for birth, pid in zip_longest(births, pids):
-        about = {name: birth.config[name] for name in ("worker", "generation")}
-        if pid is not None:
-            agent.send({"kind": "forked", "pid": pid, **about})
-        else:
-            message = f"the pool could not fork, it has {thread_count()} threads"
-            agent.send({"kind": "fork_failed", "message": message, **about})
+        key = birth.config["generation"], birth.config["worker"]
+        reason = f"the pool could not fork, it has {thread_count()} threads"
+        agent.send(to_message(ForkFailed(*key, reason) if pid is None else Forked(*key, pid)))
     with contextlib.suppress(BrokenPipeError):
         os.write(go_write, b"g" * len(pids))
     os.close(go_write)
@@ -280,18 +285,19 @@ def _enter(birth: _Birth) -> None:
     from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
     from holdfast.runtime.system.codec import from_plain
 
-    module, _, function = birth.entry.partition(":")
+    module, _, function = birth.settings.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
     config = from_plain(WorkerConfig, birth.config)
-    allow_files(birth.files + _FILES_PER_PEER * len(config.workers))
+    allow_files(birth.settings.files + _FILES_PER_PEER * len(config.workers))
     control = Channel.adopt(birth.fds[0])
-    if (begin := control.receive()) is None:
+    if (line := control.receive()) is None:
         return  # the agent has closed the channel: this worker is not needed
-    os.environ.update(begin["env"])
-    for descriptor in begin.get(FDS, ()):
+    begin = _BEGIN.decode(line)
+    os.environ.update(begin.environment)
+    for descriptor in line.get(FDS, ()):
         os.environ["PMI_FD"] = str(descriptor)  # here it has another number than in the guard
     with contextlib.suppress(FileNotFoundError):  # a name on the head's host alone: it is here
-        os.chdir(begin["cwd"])
+        os.chdir(begin.directory)
     entry(config, control.detach(), birth.fds[1])
 
 

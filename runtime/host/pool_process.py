@@ -3,10 +3,9 @@
 The imports of the pool are most of a job's start.  So the agent starts its first pool before
 it imports anything else.
 
-Invariant: every requested worker is either pending here or was reported through
-``on_forked`` exactly once.  Requests that a dead pool had not answered go to its
-successor.  If a pool dies while it imports a module, later pools leave that module out.
-So a bad module costs time, never the job.
+Invariant: every requested worker is either pending here or was told of exactly once.  Requests that
+a dead pool had not answered go to its successor.  If a pool dies while it imports a module, later
+pools leave that module out.  So a bad module costs time, never the job.
 
 Each answer that a pool owes has a deadline: a pool that keeps silent is replaced.  After too
 many deaths without a new worker it is given up, until the next launch asks again.
@@ -16,13 +15,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.signals import blocked
 
@@ -47,12 +48,77 @@ _KILLED_WITHIN_S = 5.0
 class PoolSettings:
     """What a pool imports, and the function that its workers run (``module:function``).
 
-    A worker may open ``files`` files, and a few more for each of its peers.
+    It is the first message to a pool.  A worker may open ``files`` files, and a few more for each
+    of its peers.
     """
 
     preload: tuple[str, ...]
     entry: str
     files: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ForkWorker:
+    """Fork this worker; with it come its control, status, stdout and stderr."""
+
+    config: Mapping[str, object]
+    """A `WorkerConfig` as it travels: the pool itself does not load that."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetBegin:
+    """The guard of a worker has come: the worker begins, with what its rank has got from mpiexec.
+
+    Descriptors may lie beside it, for launchers that hand a rank its connection.
+    """
+
+    generation: int
+    worker: WorkerId
+    environment: Mapping[str, str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportBegun:
+    """The pool imports this module now."""
+
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFailed:
+    """A module cannot be imported, or leaves threads that the package ``keeper`` has begun."""
+
+    module: str
+    message: str
+    keeper: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWarm:
+    """The pool has imported everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker has its process, a child of the agent."""
+
+    generation: int
+    worker: WorkerId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    """There is no process for a worker."""
+
+    generation: int
+    worker: WorkerId
+    message: str
+
+
+_Answer: TypeAlias = ImportBegun | ImportFailed | PoolWarm | Forked | ForkFailed
+_ANSWERS: MessageKinds[_Answer] = MessageKinds(_Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +147,17 @@ class PoolProcess:
             given.callback(theirs.close)
             stdout, its_stdout = _pipe(kept, given)
             stderr, its_stderr = _pipe(kept, given)
-            process = _spawn(theirs, (its_stdout, its_stderr))
+            command = [*module_command("holdfast.runtime.host.pool"), "--agent", str(os.getpid())]
+            with blocked():
+                process = subprocess.Popen(
+                    by_env([*command, "--control-fd", str(theirs.fileno())]),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=its_stdout,
+                    stderr=its_stderr,
+                )
             kept.pop_all()
-        ours.post(
-            {
-                "kind": "import",
-                "modules": list(settings.preload),
-                "entry": settings.entry,
-                "files": settings.files,
-            }
-        )
+        ours.post(to_message(settings))
         return PoolProcess(settings, process, ours, stdout, stderr)
 
 
@@ -106,42 +173,24 @@ def _pipe(kept: ExitStack, given: ExitStack) -> tuple[int, int]:
     return read, write
 
 
-def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
-    command = [*module_command("holdfast.runtime.host.pool")]
-    command += ["--agent", str(os.getpid()), "--control-fd", str(control.fileno())]
-    with blocked():
-        return subprocess.Popen(
-            by_env(command),
-            pass_fds=[control.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=output[0],
-            stderr=output[1],
-        )
-
-
-class PoolOwner(Protocol):
-    """The agent's part that wants workers."""
-
-    def on_forked(self, generation: int, worker: int, pid: int) -> None:
-        """Take over the process ``pid``, a child of this process that begins now."""
-
-    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
-        """Give the worker up: there is no process for it."""
-
-    def on_pool_event(self, event: Message) -> None:
-        """Tell the head: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
-
-    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
-        """Forward the pool's own output, and close the descriptors at its end."""
-
-
 class WarmPool:
     """A pool process and the requests that it has not answered yet."""
 
-    def __init__(self, reactor: Reactor, start: PoolStart, owner: PoolOwner) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        start: PoolStart,
+        tell: Callable[[Forked | ForkFailed | Message], None],
+        forward: Callable[[int, int], None],
+    ) -> None:
+        """Begin; events for the head are ``warm``, ``preload_failed`` and ``pool_*``.
+
+        ``forward`` gets the descriptors of each pool's own output, to close them at its end.
+        """
         self._reactor = reactor
         self._settings = start.settings if isinstance(start, PoolProcess) else start
-        self._owner = owner
+        self._tell = tell
+        self._forward = forward
         self._pending: dict[tuple[int, int], tuple[WorkerConfig, Sequence[int]]] = {}
         """Workers to be forked, by generation and id, each with its descriptors."""
         self._importing: str | None = None
@@ -200,7 +249,7 @@ class WarmPool:
             self._process.kill()
             self._process = None  # it is reaped as a stranger
             self._importing, self.is_warm = None, False
-            self._owner.on_pool_event({"kind": "pool_restarted", "cause": why})
+            self._tell({"kind": "pool_restarted", "cause": why})
             self._start()
 
     def close(self) -> None:
@@ -223,7 +272,7 @@ class WarmPool:
     def _serve(self, started: PoolProcess) -> None:
         """Speak to a pool that was started, and ask it for the workers that wait."""
         self._channel, self._process = started.channel, started.process
-        self._owner.on_pool_output(started.stdout, started.stderr)
+        self._forward(started.stdout, started.stderr)
         self._end = os.pidfd_open(started.process.pid)
         # the pool's last messages are handled before its death; the channel's end adds nothing
         self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
@@ -232,29 +281,26 @@ class WarmPool:
             self._ask_for(config, fds)
 
     def _ask_for(self, config: WorkerConfig, fds: Sequence[int]) -> None:
-        self._channel.post({"kind": "fork", "config": to_plain(config)}, fds)
+        self._channel.post(to_message(ForkWorker(to_plain(config))), fds)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, line: Message) -> None:
         self._answers += 1
-        kind = message["kind"]
-        if kind == "importing":
-            self._importing = str(message["module"])
-        elif kind == "preload_failed":
-            self._leave_out(str(message["module"]), str(message["message"]), message["keeper"])
-        elif kind == "warm":
-            self.is_warm = True
-            self._importing = None
-            if not self._pending:
-                self._deaths_in_vain = 0
-            self._owner.on_pool_event({"kind": "warm", "pid": self.pid})
-        elif kind == "forked":
-            self._deaths_in_vain = 0
-            config, _ = self._pending.pop((message["generation"], message["worker"]))
-            self._owner.on_forked(config.generation, config.worker, int(message["pid"]))
-        elif kind == "fork_failed":
-            config, _ = self._pending.pop((message["generation"], message["worker"]))
-            reason = str(message["message"])
-            self._owner.on_fork_failed(config.generation, config.worker, reason)
+        match answer := _ANSWERS.decode(line):
+            case ImportBegun(module):
+                self._importing = module
+            case ImportFailed():
+                self._leave_out(answer)
+            case PoolWarm():
+                self.is_warm = True
+                self._importing = None
+                if not self._pending:
+                    self._deaths_in_vain = 0
+                self._tell({"kind": "warm", "pid": self.pid})
+            case Forked() | ForkFailed():
+                if isinstance(answer, Forked):
+                    self._deaths_in_vain = 0
+                del self._pending[(answer.generation, answer.worker)]
+                self._tell(answer)
 
     def _on_death(self) -> None:
         from holdfast.runtime.system.processes import describe_status  # needed at a death alone
@@ -267,10 +313,11 @@ class WarmPool:
         self._process = None
         how, self._why_killed = self._why_killed or status, None
         if self._importing is not None:
-            self._leave_out(self._importing, f"the pool ended with {how} while importing it")
+            reason = f"the pool ended with {how} while importing it"
+            self._leave_out(ImportFailed(self._importing, reason))
         self.is_warm = False
         if self._count_death(how):
-            self._owner.on_pool_event({"kind": "pool_restarted", "cause": how})
+            self._tell({"kind": "pool_restarted", "cause": how})
             self._start()
 
     def _count_death(self, how: str) -> bool:
@@ -279,16 +326,15 @@ class WarmPool:
         if self._deaths_in_vain <= _DEATHS_IN_VAIN:
             return True
         lost = f"the pool of warm processes ended {self._deaths_in_vain} times, last with {how}"
-        self._owner.on_pool_event({"kind": "pool_lost", "message": lost})
+        self._tell({"kind": "pool_lost", "message": lost})
         return False
 
-    def _leave_out(self, module: str, message: str, keeper: str | None = None) -> None:
+    def _leave_out(self, failed: ImportFailed) -> None:
         self._importing = None
-        if module in self._settings.preload:
-            others = tuple(name for name in self._settings.preload if name != module)
+        if failed.module in self._settings.preload:
+            others = tuple(name for name in self._settings.preload if name != failed.module)
             self._settings = replace(self._settings, preload=others)
-            failed = {"kind": "preload_failed", "module": module, "message": message}
-            self._owner.on_pool_event(failed | {"keeper": keeper})
+            self._tell({"kind": "preload_failed", **to_plain(failed)})
 
     def _stop_watching(self) -> None:
         if self._channel.fileno() < 0:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.runtime.host.host_messages import exit_event
 from holdfast.runtime.host.output import Forwarded
+from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import (
     describe_status,
     hangs_in_kernel,
@@ -69,13 +71,10 @@ class WorkerProcess:
         """Whether it was killed, or will be killed as soon as it exists."""
         return self._why_killed is not None
 
-    def let_begin(
-        self, environment: Mapping[str, str], directory: str, connections: Sequence[int]
-    ) -> None:
+    def let_begin(self, message: LetBegin, connections: Sequence[int]) -> None:
         """Let the worker begin, as soon as it has a process; ``connections`` are its rank's."""
         self._connections = tuple(connections)  # open until the message has left
-        begin = {"kind": "begin", "env": dict(environment), "cwd": directory}
-        self.control.post(begin, connections)
+        self.control.post(to_message(message), connections)
 
     def join_process(self, pid: int) -> int:
         """Take note of the process; return a descriptor that is readable when it has ended."""

@@ -15,10 +15,11 @@ from held_program import held, own_python
 from holdfast.runtime.host import mpi_host
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.host.output import OutputForwarder, Streams
-from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings
+from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarm
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
 from holdfast.runtime.saving.writer_link import WriterLink
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.processes import is_alive, name_of, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
@@ -94,7 +95,7 @@ def test_pool_begins_when_its_program_is_there(program: Path) -> None:
 
     _while_held(program, start)
     (pool,) = made
-    assert pool.channel.receive() == {"kind": "warm"}
+    assert pool.channel.receive() == to_message(PoolWarm())
     pool.channel.close()
     assert has_ended(pool.process, WITHIN_S)
     os.close(pool.stdout)

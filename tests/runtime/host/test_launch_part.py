@@ -16,13 +16,11 @@ from holdfast.runtime.host.host_messages import (
     Described,
     Down,
     Exited,
-    Forked,
     Found,
     Inquire,
     Killed,
     KillWorker,
     Lead,
-    LetBegin,
     LetLeave,
     MakeWorkers,
     Met,
@@ -40,6 +38,7 @@ from holdfast.runtime.host.host_messages import (
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.pairs import PairTrials
+from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor

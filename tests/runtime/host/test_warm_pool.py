@@ -18,6 +18,8 @@ from holdfast.runtime.host import pool_process
 from holdfast.runtime.host.pool_process import (
     FORKS_WITHIN_S,
     IMPORTS_WITHIN_S,
+    Forked,
+    ForkFailed,
     PoolProcess,
     PoolSettings,
     WarmPool,
@@ -154,16 +156,15 @@ class _Owner:
     def __init__(self) -> None:
         self.events: list[Message] = []
 
-    def on_forked(self, generation: int, worker: int, pid: int) -> None:
-        raise AssertionError("no pool of these tests can fork")
+    def pool(self, reactor: Reactor) -> WarmPool:
+        settings = PoolSettings((), "none:none")
+        return WarmPool(reactor, settings, self.hear, self.forward)
 
-    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
-        raise AssertionError("nobody asked for a worker")
-
-    def on_pool_event(self, event: Message) -> None:
+    def hear(self, event: Forked | ForkFailed | Message) -> None:
+        assert isinstance(event, dict), "no pool of these tests can fork"
         self.events.append(event)
 
-    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
+    def forward(self, stdout_fd: int, stderr_fd: int) -> None:
         os.close(stdout_fd)
         os.close(stderr_fd)
 
@@ -179,7 +180,7 @@ class _Owner:
 def test_pool_that_never_gets_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     owner, reactor = _Owner(), Reactor()
-    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool = owner.pool(reactor)
 
     owner.wait_for("pool_lost", reactor)
 
@@ -194,7 +195,7 @@ def test_pool_that_was_given_up_is_tried_again_when_a_worker_is_wanted(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     owner, reactor = _Owner(), Reactor()
-    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool = owner.pool(reactor)
     owner.wait_for("pool_lost", reactor)
 
     pool.request(worker_config(), (0, 0, 0, 0))
@@ -212,7 +213,7 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     owner, reactor = _Owner(), Reactor()
-    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool = owner.pool(reactor)
     pool.request(worker_config(), (0, 0, 0, 0))
 
     for now in range(1, 20):
@@ -251,7 +252,7 @@ def test_pool_that_owes_an_answer_for_too_long_is_replaced(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", _sleeping(subprocess.Popen))
     owner, reactor = _Owner(), Reactor()
-    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool = owner.pool(reactor)
     pool.is_warm = is_warm
     pool.request(worker_config(), (0, 0, 0, 0))
     limit_s = FORKS_WITHIN_S if is_warm else IMPORTS_WITHIN_S

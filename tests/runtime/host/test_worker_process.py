@@ -11,8 +11,11 @@ from collections.abc import Iterator
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.worker_status import Phase
 
 BOUND_S = 90.0
@@ -106,13 +109,13 @@ def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
 ) -> None:
     read, write = os.pipe()
 
-    hosted.let_begin({"RANK": "1"}, "/work", (write,))
+    begin = LetBegin(3, WorkerId(7), {"RANK": "1"}, "/work")
+    hosted.let_begin(begin, (write,))
 
     worker = _their_end(hosted)
-    (begin,) = worker.drain()
-    (connection,) = begin[FDS]
-    assert begin["env"] == {"RANK": "1"}
-    assert (begin["kind"], begin["cwd"]) == ("begin", "/work")
+    (line,) = worker.drain()
+    (connection,) = line.pop(FDS)
+    assert line == to_message(begin)
     hosted.close()
     os.write(connection, b"from the rank")
     os.close(connection)

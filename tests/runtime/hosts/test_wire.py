@@ -16,13 +16,11 @@ from holdfast.runtime.host.host_messages import (
     Described,
     Down,
     Exited,
-    Forked,
     Found,
     Inquire,
     Killed,
     KillWorker,
     Lead,
-    LetBegin,
     LetLeave,
     MakeWorkers,
     Meet,
@@ -39,6 +37,7 @@ from holdfast.runtime.host.host_messages import (
     Up,
     Watch,
 )
+from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.hosts.wire import line_of, read_down, read_up
 from holdfast.runtime.system.network import Meeting
 
