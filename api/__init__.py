@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.runtime.commands.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.data.disk_data import HDF5Data, NpyData, WindowData
     from holdfast.runtime.errors import (
         CheckpointsUnread,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.fit.fit_call import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
-    from holdfast.runtime.tools.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -73,7 +73,7 @@ _HOMES = {
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.disk_data": ("HDF5Data", "NpyData", "WindowData"),
-    "holdfast.runtime.tools.launch": ("LaunchFailed", "LaunchResult", "launch"),
+    "holdfast.runtime.commands.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

@@ -1,5 +1,5 @@
 """``python -m holdfast``: the same as ``holdfast``, where that is not in ``PATH``."""
 
-from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.main import main
 
 main()

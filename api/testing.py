@@ -49,14 +49,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.runtime.commands.run_report import Report
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.owned_directory import is_held
 from holdfast.runtime.system.processes import marked_processes, signal_marked, wait_all_ended
-from holdfast.runtime.tools.report import Report
-from holdfast.runtime.tools.summary import summarize
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -70,7 +70,7 @@ __all__ = [
 DEFAULT_TIMEOUT_S = 180.0
 
 _MARK = "HOLDFAST_TEST_JOB"
-_MAIN = "from holdfast.runtime.cli.main import main; main()"
+_MAIN = "from holdfast.runtime.commands.main import main; main()"
 _LOOK_S = 0.01
 
 

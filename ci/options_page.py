@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.runtime.cli.help import GROUPS
+from holdfast.runtime.commands.help import GROUPS
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import Option
 

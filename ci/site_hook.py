@@ -17,7 +17,7 @@ import click
 from mkdocs.structure.files import File, Files
 
 import holdfast
-from holdfast.runtime.cli import main as cli
+from holdfast.runtime.commands import main as cli
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BESIDE = {

@@ -29,7 +29,7 @@ from holdfast.testing import JobRequest, RunningJob, start_job
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "examples" / "02_custom_replica.py"
 ENDLESS = ("--samples", "4000", "--global-batch", "40", "--epochs", "1000000")
-SAVE_COMMAND = "from holdfast.runtime.cli.main import main; main()"
+SAVE_COMMAND = "from holdfast.runtime.commands.main import main; main()"
 TRACE = str(HERE / "call_trace")
 NOTHING, BEFORE, WALK = range(3)
 QUIET_S = 8.0

@@ -19,11 +19,11 @@ from workload import EVEN
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.cli.main import main; main()")
+HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.commands.main import main; main()")
 CHECK = """
 import json, sys
 from pathlib import Path
-from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.main import main
 from holdfast.runtime.hosts.checked_hosts import check_hosts
 from holdfast.runtime.hosts.checked_hosts import settle_hosts
 from holdfast.runtime.errors import UsageError
@@ -217,7 +217,7 @@ def test_processors_of_one_name_with_other_flags_are_refused_by_a_strict_job(
         cluster.run("b", ["umount", "/proc/cpuinfo"])
 
 
-@pytest.mark.extended  # tests/runtime/cli/test_hosts_doctor.py has what it says
+@pytest.mark.extended  # tests/runtime/commands/test_hosts_doctor.py has what it says
 @pytest.mark.mpi
 def test_doctor_shows_hosts_and_their_network(cluster: Cluster, script: Path) -> None:
     line = [*HOLDFAST, "doctor", "--hosts", "a:1,b:2", "--rsh", cluster.rsh]

@@ -33,7 +33,7 @@ class Attachment(JobRequest):
 
     def command(self) -> list[str]:
         """Return the command line."""
-        main = "from holdfast.runtime.cli.main import main; main()"
+        main = "from holdfast.runtime.commands.main import main; main()"
         return [*program_command(main, "attach"), str(self.run_dir)]
 
 

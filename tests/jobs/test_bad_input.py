@@ -89,7 +89,7 @@ def mpiexec_without_ulfm(tmp_path: Path) -> Path:
 def test_wrong_options_are_refused(
     tmp_path: Path, options: Sequence[str], words: Sequence[str]
 ) -> None:
-    """Every option is refused so in tests/runtime/options and tests/runtime/cli."""
+    """Every option is refused so in tests/runtime/options and tests/runtime/commands."""
     job = _run_with(tmp_path / "run", *options)
 
     assert_refused(job, 2, *words)

@@ -108,7 +108,7 @@ def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -
 def test_job_is_stopped_from_another_terminal(
     tmp_path: Path, running: RunningJob, flags: tuple[str, ...], exit_code: int
 ) -> None:
-    main = "from holdfast.runtime.cli.main import main; main()"
+    main = "from holdfast.runtime.commands.main import main; main()"
     words = [*program_command(main, "stop"), *flags, str(tmp_path / "run")]
 
     asked = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -15,10 +15,10 @@ from cluster import wait_until
 from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, listeners_of, request_of
 
+from holdfast.runtime.commands.living_job import order_save
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
-from holdfast.runtime.tools.living_job import order_save
 from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]

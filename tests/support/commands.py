@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.main import main
 
 
 def holdfast_code(*argv: object) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 
 from journal_entries import line
 
+from holdfast.runtime.commands.living_job import Life
+from holdfast.runtime.commands.reported_run import ReportedRun
 from holdfast.runtime.run.entries import entry_of
-from holdfast.runtime.tools.living_job import Life
-from holdfast.runtime.tools.reported_run import ReportedRun
 
 DIGEST = "0123456789abcdef" * 4
 

@@ -24,12 +24,12 @@ from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import save
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, parse_line, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.tools.summary import summarize
 from holdfast.runtime.training import consistency
 
 NAME = "run"

@@ -14,7 +14,7 @@ from holdfast.testing import JobRequest, JobRun, start_job
 pytestmark = pytest.mark.mpi
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.cli.main import main; main()")
+HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.commands.main import main; main()")
 
 
 def begin(run_dir: Path, weights: Path, workers: int) -> JobRun:

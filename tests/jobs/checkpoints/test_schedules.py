@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 ENDLESS = Workload(
     microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9, pause_ms=20
 )
-MAIN = "from holdfast.runtime.cli.main import main; main()"
+MAIN = "from holdfast.runtime.commands.main import main; main()"
 
 
 def order_save(run_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:

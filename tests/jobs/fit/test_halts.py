@@ -16,7 +16,7 @@ from holdfast.testing import JobRequest, JobRun, start_job
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hanging.py"
-MAIN = "from holdfast.runtime.cli.main import main; main()"
+MAIN = "from holdfast.runtime.commands.main import main; main()"
 NOTHING = "stopped before training had begun, so there was nothing to save"
 PLACES = {
     "adapt": (0, NOTHING),

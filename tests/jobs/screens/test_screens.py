@@ -21,7 +21,7 @@ from holdfast.testing import JobRequest, JobTraces, start_job
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(200)]
 
 _MARK = "HOLDFAST_TEST_JOB"
-_MAIN = "from holdfast.runtime.cli.main import main; main()"
+_MAIN = "from holdfast.runtime.commands.main import main; main()"
 COLUMNS = 140
 LIVE = re.compile(
     r"epoch \d+/\d+ .* \d+/7 .* (?:steps/s|script after training) .*( loss: \d+\.\d{4}| save )"

@@ -15,8 +15,13 @@ from keras_harness import IMAGES, build, convolutional, copy_of, dense
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.commands.exporting import (
+    ExportFormat,
+    ExportRequest,
+    ModelSource,
+    export_state,
+)
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.tools.exporting import ExportFormat, ExportRequest, ModelSource, export_state
 from holdfast.runtime.training.initial_weights import load_initial_weights
 
 pytestmark = [

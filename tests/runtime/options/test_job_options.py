@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.cli.run import run
+from holdfast.runtime.commands.run import run
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions

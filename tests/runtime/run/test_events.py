@@ -13,6 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_entries import entry, line
 
+from holdfast.runtime.commands.job_status import EventLine, job_status, told_events
+from holdfast.runtime.commands.job_status import to_json as status_to_json
+from holdfast.runtime.commands.living_job import Ending
+from holdfast.runtime.commands.run_report import to_json
+from holdfast.runtime.commands.summary import goodput_of, summarize
 from holdfast.runtime.head.console import PASSED_ON
 from holdfast.runtime.run import checkpoint_events as saves
 from holdfast.runtime.run import events
@@ -28,11 +33,6 @@ from holdfast.runtime.run.entries import (
 )
 from holdfast.runtime.run.event_kinds import EVENTS
 from holdfast.runtime.run.journal import Journal, Record, read_journal
-from holdfast.runtime.tools.living_job import Ending
-from holdfast.runtime.tools.report import to_json
-from holdfast.runtime.tools.status import EventLine, job_status, told_events
-from holdfast.runtime.tools.status import to_json as status_to_json
-from holdfast.runtime.tools.summary import goodput_of, summarize
 
 WORK = {"step": 8, "microbatch": 1, "count": 2, "ids": [3, 4], "is_validation": False}
 

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import pytest
 
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.living_job import living_head
+from holdfast.runtime.commands.main import main
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.run import files
@@ -31,7 +32,6 @@ from holdfast.runtime.run.files import (
 from holdfast.runtime.run.journal import Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
-from holdfast.runtime.tools.living_job import living_head
 
 RECORD = RunRecord(
     run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2

@@ -1,0 +1,320 @@
+"""The status of a job: what its journal tells, and what its head says now.
+
+The lease names the head's socket.  Asking it changes nothing.  A head that is stopped, or whose
+host is too busy, does not answer in time.  A job that has ended, or runs on another host, has none.
+Then the journal says as much as it can.  It has what has happened, the head what happens now.
+``job_status`` puts both together, and is pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.commands.living_job import Ending, JobSocket, ending_of, find_life
+from holdfast.runtime.commands.run_report import finite
+from holdfast.runtime.commands.summary import (
+    Entries,
+    Goodput,
+    goodput_of,
+    newest_job,
+)
+from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.entries import Entry, last_of, of, read_on
+from holdfast.runtime.run.events import (
+    Completed,
+    Epoch,
+    JobEnded,
+    JobStarted,
+    Launch,
+    Restored,
+    Step,
+    Stopped,
+    WorldBegan,
+)
+from holdfast.runtime.run.find_run import refuse_no_run
+from holdfast.runtime.run.journal import JournalReader
+from holdfast.runtime.run.live_line import Pace, next_save_of
+from holdfast.runtime.run.progress import (
+    AFTER_TRAINING,
+    CONCLUDING,
+    StepReport,
+    WorkerReport,
+    phase,
+)
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.timeline import WAITING, Activity
+
+_MOST_EVENTS = 8
+_PACE_OVER_S = 10.0
+
+
+class StatusSource:
+    """Looks at one run, once or again and again; reading changes nothing.
+
+    Raises:
+        UsageError: the directory holds no run, or its files cannot be read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = RunDirectory(run_dir)
+        self._reader = JournalReader(self._directory.journal_path)
+        self._socket = JobSocket(self._directory)
+        self._entries: list[Entry[Any]] = []
+
+    def poll(self, wall_s: float) -> JobStatus:
+        """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
+
+        Raises:
+            UsageError: the directory holds no run, or its files cannot be read.
+        """
+        refuse_no_run(self._directory.path)
+        self._directory.load_record()  # one that makes no sense is refused
+        answer = self._socket.ask()
+        life, words = find_life(self._directory, answer)
+        # After the look at the processes: the last record may tell of their end.
+        read_on(self._directory, self._reader.read, self._entries)
+        ending = ending_of(newest_job(self._entries), life, words)
+        if self._socket.is_silent:
+            ending = Ending(f"{ending.outcome}; its head does not answer", ending.is_over)
+        found = None if answer is None else AgentAnswer.of(answer)
+        return job_status(self._entries, ending, found, (time.monotonic(), wall_s))
+
+    def close(self) -> None:
+        """Leave the job alone."""
+        self._socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The newest checkpoint of the journal, and its age in seconds."""
+
+    step: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """One event; ``time`` is in seconds since 1970."""
+
+    time: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What the agent said; ``now`` is its monotonic second."""
+
+    now: float
+    phase: str | None
+    workers: tuple[WorkerReport, ...]
+    launched: int
+    progress: StepReport | None
+    pid: int | None = None
+    command: str = ""
+    """The process that a user has started, or the head that goes on without it."""
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> AgentAnswer:
+        """Return the contents of a ``status`` message, without what makes no sense."""
+        launch = message.get("launch") or {}
+        workers = map(WorkerReport.of, message.get("workers") or ())
+        pid = message.get("client") or message.get("pid")
+        return AgentAnswer(
+            now=float(message["now"]),
+            phase=message.get("phase"),
+            workers=tuple(worker for worker in workers if worker is not None),
+            launched=len(launch.get("workers", ())),
+            progress=StepReport.of(message.get("progress")),
+            pid=pid if isinstance(pid, int) else None,
+            command=_command_of(pid),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How the newest job of a run stands.
+
+    ``outcome`` says it in words; ``is_over`` is whether no process of the job is left.
+    ``step`` is that of the newest word, live or from the journal.
+    """
+
+    run_id: str | None
+    outcome: str
+    is_over: bool
+    exit_code: int | None
+    script: str | None
+    phase: str | None
+    step: int
+    launched: int
+    workers: tuple[WorkerReport, ...]
+    progress: StepReport | None
+    steps_per_s: float
+    epoch: Epoch | None
+    last_save: LastSave | None
+    next_save: str | None
+    goodput: Goodput | None
+    events: tuple[EventLine, ...]
+    pid: int | None = None
+    command: str = ""
+    """The process that a user has started, or the head that goes on without it."""
+
+
+def _command_of(pid: object) -> str:
+    """Return the command line of a process as a user has typed it, without the interpreter."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        texts = [word.decode(errors="replace") for word in words]
+        at = next((at for at, text in enumerate(texts) if Path(text).name == "holdfast"), None)
+        return shlex.join(texts if at is None else ["holdfast", *texts[at + 1 :]])
+    return ""
+
+
+def job_status(
+    entries: Entries, ending: Ending, answer: AgentAnswer | None, now_s: tuple[float, float]
+) -> JobStatus:
+    """Return the status of the newest job in ``entries``.
+
+    ``now_s`` is the moment: seconds of the monotonic clock, and since 1970.
+    """
+    monotonic, wall = now_s
+    job = newest_job(entries)
+    progress = None if answer is None else answer.progress
+    trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
+    epoch, launch = last_of(entries, Epoch), last_of(job, Launch)
+    started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
+    launched = () if launch is None else launch.event.workers
+    return JobStatus(
+        run_id=entries[-1].run_id if entries else None,
+        outcome=_outcome(ending, answer),
+        is_over=ending.is_over,
+        exit_code=ended and ended.event.exit_code,
+        script=started and started.event.script,
+        phase=None if answer is None else answer.phase,
+        step=_journalled_step(entries) if progress is None else progress.step,
+        launched=len(launched) if answer is None else answer.launched,
+        workers=() if answer is None else answer.workers,
+        progress=progress,
+        steps_per_s=pace_of(of(job, Step)).per_s if trains else 0.0,
+        epoch=epoch and _with_mappings(epoch.event),
+        last_save=_last_save(entries, wall),
+        next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
+        goodput=goodput_of(entries, None if ending.is_over else monotonic),
+        events=told_events(entries, _MOST_EVENTS),
+        pid=None if answer is None else answer.pid,
+        command="" if answer is None else answer.command,
+    )
+
+
+def _with_mappings(epoch: Epoch) -> Epoch:
+    return epoch._replace(metrics=epoch.metrics or {}, validation=epoch.validation or {})
+
+
+def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
+    """Return how the job stands; a script may go on for long after its trainings are complete."""
+    if ending.is_over or answer is None or answer.phase != CONCLUDING:
+        return ending.outcome
+    return f"{ending.outcome}: {phase(CONCLUDING)}"
+
+
+def pace_of(steps: Sequence[Entry[Step]]) -> Pace:
+    """Return the speed over the last seconds of steps; nothing after a relaunch."""
+    pace = Pace()
+    if steps:
+        since = steps[-1].now - _PACE_OVER_S
+        generation = steps[-1].event.generation
+        for entry in steps:
+            if entry.now >= since and entry.event.generation == generation:
+                pace = pace.observe(entry.event.step, entry.now)
+    return pace
+
+
+def _journalled_step(entries: Entries) -> int:
+    """Return the step that the newest launch has reached by its journal."""
+    for entry in reversed(entries):
+        if isinstance(entry.event, (Step, Completed, Stopped, Restored, WorldBegan)):
+            return entry.event.step
+    return 0
+
+
+def _last_save(entries: Entries, wall: float) -> LastSave | None:
+    saved = last_of(entries, Checkpoint)
+    if saved is None:
+        return None
+    return LastSave(saved.event.step, max(0.0, wall - saved.time))
+
+
+def _next_save(
+    progress: StepReport | None, saved: Entry[Checkpoint] | None, now: float
+) -> str | None:
+    """Return when the next save comes, unless it came after the agent was told of it."""
+    if progress is None:
+        return None
+    if saved and saved.event.step == progress.next_save_step and saved.now > progress.now:
+        return None
+    return next_save_of(progress, now)
+
+
+def told_events(entries: Entries, most: int) -> tuple[EventLine, ...]:
+    """Return the newest ``most`` events that are worth a line, the newest last."""
+    found: list[EventLine] = []
+    for entry in reversed(entries):
+        text = entry.words
+        if text and text not in {event.text for event in found[-1:]}:  # workers tell some too
+            found.append(EventLine(float(entry.time), text))
+        if len(found) == most:
+            break
+    return tuple(reversed(found))
+
+
+def to_json(status: JobStatus) -> dict[str, Any]:
+    """Return the status as a JSON object, with the goodput that its parts make."""
+    fields: dict[str, Any] = finite(status)
+    if status.goodput is not None:
+        fields["goodput"]["share"] = status.goodput.share
+    return fields
+
+
+_OF_STEPS = [one for one in Activity if Activity.READ <= one <= Activity.COPY]
+_FOR_PEERS = {one.label for one in WAITING}
+_SHOWN_FROM = 0.01
+_SLOW_FROM = 0.1
+"""A worker is slow for which the others wait for this part of their time."""
+
+
+def _shares_of(worker: WorkerReport) -> Mapping[str, float]:
+    """Return the parts of the time of its steps, the largest first; none before its first step."""
+    spent = {one.label: worker.spent_s.get(one.label, 0.0) for one in _OF_STEPS}
+    total = sum(spent.values())
+    shares = {name: seconds / total for name, seconds in spent.items() if seconds}
+    return dict(sorted(shares.items(), key=lambda found: -found[1]))
+
+
+def shares_in_words(worker: WorkerReport) -> str:
+    """Return the parts of the time of its steps, but for the smallest."""
+    shares = _shares_of(worker).items()
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= _SHOWN_FROM)
+
+
+def slowest_in_words(workers: Sequence[WorkerReport]) -> str:
+    """Say for which worker the others wait, if they wait for long."""
+    told = {worker.worker: shares for worker in workers if (shares := _shares_of(worker))}
+    waits = {one: sum(shares.get(name, 0.0) for name in _FOR_PEERS) for one, shares in told.items()}
+    if len(waits) < 2:
+        return ""
+    slowest = min(workers, key=lambda worker: waits.get(worker.worker, 2.0))
+    others = statistics.fmean(waits[one] for one in waits if one != slowest.worker)
+    if others - waits[slowest.worker] < _SLOW_FROM:
+        return ""
+    host = f" on {slowest.host}" if slowest.host else ""
+    busy = next(name for name in told[slowest.worker] if name not in _FOR_PEERS)
+    return (
+        f"worker {slowest.worker}{host}, most of it in {busy}: the others wait for {others:.0%} of "
+        f"their time, and it for {waits[slowest.worker]:.0%}"
+    )

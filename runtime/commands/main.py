@@ -1,0 +1,262 @@
+"""The ``holdfast`` command: its subcommands, and how every error leaves it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointUnreadable,
+    StorageFailed,
+)
+from holdfast.runtime.commands.help import hint_for, write_commands
+from holdfast.runtime.commands.run import attach, run
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
+from holdfast.runtime.head.screen import say
+from holdfast.runtime.options.option import RUN
+from holdfast.runtime.options.removed import removal_of
+from holdfast.runtime.options.sources import (
+    CONFIG_FILE,
+    NEAR,
+    keys_of,
+    mistyped_variables,
+    read_config_file,
+    refuse_unknown,
+)
+from holdfast.runtime.system.signals import write_in_background
+
+_HOMES = {
+    "demo": "demo",
+    "doctor": "doctor",
+    "export": "export",
+    "inspect": "checkpoints",
+    "list": "status",
+    "logs": "status",
+    "repair": "checkpoints",
+    "report": "report",
+    "save": "status",
+    "status": "status",
+    "stop": "status",
+    "verify": "checkpoints",
+}
+"""Commands that are imported when they are asked for, by the files that hold them.
+
+Together they take 0.2 s, and some load NumPy: a job begins without them."""
+
+_FUNCTIONS = {"list": "list_runs"}
+"""Functions of commands whose names mean something else in Python."""
+
+_OF_JOBS = ("run", "attach")
+"""Commands that have a job to mind, which a terminal may not stop."""
+
+
+class _Commands(click.Group):
+    """The subcommands; some are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names, for the help."""
+        return sorted([*self.commands, *_HOMES])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write all commands by what they are for."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        write_commands(formatter, {name: found for name, found in commands.items() if found})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is asked for; say what may be meant by another word."""
+        word = args[0]
+        if not word.startswith("-") and self.get_command(ctx, word) is None:
+            hint = hint_for(word, self.list_commands(ctx))
+            raise UsageError(removal_of(word) or f"no such command {word!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand by its name, None if there is none."""
+        home = _HOMES.get(cmd_name)
+        if home is None:
+            return super().get_command(ctx, cmd_name)
+        function = _FUNCTIONS.get(cmd_name, cmd_name)
+        command = getattr(importlib.import_module(f"holdfast.runtime.commands.{home}"), function)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@click.version_option(package_name="holdfast-mpi")
+@click.pass_context
+def holdfast(context: click.Context) -> None:
+    """Train through worker deaths: whatever dies, the run ends with the same bytes."""
+    if context.invoked_subcommand in _OF_JOBS:
+        write_in_background()
+    for sentence in mistyped_variables(os.environ):
+        say(sentence)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(ExitCode.USAGE)
+    # Options of a job are taken from the tables by `sources`, those of other commands by click.
+    context.obj = _options_from_file(context, Path(CONFIG_FILE))
+    context.default_map = {
+        name: _by_parameter(context, name, table)
+        for name, table in context.obj.items()
+        if name != RUN
+    }
+
+
+holdfast.add_command(run)
+holdfast.add_command(attach)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit; an error becomes one line and its exit code."""
+    _open_closed_streams()
+    try:
+        sys.exit(_exit_code_of(argv))
+    finally:
+        _forget_unwritable(sys.stdout)
+        _forget_unwritable(sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams a place, before another file gets their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # as Python has found it
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _exit_code_of(argv: list[str] | None) -> int:
+    try:
+        result = holdfast.main(args=argv, prog_name="holdfast", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    except CheckpointError as error:
+        return _fail(str(error), _code_of(error))
+    except click.ClickException as error:
+        return _fail(_message_of(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except OSError:
+        # Was it stdout?  A stream without a buffer remembers no failure, so write once more.
+        failure = _forget_unwritable(sys.stdout, "\n")
+        if failure is None:
+            raise
+        return _fail_to_print(failure)
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _code_of(error: CheckpointError) -> ExitCode:
+    """Return the exit code of a failing checkpoint: of one that cannot be read just now, 75."""
+    is_failing_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
+    if isinstance(error, CheckpointUnreadable) or is_failing_call:
+        return ExitCode.STOPPED_EARLY
+    return ExitCode.PROGRAM_FAILED
+
+
+def _message_of(error: click.ClickException) -> str:
+    """Return what is wrong, and what may be meant or where to read on."""
+    message = error.format_message()
+    surplus = re.fullmatch(r"Got unexpected extra argument \((\d+)\)", message)
+    if surplus is not None and isinstance(error, click.UsageError) and error.ctx is not None:
+        known = [flag for option in error.ctx.command.params for flag in option.opts]
+        for flag in set(known) & {"--step", "--worker"}:
+            return f"{surplus[1]} is no run; a {flag.strip('-')} is given as {flag} {surplus[1]}"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        near = (error.possibilities or [""])[0]  # click lists several, by the alphabet
+        is_near = difflib.SequenceMatcher(None, error.option_name, near).ratio() >= NEAR
+        hint = f"did you mean {near}?" if is_near else f"see `{error.ctx.command_path} --help`"
+        return removal_of(error.option_name) or f"no such option {error.option_name}; {hint}"
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        return f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"
+    return message
+
+
+def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the options that a file sets, each of which a command must know."""
+    tables = read_config_file(path)
+    for name, table in tables.items():
+        command = holdfast.get_command(context, name)
+        if command is None:
+            commands = ", ".join(holdfast.list_commands(context))
+            reason = removal_of(name) or f"there is no such command; commands are {commands}"
+            raise UsageError(f"{path} has a heading [{name}], but {reason}")
+        if name == context.invoked_subcommand:  # a slip in one table stops no other command
+            refuse_unknown(path, name, table, _known_keys(name, command))
+    return tables
+
+
+def _known_keys(name: str, command: click.Command) -> list[str]:
+    """Return the names that the table of a command may hold."""
+    if name == RUN:
+        return keys_of(name)
+    return sorted(_parameters(command))
+
+
+def _parameters(command: click.Command) -> dict[str, str]:
+    """Return the parameters of a command by the names that a user types."""
+    return {
+        max(parameter.opts, key=len).lstrip("-").replace("-", "_"): parameter.name
+        for parameter in command.params
+        if parameter.name
+    }
+
+
+def _by_parameter(context: click.Context, name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table with the names that click gives to the parameters of a command."""
+    command = holdfast.get_command(context, name)
+    names = _parameters(command) if command else {}
+    return {names.get(key, key): value for key, value in table.items()}
+
+
+def _fail(sentence: str, exit_code: int) -> int:
+    one_line = " ".join(sentence.split())
+    with contextlib.suppress(OSError):  # the exit code tells where stderr takes nothing
+        click.echo(f"holdfast: error: {one_line}", err=True)
+    return exit_code
+
+
+def _fail_to_print(failure: OSError) -> int:
+    """Say that stdout is full; a reader that has gone, such as ``head``, wants to hear nothing."""
+    if isinstance(failure, BrokenPipeError):
+        return ExitCode.PROGRAM_FAILED
+    return _fail(
+        f"stdout takes nothing: {failure.strerror}; send the output to another place",
+        ExitCode.PROGRAM_FAILED,
+    )
+
+
+def _forget_unwritable(stream: TextIO | None, text: str = "") -> OSError | None:
+    """Write ``text``; drop what the stream does not take, and return why it does not.
+
+    Python would write it again at its end, and exit with 120.
+    """
+    if stream is None:
+        return None
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        return error
+    return None

@@ -1,0 +1,198 @@
+"""The flags of the options of a job, made from the options themselves."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.head.screen import say
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.option import RUN, Option, read_path
+from holdfast.runtime.options.removed import OF_SCRIPTS_TOO, REMOVED, removal_of
+from holdfast.runtime.run.find_run import the_run_here
+from holdfast.runtime.run.run_directory import RunDirectory
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
+
+
+class _AnyPath(click.Path):
+    """A path as `read_path` takes it: the shell leaves ``--to=~/w.npz`` as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raises ``click.BadParameter`` for what is none."""
+        try:
+            return super().convert(read_path(value), param, ctx)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PATH = _AnyPath(path_type=Path)
+SETTINGS = {"allow_interspersed_args": False}
+"""Everything after the script's name is the script's own."""
+
+_EPILOG = (
+    "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
+    "so where a word of the script's reads like an option.  "
+    "Each option may also stand in the environment (HOLDFAST_SAVE_EVERY for --save-every) or in "
+    "holdfast.toml under [run].  A flag comes first, then the variable, then the file."
+)
+
+
+_OF_LIVING_RUNS = ("attach", "logs", "save", "status", "stop")
+"""Commands that mean the run that lives, if only one of those in the working directory does."""
+
+
+def _run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
+    """Return the run that is named, or the one that is here, and say which that is."""
+    if given is not None or context.resilient_parsing:
+        return given or Path()
+    or_living = context.command.name in _OF_LIVING_RUNS
+    found = the_run_here(context.command_path, _lives, or_living=or_living)
+    say(f"the run here is {found}")
+    return found
+
+
+def _lives(run: Path) -> bool:
+    from holdfast.runtime.commands.living_job import LIVES, life_of  # `holdfast run` needs neither
+
+    return life_of(RunDirectory(run.absolute())) in LIVES
+
+
+run_dir_argument = click.argument("run_dir", type=PATH, required=False, callback=_run_here)
+"""The argument RUN_DIR; without it a command takes the run of the working directory."""
+
+_QUOTED = r"""["']{}["']"""
+
+
+def flags_of(command: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command its flags."""
+
+    def decorate(function: _Command) -> _Command:
+        for name, option in reversed(list(OPTIONS.items())):
+            if option.flags and command in option.commands:
+                function = _flag(name, option, option.help)(function)
+        return function
+
+    return decorate
+
+
+def given_flags(context: click.Context) -> dict[str, Any]:
+    """Return the values that stand on the command line, by field of the options."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if name in OPTIONS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+class OfScript(Documented):
+    """A command whose last words belong to a script, which knows some of them by our names."""
+
+    allow_interspersed_args = False
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, epilog=_EPILOG, **settings)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option of ours behind a script that does not name it, but for ``--``."""
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        argv: tuple[str, ...] = ctx.params["argv"] or ()
+        ours = words[: len(words) - len(argv)]
+        if argv and "--" not in ours and not ctx.resilient_parsing:
+            stray, others = stray_words(ctx.params["script"], argv)
+            if stray:
+                at = len(ours) + 1 - sum(isinstance(each, click.Argument) for each in self.params)
+                script, meant = ctx.params["script"], shlex.join(stray)
+                before = shlex.join([*stray, *ours, *others])
+                behind = shlex.join([*ours[:at], "--", *ours[at:], *argv])
+                for removal in filter(None, (removal_of(w.partition("=")[0]) for w in stray)):
+                    raise UsageError(
+                        f"{removal}; if it is meant for {script.name}, put -- before: "
+                        f"`{ctx.command_path} {behind}`"
+                    )
+                raise UsageError(
+                    f"{meant} stands behind {script.name}, which does not name it; if it is meant "
+                    f"for holdfast, put it before: `{ctx.command_path} {before}`; if it is meant "
+                    f"for {script.name}, put -- before: `{ctx.command_path} {behind}`"
+                )
+        return rest
+
+
+def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a script that are options of ours and not its own, and all others.
+
+    An option of ours may be one that was removed.
+    """
+    from holdfast.runtime.run.program import Program  # few commands ask
+
+    values = dict.fromkeys((flag for flag in REMOVED if flag not in OF_SCRIPTS_TOO), 1)
+    for option in OPTIONS.values():
+        values |= dict.fromkeys(_flags_of(option), 0 if option.is_switch else option.words)
+    known = {flag: count for flag, count in values.items() if flag.startswith("-")}
+    is_asked = any(word.partition("=")[0] in known for word in argv)
+    texts = tuple(Program.of(script).texts.values()) if is_asked else ()
+    text = b"\n".join(texts).decode(errors="replace")
+    stray: list[str] = []
+    others: list[str] = []
+    words = list(argv)
+    while words:
+        flag, sign, _ = words[0].partition("=")
+        is_stray = bool(texts) and flag in known and not _names(text, flag)
+        length = 1 + (known[flag] if is_stray and not sign else 0)
+        (stray if is_stray else others).extend(words[:length])
+        del words[:length]
+    return stray, others
+
+
+def _flags_of(option: Option) -> tuple[str, ...]:
+    if RUN not in option.commands:
+        return ()
+    return (*option.flags, option.off_flag) if option.off_flag else option.flags
+
+
+def _names(text: str, flag: str) -> bool:
+    """Return whether a script's text has the name of a flag: in quotes if it has one dash."""
+    if not flag.startswith("--"):
+        return re.search(_QUOTED.format(flag), text) is not None
+    name = flag.removeprefix("--").replace("-", "[-_]")
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command]:
+    flag = option.flags[-1]
+    names = (*option.flags[:-1], f"{flag}/{option.off_flag}" if option.off_flag else flag, name)
+    if option.is_switch:
+        return click.option(*names, is_flag=True, default=None, help=_help(name, option, text))
+    return click.option(
+        *names,
+        type=click.UNPROCESSED,
+        multiple=option.is_repeated,
+        nargs=option.words,
+        allow_from_autoenv=False,  # `build_options` reads the environment
+        metavar=option.metavar,
+        help=_help(name, option, text),
+    )
+
+
+def _help(name: str, option: Option, text: str) -> str:
+    """Return the help of an option with its default, unless that says nothing."""
+    default = option.default_text or _shown(_DEFAULTS[name], option)
+    return f"{text}  [default: {default}]" if default else text
+
+
+def _shown(value: object, option: Option) -> str:
+    if option.off_flag is not None:
+        return option.flags[-1].lstrip("-")
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,224 @@
+"""``holdfast report``: the history and outcome of the run in a directory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TypeAlias
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
+from holdfast.runtime.commands.page import page_of, write_page
+from holdfast.runtime.commands.reported_run import ReportedRun, read_reported_run
+from holdfast.runtime.commands.run_report import (
+    Report,
+    describe_checkpoints,
+    describe_evidence,
+    describe_failure,
+    describe_journal,
+    describe_ledger,
+    describe_lost_lines,
+    describe_ms,
+    describe_time,
+    describe_troubles,
+    epoch_table,
+    to_json,
+)
+from holdfast.runtime.commands.summary import parts_of
+from holdfast.runtime.commands.terminal import fitted, grid, output
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.entries import words_of
+from holdfast.runtime.run.events import named_workers
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.trace import read_trace, write_trace
+
+Row: TypeAlias = tuple[str, ...]
+
+_MOST_EVIDENCE = 10
+_FIRST_EPOCHS, _MOST_EPOCHS = 3, 20
+
+_IN_RUN_DIR = "\0"
+"""What no shell can give as a name: --html without FILE."""
+
+
+@click.command(cls=Documented)
+@run_dir_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@click.option(
+    "--html",
+    "page",
+    is_flag=False,
+    flag_value=_IN_RUN_DIR,
+    metavar="[FILE]",
+    help="Write the report as a page that needs no network, to RUN_DIR/report.html without FILE.",
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=PATH,
+    metavar="FILE",
+    help="Write the timeline of a run with --trace to FILE instead, for https://ui.perfetto.dev.",
+)
+def report(
+    run_dir: Path,
+    *,
+    as_json: bool,
+    page: str | None,
+    trace_file: Path | None,
+) -> None:
+    """Summarize the run in RUN_DIR from its journal."""
+    run = read_reported_run(run_dir)
+    if trace_file is not None:
+        _write_trace(run, trace_file)
+        return
+    if as_json:
+        click.echo(to_json(run.report))
+    if page is not None:
+        _write_page(run, page)
+    elif not as_json:
+        _print(run, output())
+
+
+def _write_page(run: ReportedRun, name: str) -> None:
+    path = RunDirectory(run.path).page_path if name == _IN_RUN_DIR else Path(name)
+    write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
+    click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
+
+
+def _write_trace(run: ReportedRun, path: Path) -> None:
+    pieces = list(read_trace(RunDirectory(run.path).trace_path))
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            spans = write_trace(pieces, run.entries, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    click.echo(f"{spans.total()} spans are in {path}: open it in https://ui.perfetto.dev")
+
+
+def _print(run: ReportedRun, console: Console) -> None:
+    summary = run.report
+    outcome = fitted(run.outcome, console)
+    console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
+    for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
+        if wide.row_count:
+            console.print(wide)
+    for heads, rows in _lists(summary):
+        if rows:
+            console.print(_filled(heads, rows))
+    for line in _evidence(summary):
+        console.print(Text(line))  # no markup: [w0] is the user's
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """Return the first and the last epochs, with as many metrics as fit into a line."""
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
+    fit = max(3, sum(end < width for end in itertools.accumulate(widths)))
+    table = Table()
+    for head in heads[:fit]:
+        table.add_column(Text(head), justify="right", no_wrap=True)  # a name is the script's
+    left_out = len(rows) - _MOST_EPOCHS
+    first = _FIRST_EPOCHS if left_out > 0 else len(rows)
+    for row in rows[:first]:
+        table.add_row(*row[:fit])
+    if left_out > 0:
+        table.add_row(*["…"] * fit)
+        for row in rows[first - _MOST_EPOCHS :]:
+            table.add_row(*row[:fit])
+    unseen = [f"{len(heads) - fit} more columns"] if fit < len(heads) else []
+    unseen += [f"{left_out} more epochs"] if left_out > 0 else []
+    if unseen:
+        table.caption = f"{' and '.join(unseen)}: see --html or --json"
+    return table
+
+
+def _time(run: ReportedRun) -> Table:
+    parts, wall = parts_of(run.report.parts_s)
+    table = Table("wall time", "", "share", "what it is", show_footer=bool(parts))
+    for column, footer in zip(table.columns, ("sum", wall, "100.0%", ""), strict=True):
+        column.footer = footer
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for part in parts:
+        table.add_row(part.name, part.seconds, f"{part.share:.1%}", part.meaning)
+    return table
+
+
+def _facts(summary: Report, outcome: str, journal: str) -> Table:
+    pauses = f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
+    rows = (
+        ("run", summary.run_id or "-"),
+        ("outcome", outcome),
+        ("steps", str(summary.steps)),
+        ("samples", f"{summary.samples:,}"),
+        ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
+        ("metrics", ", ".join(progress.metrics(summary.metrics)) or "-"),
+        ("wall time", f"{progress.brief(summary.wall_s)} in {progress.count(summary.jobs, 'job')}"),
+        ("goodput", f"{summary.goodput:.1%} of the wall time went into steps that count{pauses}"),
+        ("checkpoints", describe_checkpoints(summary)),
+        ("journal", journal),
+        ("output", describe_lost_lines(summary)),
+        ("final sha256", summary.final_sha256 or "-"),
+    )
+    return grid(rows)
+
+
+def _evidence(summary: Report) -> list[str]:
+    """Return what was found out of the workers that died last, in lines."""
+    told = [(failure, describe_evidence(failure)) for failure in summary.failures]
+    told = [(failure, evidence) for failure, evidence in told if evidence]
+    lines = []
+    for failure, evidence in told[-_MOST_EVIDENCE:]:
+        lines += ["", f"worker {failure.worker}", *(f"  {line}" for line in evidence)]
+    if len(told) > _MOST_EVIDENCE:
+        left_out = len(told) - _MOST_EVIDENCE
+        lines += ["", f"the evidence of {left_out} older failures is in --json"]
+    return lines
+
+
+def _lists(summary: Report) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the heads and the rows of each list of what went wrong and how the run went on."""
+    yield (
+        ("failures", "time"),
+        [(describe_failure(death), describe_time(death)) for death in summary.failures],
+    )
+    yield ("deaths by host and cause",), [(sentence,) for sentence in summary.death_counts]
+    yield ("workers without progress",), [(words_of(one),) for one in summary.suspected]
+    yield (
+        ("recovered at step", "lost", "survivors", "attempts", "death to next step"),
+        [
+            (
+                *(str(one.step), named_workers(one.lost), named_workers(one.survivors)),
+                *(str(one.attempts), describe_ms(one.since_failure_ms)),
+            )
+            for one in summary.recoveries
+        ],
+    )
+    yield (
+        ("relaunched because", "workers", "from step", "from death or stop to next step"),
+        [
+            (
+                *(one.reason, named_workers(one.workers)),
+                "-" if one.restored_step is None else str(one.restored_step),
+                describe_ms(one.since_failure_ms),
+            )
+            for one in summary.relaunches
+        ],
+    )
+    yield ("checkpoints and memory",), [(trouble,) for trouble in describe_troubles(summary)]
+
+
+def _filled(heads: Row, rows: Iterable[Row]) -> Table:
+    table = Table(*heads)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,352 @@
+"""``holdfast status``, ``list``, ``logs``, ``save``, ``stop``: how a job stands; orders to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.commands.job_status import (
+    JobStatus,
+    StatusSource,
+    shares_in_words,
+    slowest_in_words,
+    to_json,
+)
+from holdfast.runtime.commands.living_job import LIVES, life_of, order_save, order_stop
+from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
+from holdfast.runtime.commands.summary import Bucket
+from holdfast.runtime.commands.terminal import fitted, grid, output
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
+from holdfast.runtime.head.screen import say
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.find_run import runs_below
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.worker_logs import LogReader
+
+_RULED = box.SIMPLE_HEAD
+_WIDEST = 1 << 16
+_LOOK_S = 1.0
+_SHOWN_FROM_S = 0.05
+_FOLLOWED_S = 0.5
+
+
+_timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Give up after this long.",
+)
+
+
+@click.command(cls=Documented, context_settings={"show_default": True})
+@run_dir_argument
+@click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
+@_timeout_option
+def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
+    """Ask the job that runs in RUN_DIR for a checkpoint now, and wait until it is committed.
+
+    Exits with 0 when it is, with 75 when no job runs there (yet) or it could not be saved.
+    """
+    saved = order_save(RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait)
+    if saved is None:
+        click.echo("asked for a checkpoint")
+    else:
+        click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
+
+
+@click.command(cls=Documented, context_settings={"show_default": True})
+@run_dir_argument
+@click.option("--now", "is_urgent", is_flag=True, help="Stop at once, without a checkpoint.")
+@click.option("--wait/--no-wait", default=True, help="Whether to wait until it has stopped.")
+@_timeout_option
+def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
+    """Stop the job that runs in RUN_DIR at its next step, with a checkpoint, as SIGTERM does.
+
+    Exits with 0 when it has stopped, with 75 when no job runs there or it goes on.
+    """
+    code = order_stop(
+        RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait, is_urgent=is_urgent
+    )
+    click.echo("asked to stop" if code is None else f"stopped: its exit code is {code}")
+
+
+@click.command(cls=Documented)
+@run_dir_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look instead.")
+@click.option("--watch", is_flag=True, help="Look again each second, until the job has ended.")
+def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
+    """Show how the job in RUN_DIR stands: its workers, epoch, saves, goodput and last events.
+
+    The job may run anywhere on this host, or have ended.  Looking changes nothing.
+    """
+    source = StatusSource(run_dir.absolute())
+    try:
+        _show(_looks(source, run_dir, is_watching=watch), as_json=as_json, is_watching=watch)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+    finally:
+        source.close()
+
+
+@click.command("list", cls=Documented)
+@click.argument("directory", type=PATH, default=Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead.")
+def list_runs(directory: Path, *, as_json: bool) -> None:
+    """List the runs in DIRECTORY and below it, the living ones first: script, state, and steps.
+
+    Without DIRECTORY it is the working directory.  Looking changes nothing.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; give one that holds runs")
+    found = sorted(_found_below(directory), key=lambda each: each[1].is_over)
+    if as_json:
+        click.echo(json.dumps([{"run_dir": str(run), **to_json(look)} for run, look in found]))
+        return
+    if not found:
+        click.echo(f"no run is in {directory.absolute()} or below it")
+        return
+    table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
+    previous = [RunDirectory(run).previous_runs for run, _ in found]
+    if any(previous):
+        table.add_column("previous")
+    for (run, look), kept in zip(found, previous, strict=True):
+        script = "-" if look.script is None else Path(look.script).name
+        cells = (str(run), script, _state(look), str(look.step), _saved(look), str(kept))
+        table.add_row(*map(Text, cells[: len(table.columns)]))
+    console = output()
+    at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
+    wanted = Measurement.get(console, at_any_width, table).maximum
+    console.width = max(console.width, wanted)
+    console.print(table)
+    if any(previous):
+        console.print(
+            "previous: runs that --fresh has set aside; `rm -r RUN_DIR/previous-*` removes them"
+        )
+
+
+def _state(found: JobStatus) -> str:
+    """Return how a job stands in few words; `holdfast status` has all of them."""
+    words: dict[int | None, str] = {ExitCode.DONE: "complete", ExitCode.STOPPED_EARLY: "stopped"}
+    first_words: str = re.split("[:;]", found.outcome)[0]
+    return words.get(found.exit_code, first_words) if found.is_over else first_words
+
+
+def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
+    """Yield each run below a directory with its status; say which cannot be looked at."""
+    for run in runs_below(directory):
+        source = StatusSource(run.absolute())
+        try:
+            yield run, source.poll(time.time())
+        except JobError as error:
+            say(str(error))
+        finally:
+            source.close()
+
+
+def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterator[JobStatus]:
+    """Yield a status now, and if asked to one each second until the job has ended."""
+    while True:
+        with answering(run_dir, say):
+            found = source.poll(time.time())
+        yield found
+        if found.is_over or not is_watching:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _show(looks: Iterator[JobStatus], *, as_json: bool, is_watching: bool) -> None:
+    console = output()
+    if as_json:
+        for found in looks:
+            click.echo(json.dumps(to_json(found), indent=None if is_watching else 2))
+    elif is_watching and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for found in looks:
+                live.update(page_of(found, console), refresh=True)
+    else:
+        for found in looks:
+            console.print(page_of(found, console))
+
+
+def page_of(found: JobStatus, console: Console) -> RenderableType:
+    """Return everything that is known of a job, for a terminal or a file."""
+    parts: list[RenderableType] = [_facts(found, console)]
+    if found.workers:
+        parts += [Text(), _workers(found)]
+    if any(worker.spent_s for worker in found.workers):
+        parts += [_shares(found)]
+    if found.events:
+        parts += [Text(), _events(found, console)]
+    return Group(*parts)
+
+
+def _facts(found: JobStatus, console: Console) -> Table:
+    rows = (
+        ("run", found.run_id or "-"),
+        ("job", _job(found)),
+        ("command", _command(found)),
+        ("state", found.outcome),
+        ("progress", _progress(found)),
+        ("waiting", _waiting(found)),
+        ("slowest", slowest_in_words(found.workers)),
+        ("metrics", _metrics(found)),
+        ("last epoch", "" if found.epoch is None else found.epoch.line),
+        ("saves", _saves(found)),
+        ("goodput", _goodput(found)),
+    )
+    return grid((name, fitted(text, console)) for name, text in rows if text)
+
+
+def _job(found: JobStatus) -> str:
+    script = "-" if found.script is None else Path(found.script).name
+    if not found.launched:
+        return script
+    launched = progress.count(found.launched, "worker")
+    living = sum(worker.pid is not None for worker in found.workers)
+    if found.is_over or not found.workers:
+        return f"{script}, launched on {launched}"
+    of = "" if living == found.launched else f"{living} of "
+    return f"{script} on {of}{launched}"
+
+
+def _command(found: JobStatus) -> str:
+    """Return what a user has started, with its pid: a kill of that one ends the job in order."""
+    if found.pid is None:
+        return ""
+    return f"pid {found.pid}: {found.command or '-'}"
+
+
+def _progress(found: JobStatus) -> str:
+    report, parts = found.progress, [f"step {found.step}"]
+    if report is not None:
+        parts[0] += f" of {report.steps}" if report.steps else ""
+        fit = f"fit {report.stage}, " if report.stage > 1 else ""
+        parts.insert(0, f"{fit}epoch {report.epoch} of {report.epochs}")
+        of = f" of {report.steps_per_epoch}" if report.steps_per_epoch else ""
+        parts.insert(1, f"{report.step_of_epoch}{of} in it")
+    if found.steps_per_s and not _waiting(found):
+        parts.append(progress.rate(found.steps_per_s))
+        if report is not None and report.steps > report.step:
+            left_s = (report.steps - report.step) / found.steps_per_s
+            parts.append(f"{progress.duration(left_s)} left")
+    return ", ".join(parts)
+
+
+def _waiting(found: JobStatus) -> str:
+    """Return for which workers all wait, for how long, and where these are."""
+    them = [worker for worker in found.workers if worker.standing_s is not None]
+    if not them:
+        return ""
+    places = [f"worker {one.worker}" + (f" in {one.where}" if one.where else "") for one in them]
+    seconds = max(one.standing_s or 0.0 for one in them)
+    return f"{progress.duration(seconds)} for {', '.join(places)}"
+
+
+def _metrics(found: JobStatus) -> str:
+    if found.progress is None or found.is_over:
+        return ""
+    return ", ".join(progress.metrics(found.progress.metrics))
+
+
+def _saves(found: JobStatus) -> str:
+    parts = [_saved(found)]
+    if found.next_save is not None and not found.is_over:
+        parts.append(f"next {found.next_save}")
+    return "; ".join(parts)
+
+
+def _saved(found: JobStatus) -> str:
+    last = found.last_save
+    if last is None:
+        return "none yet"
+    return f"step {last.step}, {progress.duration(last.age_s)} ago"
+
+
+def _goodput(found: JobStatus) -> str:
+    goodput = found.goodput
+    if goodput is None or not goodput.wall_s:
+        return ""
+    lost = {
+        name: seconds
+        for name, seconds in goodput.parts_s.items()
+        if seconds >= _SHOWN_FROM_S and name != Bucket.TRAINING.value
+    }
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in lost.items()]
+    of_time = f"{goodput.share:.1%} of {progress.duration(goodput.wall_s)}"
+    of_time += f" in {goodput.jobs} jobs" if goodput.jobs > 1 else ""
+    return f"{of_time} ({', '.join(parts)})" if parts else of_time
+
+
+def _workers(found: JobStatus) -> Table:
+    has_hosts = any(worker.host for worker in found.workers)
+    columns = ("worker", *(("host",) if has_hosts else ()), "pid", "phase", "step", "memory")
+    table = Table(*columns, "last heartbeat", box=_RULED, pad_edge=False)
+    for worker in sorted(found.workers, key=lambda worker: worker.worker):
+        size, silent = worker.resident_bytes, worker.silent_s
+        table.add_row(
+            str(worker.worker),
+            *((worker.host,) if has_hosts else ()),
+            "-" if worker.pid is None else str(worker.pid),
+            progress.phase(worker.phase),
+            str(worker.step),
+            "-" if size is None else progress.memory(size),
+            "-" if silent is None else f"{silent:.1f} s ago",
+        )
+    return table
+
+
+def _shares(found: JobStatus) -> Table:
+    """Return what each worker has spent its steps on, since it began."""
+    table = Table("worker", "time of its steps", box=_RULED, pad_edge=False)
+    for worker in sorted(found.workers, key=lambda worker: worker.worker):
+        table.add_row(str(worker.worker), shares_in_words(worker) or "-")
+    return table
+
+
+def _events(found: JobStatus, console: Console) -> Table:
+    moments = (datetime.fromtimestamp(event.time).astimezone() for event in found.events)
+    return grid(
+        (f"{moment:%Y-%m-%d %H:%M:%S}", fitted(event.text, console))
+        for moment, event in zip(moments, found.events, strict=True)
+    )
+
+
+@click.command(cls=Documented)
+@run_dir_argument
+@click.option(
+    "-w", "--worker", type=click.IntRange(min=0), metavar="ID", help="Show this worker alone."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+def logs(run_dir: Path, *, worker: int | None, follow: bool) -> None:
+    """Show what all workers of the run in RUN_DIR have printed, shown on the screen or not.
+
+    Without a worker the lines of all come in their order, each behind its worker, with those of
+    holdfast.  The files are RUN_DIR/logs/worker-ID.log.
+    """
+    directory = RunDirectory(run_dir.absolute())
+    with answering(directory.path, say):
+        reader = LogReader(directory, worker)
+    is_last = not follow
+    while True:
+        for piece in reader.read():
+            click.echo(piece, nl=False)
+        if is_last:
+            return
+        is_last = life_of(directory) not in LIVES
+        time.sleep(_FOLLOWED_S)

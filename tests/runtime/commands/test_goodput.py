@@ -1,0 +1,319 @@
+"""Every nanosecond of a run is in one bucket, and each cause is in its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_entries import entry
+
+from holdfast.runtime.commands.summary import (
+    SINCE_LAST_STEP,
+    Bucket,
+    Goodput,
+    Span,
+    buckets_of,
+    goodput_of,
+    jobs_of,
+    spans_of,
+)
+from holdfast.runtime.run.entries import Entry
+
+S = 1_000_000_000
+
+
+def step(
+    number: int, now: float, seconds: float = 1.0, generation: int = 1, **fields: Any
+) -> Entry[Any]:
+    return entry("step", now, step=number, seconds=seconds, generation=generation, **fields)
+
+
+def _buckets(records: list[Entry[Any]], began: float, ended: float) -> dict[Bucket, float]:
+    found = buckets_of(spans_of(records, began, ended))
+    return {bucket: length / S for bucket, length in found.items() if length}
+
+
+def test_undisturbed_run_starts_trains_and_ends() -> None:
+    records = [entry("launch", 10.5), step(1, 14), step(2, 15.5), step(3, 16.5)]
+
+    assert _buckets(records, 10, 18) == {
+        Bucket.STARTING: 3,
+        Bucket.TRAINING: 3.5,  # the gap of half a second has no cause of its own
+        Bucket.ENDING: 1.5,
+    }
+
+
+def test_gap_before_another_generation_is_a_repair() -> None:
+    records = [step(1, 1), step(2, 4, 1.0, 2)]
+
+    assert _buckets(records, 0, 4) == {Bucket.TRAINING: 2, Bucket.REPAIR: 2}
+
+
+def test_time_in_which_the_whole_job_stood_still_is_a_bucket_of_its_own() -> None:
+    """Within a step, across two of them, and before the first one."""
+    records = [
+        entry("paused", 2.5, seconds=2.0, until=2.0),
+        *(step(1, 4), step(2, 75, 71.0)),
+        entry("paused", 74, seconds=66.0, until=74.0),
+        entry("paused", 81, seconds=5.0, until=81.0),
+        step(3, 84, 8.0),
+    ]
+
+    assert _buckets(records, 0, 84) == {
+        Bucket.STARTING: 1,
+        Bucket.PAUSED: 73,
+        Bucket.TRAINING: 10,
+    }
+
+
+def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() -> None:
+    records = [
+        *(step(1, 1), step(2, 2), step(3, 3)),
+        entry("failure", 3.5),
+        entry("launch", 4),
+        *(step(2, 7, 1.0, 2), step(3, 8, 1.0, 2)),
+    ]
+
+    assert _buckets(records, 0, 8) == {
+        Bucket.TRAINING: 3,
+        Bucket.REPEATED: 2,
+        Bucket.RELAUNCH: 3,
+    }
+
+
+def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lost() -> None:
+    renewal = entry("relaunch", 2.5, is_renewal=True)
+    begun = entry("launch", 2.5)
+    lost = entry("relaunch", 4, is_renewal=False)
+    steps = [step(1, 1), step(2, 2), step(3, 7, 1.0, 2)]
+
+    renewed = _buckets([*steps[:2], renewal, begun, steps[2]], 0, 7)
+    relaunched = _buckets([*steps[:2], renewal, begun, lost, steps[2]], 0, 7)
+
+    assert renewed == {Bucket.TRAINING: 3, Bucket.RENEWAL: 4}
+    assert relaunched == {Bucket.TRAINING: 3, Bucket.RELAUNCH: 4}
+
+
+def test_waiting_for_the_next_job_is_a_relaunch() -> None:
+    records = [
+        step(1, 1),
+        entry("job_ended", 1.5),
+        entry("job_started", 5),
+        entry("launch", 5),
+        step(2, 8, 1.0, 2),
+    ]
+
+    assert _buckets(records, 0, 8) == {Bucket.TRAINING: 2, Bucket.RELAUNCH: 6}
+
+
+def test_gap_in_which_a_save_began_is_a_stall() -> None:
+    saved = entry("checkpoint", 3.5, seconds=2.25)  # it began at 1.25
+    records = [step(1, 1), step(2, 2.5), saved, step(3, 3.5)]
+
+    assert _buckets(records, 0, 3.5) == {Bucket.TRAINING: 3, Bucket.SAVING: 0.5}
+
+
+def test_records_that_the_next_first_worker_writes_again_count_once() -> None:
+    """It has its own clock readings of the same commits."""
+    records = [step(1, 1), step(2, 2), step(1, 1.001), step(2, 2.001), step(3, 4, 1.0, 2)]
+
+    assert _buckets(records, 0, 4) == {Bucket.TRAINING: 3, Bucket.REPAIR: 1}
+
+
+def test_steps_of_one_world_are_never_repeated_work_though_their_stamps_run_back() -> None:
+    """The one who writes them down dates them, and a line waits for it longer than the next one."""
+    records = [step(1, 1), step(2, 2.01), step(3, 2.0, 0.9), step(5, 4, 2.0, steps=2)]
+    of_the_next_first_worker = step(4, 3, 0.9)
+
+    assert _buckets(records, 0, 4) == {Bucket.TRAINING: 4}
+    assert _buckets([*records, of_the_next_first_worker], 0, 4) == {Bucket.TRAINING: 4}
+
+
+def test_run_without_a_step_only_starts() -> None:
+    assert _buckets([entry("launch", 1)], 0, 2) == {Bucket.STARTING: 2}
+
+
+RECORDS = st.lists(
+    st.one_of(
+        st.builds(
+            step,
+            st.integers(1, 6),
+            st.floats(0, 100),
+            st.floats(0, 20),
+            st.integers(1, 3),
+        ),
+        st.builds(
+            lambda event, now, seconds: entry(event, now, seconds=seconds),
+            st.sampled_from(["launch", "checkpoint", "job_started", "failure"]),
+            st.floats(0, 100),
+            st.floats(0, 5),
+        ),
+    ),
+    max_size=25,
+)
+
+
+@given(RECORDS, st.floats(0, 60), st.floats(0, 60))
+def test_buckets_add_up_to_the_wall_time_exactly(
+    records: list[Entry[Any]], began: float, length: float
+) -> None:
+    spans = spans_of(records, began, began + length)
+
+    whole = round((began + length) * S) - round(began * S)
+    assert sum(buckets_of(spans).values()) == whole
+    ends = [round(began * S), *(span.end for span in spans)]
+    assert [span.begin for span in spans] == ends[:-1]
+
+
+def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
+    records = [step(1, 1), entry("taken_over", 1.5), step(2, 3)]
+
+    assert _buckets(records, 0, 3) == {Bucket.TRAINING: 3}
+
+
+def test_steps_that_a_later_job_does_again_do_not_count() -> None:
+    """The second job begins at a boot of its own: its clock is another one."""
+    records = [
+        entry("job_started", 100.0),
+        step(40, 140, 40.0, steps=40),
+        entry("job_started", 5.0),
+        step(41, 16, 11.0, 2, steps=11),
+    ]
+
+    found = goodput_of(records)
+
+    assert found is not None
+    assert (found.jobs, found.wall_s) == (2, 51.0)
+    assert found.parts_s["repeated work"] == 10.0
+    assert found.share == 41 / 51
+
+
+def parts(records: list[Entry[Any]], now_s: float | None = None) -> dict[str, float]:
+    found = goodput_of(records, now_s)
+    assert found is not None
+    return {name: length for name, length in found.parts_s.items() if length}
+
+
+def cause_between(*marks: Entry[Any], generation: int = 1) -> set[Bucket]:
+    """Return what the second between two steps is, beside their training."""
+    spans = spans_of([step(1, 1.0), *marks, step(2, 3.0, 1.0, generation)], 0.0, 3.0)
+    return {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)}
+
+
+def test_records_before_the_first_job_belong_to_none() -> None:
+    begun = [entry("job_started", 2.0), step(1, 3.0), entry("job_started", 9.0)]
+
+    assert jobs_of([entry("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
+
+
+def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
+    records = [step(1, 3.0), step(2, 4.0)]
+
+    assert jobs_of(records) == [records]
+    assert jobs_of([]) == []
+
+
+def test_share_of_no_time_at_all_is_none() -> None:
+    assert Goodput(0.0, {Bucket.TRAINING.value: 0.0}).share == 0.0
+    assert Goodput(4.0, {Bucket.TRAINING.value: 3.0}).share == 0.75
+
+
+@pytest.mark.parametrize(
+    ("marks", "cause"),
+    [
+        ([], Bucket.TRAINING),
+        ([entry("warning", 1.5)], Bucket.TRAINING),
+        ([entry("checkpoint", 1.9, seconds=0.25)], Bucket.SAVING),
+        ([entry("checkpoint_failed", 1.5)], Bucket.SAVING),
+        ([entry("checkpoint", 1.9, seconds=1.5)], Bucket.TRAINING),
+        ([entry("launch", 1.5)], Bucket.RELAUNCH),
+        ([entry("relaunch", 1.5, is_renewal=True)], Bucket.RENEWAL),
+        ([entry("relaunch", 1.5, is_renewal=1)], Bucket.RELAUNCH),
+        ([entry("relaunch", 1.5, is_renewal=True), entry("job_started", 1.6)], Bucket.RELAUNCH),
+        ([entry("launch", 1.5), entry("checkpoint", 1.9, seconds=0.0)], Bucket.RELAUNCH),
+    ],
+    ids=[
+        "nothing", "warning", "save", "failed save", "save that began before", "launch",
+        "renewal", "no renewal", "renewal and another job", "launch and save",
+    ],
+)  # fmt: skip
+def test_gap_has_the_cause_that_its_marks_show(marks: list[Entry[Any]], cause: Bucket) -> None:
+    assert cause_between(*marks) == {cause}
+
+
+@pytest.mark.parametrize(
+    ("at", "cause"),
+    [(1.0, Bucket.TRAINING), (1.001, Bucket.RELAUNCH), (2.0, Bucket.RELAUNCH)],
+    ids=["with the step", "after it", "with the next one's begin"],
+)
+def test_mark_counts_after_the_step_and_until_the_next_one_begins(at: float, cause: Bucket) -> None:
+    assert cause_between(entry("launch", at)) == {cause}
+
+
+def test_repair_counts_before_a_save_and_a_relaunch_before_a_repair() -> None:
+    save = entry("checkpoint", 1.9, seconds=0.25)
+
+    assert cause_between(save, generation=2) == {Bucket.REPAIR}
+    assert cause_between(save, entry("launch", 1.5), generation=2) == {Bucket.RELAUNCH}
+
+
+def test_steps_outside_of_the_time_are_cut_away() -> None:
+    spans = spans_of([step(1, 1.0), step(2, 5.0, 4.0), step(3, 9.0)], 2.0, 4.0)
+
+    assert spans == (Span(Bucket.TRAINING, 2 * S, 4 * S),)
+
+
+def test_running_job_is_counted_until_now_and_the_ended_ones_until_their_end() -> None:
+    ended = [entry("job_started", 100.0), step(1, 102.0), entry("job_ended", 103.0)]
+    running = [entry("job_started", 5.0), step(2, 7.0)]
+
+    assert parts([*ended, *running], now_s=9.5) == {
+        "starting": 2.0,
+        "training": 2.0,
+        "ending": 1.0,
+        SINCE_LAST_STEP: 2.5,
+    }
+
+
+def test_clock_that_is_behind_the_newest_record_takes_nothing_away() -> None:
+    records = [entry("job_started", 5.0), step(1, 7.0)]
+
+    assert parts(records, now_s=6.0) == {"starting": 1.0, "training": 1.0}
+
+
+def test_run_that_only_starts_is_no_time_since_a_step() -> None:
+    assert parts([entry("job_started", 5.0)], now_s=8.0) == {"starting": 3.0}
+
+
+def test_steps_that_two_later_jobs_go_back_to_are_lost_once() -> None:
+    first = [entry("job_started", 0.0), step(1, 1.0), step(2, 2.0), step(3, 3.0)]
+    second = [entry("job_started", 0.0), step(3, 1.0)]
+    third = [entry("job_started", 0.0), step(2, 1.0), step(3, 2.0)]
+
+    assert parts([*first, *second, *third]) == {"training": 3.0, "repeated work": 3.0}
+
+
+_JOBS = st.lists(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(0, 9), st.integers(1, 3)), max_size=6),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(_JOBS, st.none() | st.floats(0, 20))
+def test_parts_of_all_jobs_add_up_to_their_time(
+    jobs: list[list[tuple[int, float, int]]], now_s: float | None
+) -> None:
+    records: list[Entry[Any]] = []
+    for job in jobs:
+        records.append(entry("job_started", 1.0))
+        records += [step(number, now, 0.5, generation) for number, now, generation in job]
+
+    found = goodput_of(records, now_s)
+
+    assert found is not None
+    assert found.jobs == len(jobs)
+    assert sum(found.parts_s.values()) == pytest.approx(found.wall_s)
+    assert 0.0 <= found.share <= 1.0

@@ -1,0 +1,461 @@
+"""A living job is found by its lease and asked over its head's socket: status, save, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import holdfast_code
+from fake_head import Replies, head_of
+
+from holdfast.runtime.commands import living_job
+from holdfast.runtime.commands.living_job import (
+    JobSocket,
+    Life,
+    Saved,
+    find_life,
+    life_of,
+    living_head,
+    order_save,
+    order_stop,
+)
+from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.channel import Message
+
+NOBODY = (1 << 22) + 1
+"""Linux gives no process so high a number."""
+
+BOUND_S = 90.0
+SILENT_S = 0.05
+RUN = RunRecord("run", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "my run")
+    directory.prepare()
+    directory.create_record(RUN)
+    directory.journal_path.touch()
+    return directory
+
+
+@pytest.fixture
+def lease(directory: RunDirectory) -> Iterator[Lease]:
+    """The lease, held by this process, which is no head yet."""
+    lease = directory.acquire_lease()
+    yield lease
+    lease.release()
+
+
+@pytest.fixture
+def socket(directory: RunDirectory) -> Iterator[JobSocket]:
+    socket = JobSocket(directory)
+    yield socket
+    socket.close()
+
+
+def write_lease(run: RunDirectory, pid: int, **fields: Any) -> None:
+    owner = {"host": os.uname().nodename, "pid": pid, **fields}
+    run.lease_path.write_text(json.dumps(owner))
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def copy_of(directory: RunDirectory) -> RunDirectory:
+    copy = RunDirectory(directory.path.with_name("copy"))
+    ignored = shutil.ignore_patterns("*.sock")
+    shutil.copytree(directory.path, copy.path, ignore=ignored)
+    return copy
+
+
+def life(directory: RunDirectory) -> tuple[Life, str]:
+    """Return what is left of a job whose head answers nothing."""
+    return find_life(directory, None)
+
+
+def test_job_that_is_starting_lives_although_there_is_no_head_yet(
+    directory: RunDirectory, lease: Lease
+) -> None:
+    assert living_head(directory) is None
+    assert life(directory) == (Life.RUNNING, "")
+
+
+def test_client_that_starts_a_head_counts_as_the_job(directory: RunDirectory, lease: Lease) -> None:
+    """A head that has died is replaced by its client, which holds the lease as well."""
+    lease.name_head(NOBODY, directory.path / "agent.sock", os.getpid())
+
+    assert living_head(directory) is None
+
+
+def test_job_whose_head_and_client_have_ended_is_gone(directory: RunDirectory) -> None:
+    write_lease(directory, NOBODY, client=NOBODY, agent=str(directory.path / "agent.sock"))
+
+    assert life(directory) == (
+        Life.GONE,
+        f"no job runs in {directory.path}; start one with `holdfast run`",
+    )
+
+
+@pytest.mark.parametrize("takes_orders", [True, False])
+def test_job_that_has_said_its_end_is_neither_lost_nor_alive(
+    directory: RunDirectory, *, takes_orders: bool
+) -> None:
+    """Its journal may have lost it, on a full disk; `holdfast repair` takes no orders."""
+    lease = directory.acquire_lease(takes_orders=takes_orders)
+    lease.end()
+    lease.release()
+
+    assert life(directory)[0] is Life.ENDED
+
+
+def test_lease_of_another_host_is_told_with_both_names(directory: RunDirectory) -> None:
+    write_lease(directory, os.getpid(), host="elsewhere")
+
+    assert life(directory) == (
+        Life.UNKNOWN,
+        f"{directory.path} belongs to host elsewhere, this is {os.uname().nodename}; ask there",
+    )
+
+
+@pytest.mark.parametrize("takes_orders", [True, False])
+def test_search_leaves_no_descriptor_open(directory: RunDirectory, *, takes_orders: bool) -> None:
+    lease = directory.acquire_lease(takes_orders=takes_orders)
+    before = open_descriptors()
+
+    life(directory)
+    while_held = open_descriptors()
+    lease.release()
+    life(directory)  # the process lives, and holds the lease no more
+
+    assert (while_held, open_descriptors()) == (before, before - 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{}", "[1]", '"x"', '{"host": "h"}', '{"pid": 1}', '{"host": "h", "pid": null}'],
+    ids=str,
+)
+def test_lease_that_names_no_process_is_nobodys(
+    directory: RunDirectory, content: str | None
+) -> None:
+    if content is not None:
+        directory.lease_path.write_text(content)
+
+    with pytest.raises(NotSaved, match=r"no job runs in .*; start one with `holdfast run`"):
+        living_head(directory)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (None, "was lost; go on with `holdfast run`"),
+        ((0, "completed step 9"), "completed step 9; look at it with `holdfast report {}`"),
+        ((75, "stopped at step 5"), "ended with exit code 75: stopped at step 5"),
+    ],
+    ids=["lost", "complete", "stopped"],
+)
+@pytest.mark.parametrize("order", [order_save, order_stop])
+def test_order_without_a_job_tells_how_the_last_one_ended(
+    directory: RunDirectory, order: Any, ended: tuple[int, str] | None, words: str
+) -> None:
+    journal = Journal(directory.journal_path, run_id=RUN.run_id, source="head")
+    for begun in ((2, "an older job"), ended):
+        journal.record("job_started", workers=2)
+        if begun is not None:
+            journal.record("job_ended", exit_code=begun[0], reason=begun[1])
+    journal.close()
+    write_lease(directory, NOBODY)
+    how = {"is_urgent": False} if order is order_stop else {}
+
+    with pytest.raises(NotSaved) as caught:
+        order(directory, timeout_s=BOUND_S, is_waiting=True, **how)
+
+    begin = f"no job runs in {directory.path}: the last one "
+    assert str(caught.value) == begin + words.format(directory.path)
+
+
+def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
+    place = {"pid": os.getpid(), "client": client, "run_dir": str(directory.path)}
+    return {"kind": "status", **place, "launch": None}
+
+
+@pytest.mark.parametrize(
+    ("client", "found"), [(5, (Life.RUNNING, "")), (None, (Life.DETACHED, "take it over"))]
+)
+def test_head_tells_whether_its_job_is_shown(
+    directory: RunDirectory, client: int | None, found: tuple[Life, str]
+) -> None:
+    life, words = find_life(directory, status_of(directory, client))
+
+    assert (life, words.partition(":")[0]) == found
+
+
+def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:
+    _, words = find_life(directory, status_of(directory, None))
+
+    assert words.endswith(f"`holdfast attach '{directory.path}'`")
+
+
+def test_head_that_has_not_been_told_its_job_is_running(directory: RunDirectory) -> None:
+    with head_of(directory, lambda _: []):
+        assert find_life(directory, {"kind": "status", "run_dir": None}) == (Life.RUNNING, "")
+
+
+def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) -> None:
+    with head_of(directory, lambda _: [status_of(directory)]) as head:
+        copy = copy_of(directory)
+        told = f"no job runs in {copy.path}; start one with `holdfast run`"
+        before = open_descriptors()
+
+        assert life_of(copy) is Life.GONE
+        with pytest.raises(NotSaved) as save:
+            order_save(copy, timeout_s=BOUND_S, is_waiting=True)
+        with pytest.raises(NotSaved) as stop:
+            order_stop(copy, timeout_s=BOUND_S, is_waiting=True, is_urgent=False)
+
+        assert (str(save.value), str(stop.value)) == (told, told)
+        assert head.heard == [], "and it is ordered nothing"
+        while open_descriptors() > before:  # the head sees the end of a connection later
+            time.sleep(0.001)
+
+
+def test_job_whose_container_has_the_directory_at_another_place_is_found(
+    directory: RunDirectory,
+) -> None:
+    with head_of(directory, lambda _: [status_of(directory)]):
+        owner = directory.lease_owner() | {"directory": "/only/in/the/container"}
+        directory.lease_path.write_text(json.dumps(owner))
+
+        assert life_of(directory) is Life.RUNNING
+
+
+def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:
+    assert life_of(directory) is Life.UNKNOWN
+    for client, found in ((5, Life.RUNNING), (None, Life.DETACHED)):
+        with head_of(directory, lambda _, client=client: [status_of(directory, client)]):
+            assert life_of(directory) is found
+    assert life_of(directory) is Life.GONE
+    write_lease(directory, os.getpid(), host="elsewhere")
+    assert life_of(directory) is Life.UNKNOWN
+
+
+def test_head_is_asked_again_and_again(directory: RunDirectory, socket: JobSocket) -> None:
+    numbers = iter(range(3))
+
+    with head_of(directory, lambda _: [{"kind": "status", "number": next(numbers)}]) as head:
+        answers = [socket.ask(BOUND_S) for _ in range(3)]
+
+        assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
+        assert head.heard == [{"kind": "status"}] * 3
+    assert not socket.is_silent
+
+
+def test_silent_head_is_asked_once_and_its_late_answer_counts(
+    directory: RunDirectory, socket: JobSocket
+) -> None:
+    may_answer = threading.Event()
+
+    def answer_late(_: Message) -> Replies:
+        may_answer.wait()
+        return [{"kind": "status", "number": 1}]
+
+    with head_of(directory, answer_late) as head:
+        assert socket.ask(SILENT_S) is None
+        assert socket.is_silent
+        assert socket.ask(SILENT_S) is None
+        may_answer.set()
+
+        assert socket.ask(BOUND_S) == {"kind": "status", "number": 1}
+        assert not socket.is_silent
+        assert head.heard == [{"kind": "status"}]
+
+
+def test_head_that_follows_another_is_asked_in_its_place(
+    directory: RunDirectory, socket: JobSocket
+) -> None:
+    for number in range(2):
+        with head_of(directory, lambda _, number=number: [{"number": number}]):
+            assert socket.ask(BOUND_S) == {"number": number}
+
+
+def test_head_that_goes_away_has_no_answer(directory: RunDirectory, socket: JobSocket) -> None:
+    def die(_: Message) -> Replies:
+        directory.lease_path.write_text("{}")  # nobody is found at another try
+        return [None]
+
+    with head_of(directory, die):
+        assert socket.ask(BOUND_S) is None
+    assert not socket.is_silent
+
+
+def test_run_without_a_head_has_nobody_to_ask(socket: JobSocket) -> None:
+    assert socket.ask() is None
+    assert not socket.is_silent
+
+
+SAVED = {"kind": "saved", "step": 7, "seconds": 0.5}
+ASKED = {"kind": "asked"}
+
+
+def save(directory: RunDirectory, *, is_waiting: bool = True) -> Saved | None:
+    return order_save(directory, timeout_s=BOUND_S, is_waiting=is_waiting)
+
+
+def test_save_is_waited_for_until_its_step_is_committed(directory: RunDirectory) -> None:
+    """The workers are asked again if they were lost."""
+    with head_of(directory, lambda _: [ASKED, ASKED, SAVED]) as head:
+        assert save(directory) == Saved(7, 0.5)
+    assert head.heard == [{"kind": "save", "is_waiting": True}]
+
+
+def test_save_without_waiting_only_asks(directory: RunDirectory) -> None:
+    with head_of(directory, lambda _: [ASKED]) as head:
+        assert save(directory, is_waiting=False) is None
+    assert head.heard == [{"kind": "save", "is_waiting": False}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("the disk is full", "goes on but cannot save: the disk is full"),
+        ("", "ended without another checkpoint; run it again"),
+    ],
+)
+def test_save_that_will_not_come_is_told_with_its_reason(
+    directory: RunDirectory, reason: str, told: str
+) -> None:
+    with (
+        head_of(directory, lambda _: [ASKED, {"kind": "unsaved", "reason": reason}]),
+        pytest.raises(NotSaved) as caught,
+    ):
+        save(directory)
+
+    assert str(caught.value) == f"the job in {directory.path} {told}"
+
+
+def in_turn(*replies: Replies) -> Callable[[Message], Replies]:
+    """Return what gives a reply after another."""
+    left = iter(replies)
+    return lambda _: next(left)
+
+
+def test_head_that_has_no_job_yet_is_asked_until_it_has(directory: RunDirectory) -> None:
+    """It ends the connection; so does a head whose client has died."""
+    starting = [{"kind": "starting"}, None]
+
+    with head_of(directory, in_turn(starting, [None], [ASKED, SAVED])) as head:
+        assert save(directory) == Saved(7, 0.5)
+    assert len(head.heard) == 3
+
+
+def test_save_is_ordered_again_from_the_head_that_follows_a_lost_one(
+    directory: RunDirectory,
+) -> None:
+    with head_of(directory, in_turn([ASKED, None], [ASKED, SAVED])) as head:
+        assert save(directory) == Saved(7, 0.5)
+    assert head.heard == [{"kind": "save", "is_waiting": True}] * 2
+
+
+def test_waiting_ends_with_the_job(directory: RunDirectory) -> None:
+    def die(_: Message) -> Replies:
+        write_lease(directory, NOBODY)
+        return [ASKED, None]
+
+    with head_of(directory, die), pytest.raises(NotSaved, match="no job runs in"):
+        save(directory)
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_waiting_has_a_bound(directory: RunDirectory, *, has_head: bool) -> None:
+    if not has_head:
+        lease = directory.acquire_lease()
+        with pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s; give a"):
+            order_save(directory, timeout_s=0.1, is_waiting=True)
+        lease.release()
+        return
+    with (
+        head_of(directory, lambda _: [ASKED]),
+        pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s; give a"),
+    ):
+        order_save(directory, timeout_s=0.1, is_waiting=True)
+
+
+def test_head_that_is_stopped_is_named(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(living_job, "is_stopped", lambda pid: pid == os.getpid())
+
+    with (
+        head_of(directory, lambda _: []),
+        pytest.raises(NotSaved, match=rf"pid {os.getpid()}, is stopped; .*kill -CONT"),
+    ):
+        order_save(directory, timeout_s=0.1, is_waiting=True)
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_stop_is_waited_for_until_the_job_has_ended(
+    directory: RunDirectory, *, is_urgent: bool
+) -> None:
+    ended = {"kind": "ended", "exit_code": 75}
+
+    with head_of(directory, lambda _: [{"kind": "stopping"}, ended]) as head:
+        code = order_stop(directory, timeout_s=BOUND_S, is_waiting=True, is_urgent=is_urgent)
+
+    assert code == 75
+    assert head.heard == [{"kind": "stop", "is_urgent": is_urgent}]
+
+
+def test_stop_without_waiting_only_asks(directory: RunDirectory) -> None:
+    with head_of(directory, lambda _: [{"kind": "stopping"}]):
+        code = order_stop(directory, timeout_s=BOUND_S, is_waiting=False, is_urgent=False)
+
+    assert code is None
+
+
+def test_stop_has_a_bound(directory: RunDirectory) -> None:
+    with (
+        head_of(directory, lambda _: [{"kind": "stopping"}]),
+        pytest.raises(NotSaved, match=r"has not stopped within 0\.1 s; give a longer --timeout"),
+    ):
+        order_stop(directory, timeout_s=0.1, is_waiting=True, is_urgent=False)
+
+
+def test_commands_tell_what_was_done(
+    directory: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {
+        "save": [ASKED, SAVED],
+        "stop": [{"kind": "stopping"}, {"kind": "ended", "exit_code": 75}],
+    }
+
+    with head_of(directory, lambda message: said[message["kind"]]):
+        codes = [holdfast_code(verb, directory.path) for verb in ("save", "stop")]
+
+    assert codes == [0, 0]
+    out = capsys.readouterr().out.splitlines()
+    assert out == ["saved step 7 in 0.50 s", "stopped: its exit code is 75"]
+
+
+@pytest.mark.parametrize("verb", ["save", "stop"])
+def test_command_says_that_no_job_runs(
+    directory: RunDirectory, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert holdfast_code(verb, directory.path) == 75
+    assert capsys.readouterr().err.startswith("holdfast: error: no job runs in ")
+
+
+def test_order_to_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotSaved, match=r"/nosuch does not exist"):
+        save(RunDirectory(tmp_path / "nosuch"))
