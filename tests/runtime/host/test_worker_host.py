@@ -18,7 +18,7 @@ from holdfast.runtime.host.host_messages import Lead
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
-from holdfast.runtime.host.pool_process import PoolSettings
+from holdfast.runtime.host.pool_process import Forked, PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import records_message
@@ -35,7 +35,14 @@ CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
 class FakePool:
     """A pool that keeps what was asked of it."""
 
-    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: HostPart) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        settings: PoolSettings,
+        tell: Callable[[Forked], None],
+        forward: object,
+    ) -> None:
+        self.tell = tell
         self.pages: dict[int, WorkerStatus] = {}
         self.controls: dict[int, Channel] = {}
         """The workers' ends of their channels."""
@@ -121,7 +128,8 @@ class Host:
             heartbeat_timeout_s=1.0,
             pool=PoolSettings((), "none:none"),
         )
-        self.pages: dict[int, WorkerStatus] = self.real.part.pool.pages  # type: ignore[attr-defined]
+        self.pool: FakePool = self.real.part.pool  # type: ignore[assignment]
+        self.pages = self.pool.pages
         self.guards: list[Channel] = []
         self.now = 1000.0
         self.real.begin(CONFIG)
@@ -130,7 +138,7 @@ class Host:
     def fork(self, worker: int) -> None:
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self._processes.append(process)
-        self.real.part.on_forked(1, worker, process.pid)
+        self.pool.tell(Forked(1, WorkerId(worker), process.pid))
 
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
@@ -168,8 +176,7 @@ class Host:
 
     def control(self, worker: int) -> Channel:
         """The worker's end of its channel to the agent."""
-        controls: dict[int, Channel] = self.real.part.pool.controls  # type: ignore[attr-defined]
-        return controls[worker]
+        return self.pool.controls[worker]
 
     def ask(self, worker: int, question: Message) -> Message:
         """Ask the agent as a worker does, and return its answer."""
@@ -396,8 +403,7 @@ def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
     assert host.of_kind("worker_exited") == [0, 1]
     assert host.real.launch.is_idle
     assert host.writer.replaced == ["it does not end"]
-    pool: FakePool = host.real.part.pool  # type: ignore[assignment]
-    assert pool.abandoned == ["it does not end"]
+    assert host.pool.abandoned == ["it does not end"]
 
 
 def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> None:
@@ -425,7 +431,7 @@ def test_worker_that_no_descriptor_is_left_for_is_given_up(
     host.real.begin(replace(CONFIG, generation=2))
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    host.real.part.on_forked(2, 1, process.pid)
+    host.pool.tell(Forked(2, WorkerId(1), process.pid))
     monkeypatch.undo()
 
     exited = host.events[-1]
