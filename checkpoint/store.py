@@ -323,6 +323,7 @@ def save(
     header: Header,
     writers: int = 1,
     cursor: Mapping[str, object] | None = None,
+    numerics: Mapping[str, object] | None = None,
 ) -> Path:
     """Save ``state`` as ``writers`` shards and commit it; returns the checkpoint's directory.
 
@@ -334,7 +335,7 @@ def save(
     try:
         records = [staging.write_shard(state, layout, writer, header) for writer in range(writers)]
         manifest = Manifest.assemble(
-            layout, records, header=header, cursor=cursor or {}, numerics={}
+            layout, records, header=header, cursor=cursor or {}, numerics=numerics or {}
         )
         return staging.commit(manifest)
     except CheckpointError:

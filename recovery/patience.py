@@ -11,9 +11,8 @@ another message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 
 
 class Finding(IntEnum):
@@ -32,24 +31,6 @@ class Finding(IntEnum):
         return self in (Finding.TRANSIENT, Finding.UNREADABLE)
 
 
-class Verdict(Enum):
-    """What follows a try."""
-
-    TAKE = "take the step"
-    AGAIN = "wait, and try again"
-    OLDER = "give it up, for the next older step"
-    STOP = "do not wait, for the job was asked to stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """The tries of a step so far, and the seconds that the restore has spent on failing ones."""
-
-    count: int
-    spent_s: float
-    is_stop_wanted: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Patience:
     """The bounds: one restore waits for ``whole_s``, and tries each step ``least_tries`` times."""
@@ -62,23 +43,20 @@ class Patience:
     least_tries: int = 3
     """For older steps, when the newest has used up the time; a stale handle needs one."""
 
-    def nap_s(self, tries: Tries) -> float | None:
-        """Return how long to wait before the next try, None if the step is to be given up."""
-        doublings = min(tries.count - 1, 16)  # no float is too small for that
+    def nap_s(self, worst: Finding, tries: int, spent_s: float) -> float | None:
+        """Return how long to wait before the next try, None to give the step up.
+
+        ``worst`` is the worst finding of all workers at the last of so many ``tries``, and
+        ``spent_s`` are the seconds that the restore has spent on failing ones.
+        """
+        if worst is not Finding.TRANSIENT:
+            return None
+        doublings = min(tries - 1, 16)  # no float is too small for that
         nap_s = min(self.first_nap_s * 2.0**doublings, self.longest_nap_s)
-        left_s = self.whole_s - tries.spent_s
+        left_s = self.whole_s - spent_s
         if left_s > 0:
             return min(nap_s, max(left_s, self.first_nap_s))
-        return nap_s if tries.count < self.least_tries else None
-
-    def verdict(self, findings: Iterable[Finding], tries: Tries) -> Verdict:
-        """Return what follows when all workers have found this."""
-        worst = max(findings)
-        if worst is Finding.FINE:
-            return Verdict.TAKE
-        if worst is not Finding.TRANSIENT or self.nap_s(tries) is None:
-            return Verdict.OLDER
-        return Verdict.STOP if tries.is_stop_wanted else Verdict.AGAIN
+        return nap_s if tries < self.least_tries else None
 
 
 PATIENT = Patience()

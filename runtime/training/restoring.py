@@ -1,10 +1,15 @@
 """The newest valid checkpoint of a run, read by all workers together.
 
-All agree on one step.  Each worker reads and verifies its part of the shards, then sends
-it to the others: the file system delivers every byte once.  Digests come first: no byte is
-sent before all shards have verified.  Nothing is loaded before all workers have
-everything.  If a step fails for one worker, all reject it.  A step that cannot be read just
-now is tried again for a while (`joint_retries`), and is not rejected when it is given up.
+The candidates are the steps that rank 0 lists, newest first.  Each worker reads and verifies its
+part of the shards, then sends it to the others: the file system delivers every byte once.  Digests
+come first: no byte is sent before all shards have verified.  Nothing is loaded before all workers
+have everything.  If a step fails for one worker, all reject it.
+
+A read that fails is tried again by one rule (`recovery.patience`).  A worker alone may have too
+many open files, or a stale handle.  All wait for it: what one cannot read is read by none.  Only
+those whose read has failed make it again.  Each wait is followed by an exchange, so a death breaks
+the world here as anywhere else, and repair begins the restore anew.  A wait is work that needs no
+peer: the page tells the agent so.  A step that is given up then may be whole, and is not rejected.
 
 A restore that has taken no step begins the run only if there is none: not if all are damaged, and
 not if one could not be read.
@@ -12,18 +17,29 @@ not if one could not be read.
 
 from __future__ import annotations
 
-import json
+import errno
+import itertools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    StorageFailed,
+)
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.checkpoint.tensor import specs_of
 from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.patience import PATIENT, Finding, Patience
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     RecoveryImpossible,
@@ -31,12 +47,14 @@ from holdfast.runtime.errors import (
     UsageError,
 )
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run import events
+from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.script_record import TRAININGS
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.codec import decode, encode, to_plain
+from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.training.consistency import (
     StepRecord,
     check_resumed,
@@ -45,21 +63,60 @@ from holdfast.runtime.training.consistency import (
 )
 from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
-from holdfast.runtime.training.joint_retries import (
-    AGAIN,
-    WAITS,
-    JointRetries,
-    Trouble,
-    Waits,
-)
 from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
+_AGAIN = "nothing is known to be damaged: run again when the file system answers"
 _MOST_NAMED = 3
 _READS_BACK = (
     ". If the script reads back what it has written, such as a list of finished trials, it leaves "
     "trainings out: move that file or folder away, and run again; what is complete stays so"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How a worker waits between two tries; tests pass a clock of their own."""
+
+    patience: Patience = PATIENT
+    clock: Callable[[], float] = witnessed_s
+    sleep: Callable[[float], None] = time.sleep
+
+
+WAITS = Waits()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a worker could not read; ``seconds`` and ``tries`` are those of all workers together."""
+
+    finding: Finding = Finding.FINE
+    reason: str = ""
+    number: int = 0
+    path: str = ""
+    seconds: float = 0.0
+    tries: int = 1
+    is_other_runs: bool = False
+    """Whether the step is rejected only because another run has saved it."""
+
+    @property
+    def error(self) -> str:
+        """The name of the error number, or "no errno"."""
+        return errno.errorcode.get(self.number, "no errno")
+
+    def __str__(self) -> str:
+        return f"{self.reason}; tried {self.tries} times in {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """What a worker tells the others after a try."""
+
+    trouble: Trouble
+    spent_s: float
+    is_stop_wanted: bool
+    steps: tuple[int, ...]
+    """The candidates, of rank 0."""
 
 
 class JobRestore:
@@ -72,7 +129,11 @@ class JobRestore:
         self._job = job
         self._state = state
         self._store = context.open_store()
-        self._tries = JointRetries(context, waits)
+        self._waits = waits
+        self._spent_s = 0.0
+        self._steps: tuple[int, ...] = ()
+        self._troubles: dict[int, Trouble] = {}
+        """Of the steps that were given up; those that are not damaged may be whole."""
         self._is_one_of_several = bool(context.config.script_record.largest(TRAININGS))
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
@@ -84,29 +145,25 @@ class JobRestore:
 
         Raises:
             UsageError: the checkpoint belongs to another model, job or (if strict)
-                other numerics; the message names what differs.
+                other numerics; the message names what differs.  Or the checkpoints cannot be
+                listed, and waiting would not help.
             RecoveryImpossible: there are checkpoints, and all of them are damaged.
-            CheckpointsUnread: there are some that may be whole, and none could be read.
+            CheckpointsUnread: there are some that may be whole, and none could be read; or the
+                job was asked to stop, and could only wait.
             WorldBroken: a member died.
         """
         self._refuse_intruder()
         is_first = communicator.rank == 0
-        steps = self._agreed_steps(communicator)
-        for step in steps:
+        self._list_steps(communicator)
+        for step in self._steps:
             restored = self._read(communicator, step, fresh)
             if restored is not None:
                 if is_first:
-                    generation = self._context.config.generation
-                    found = events.Restored(step=step, generation=generation)
-                    record(self._context.journal, found)
-                    self._tell_of_rejected(step, steps[0])
-                    self._tell_of_microbatches(restored.manifest)
-                    self._tries.tell_of_newer(step)
+                    self._tell_of_restored(restored.manifest)
                 return restored
-        lost = [step for step in steps if step not in self._other_stages]
-        _refuse_to_begin(self._context.run_dir, lost, self._tries.unread)
+        self._refuse_to_begin()
         if is_first:  # all others get the state of rank 0
-            _begin(self._context, self._job, self._state.replica)
+            self._begin()
         return None
 
     def _refuse_intruder(self) -> None:
@@ -116,34 +173,18 @@ class JobRestore:
         except OSError as taken:
             raise RunDirectoryBusy(f"{taken}; this job ends, and leaves it alone") from taken
 
-    def _tell_of_microbatches(self, saved: Manifest) -> None:
-        """Say that other microbatches follow on this step than came before it, if any step does."""
-        before, now = saved.cursor.get(MICROBATCHES), self._job.microbatches
-        is_over = saved.step >= self._job.work_plan.steps or was_over(saved.cursor)
-        if before != now and not is_over:
-            text = (
-                f"the run had --microbatches {before} up to step {saved.step}, and has {now} from "
-                "there on: its bytes are those of a run that changes there"
-            )
-            self._context.notify(text)
-            record(self._context.journal, events.Warned(text=text))
-
-    def _tell_of_rejected(self, step: int, newest: int) -> None:
-        is_told = newest in {*self._tries.unread, *self._other_stages}
-        if newest != step and (not is_told or max(self._tries.damaged, default=step) > step):
-            self._tries.tell_of_rejected(step)
-
-    def _agreed_steps(self, communicator: Communicator) -> list[int]:
-        """Return the steps that rank 0 finds, newest first."""
-        found: list[int] = []
+    def _list_steps(self, communicator: Communicator) -> None:
+        """Let all workers have the steps that rank 0 finds, newest first."""
 
         def list_them() -> None:
             if communicator.rank == 0:
-                found[:] = filter(self._job.stage.may_have, self._store.steps())
+                self._steps = tuple(filter(self._job.stage.may_have, self._store.steps()))
 
-        self._tries.insist(communicator, list_them)
-        agreed: list[int] = json.loads(_from_first(communicator, json.dumps(found)))
-        return agreed
+        trouble = self._try(communicator, "the list of checkpoints", list_them)
+        if trouble is not None and trouble.finding is Finding.TRANSIENT:
+            raise CheckpointsUnread(f"{trouble}; {_AGAIN}")
+        if trouble is not None:
+            raise UsageError(trouble.reason)
 
     def _read(self, communicator: Communicator, step: int, fresh: Cursor) -> Restored | None:
         """Return the state of a step, or None on all workers if any of them cannot use it."""
@@ -180,11 +221,54 @@ class JobRestore:
 
     def _succeeds(self, communicator: Communicator, step: int, attempt: Callable[[], None]) -> bool:
         """Return whether all workers can read; a step that is damaged is remembered as rejected."""
-        if self._tries.succeed(communicator, step, attempt):
+        trouble = self._try(communicator, f"checkpoint step {step}", attempt)
+        if trouble is None:
             return True
-        if step not in self._tries.unread:  # else it may be whole
+        self._troubles[step] = trouble
+        if communicator.rank == 0:
+            self._tell(step, trouble)
+        if not trouble.finding.is_unread:
             self._context.rejected.add(step)
         return False
+
+    def _try(
+        self, communicator: Communicator, what: str, attempt: Callable[[], None]
+    ) -> Trouble | None:
+        """Try until all workers succeed; return what is wrong if ``what`` they read is given up."""
+        patience = self._waits.patience
+        mine, before_s, began = _trouble_of(attempt), self._spent_s, self._waits.clock()
+        for count in itertools.count(1):
+            tries = self._exchange(communicator, mine)
+            spent_s = tries[0].spent_s
+            if count == 1:  # the first try is no waiting, however long it takes
+                began, first_s = self._waits.clock(), spent_s
+            worst = max((found.trouble for found in tries), key=lambda trouble: trouble.finding)
+            if worst.finding is Finding.FINE:
+                self._steps = tries[0].steps
+                break
+            trouble = replace(worst, seconds=spent_s - first_s, tries=count)
+            nap_s = patience.nap_s(worst.finding, count, spent_s)
+            if nap_s is None:
+                return trouble
+            if any(found.is_stop_wanted for found in tries):
+                raise CheckpointsUnread(f"told to stop: {what}: {trouble}; {_AGAIN}")
+            if count == 1 and communicator.rank == 0:
+                self._context.notify(
+                    f"{what} cannot be read just now: {trouble.reason}; all workers wait and try "
+                    f"again, for {patience.whole_s:.0f} s in all"
+                )
+            with self._context.page.needing_no_peer():
+                self._waits.sleep(nap_s)
+            if mine.finding is not Finding.FINE:
+                mine = _trouble_of(attempt)
+            self._spent_s = before_s + self._waits.clock() - began
+        return None
+
+    def _exchange(self, communicator: Communicator, mine: Trouble) -> list[_Try]:
+        """Return the tries of all workers, in rank order; each tells its own trouble."""
+        is_stop_wanted = bool(self._context.page.requests & RequestFlag.STOP)
+        told = _Try(mine, self._spent_s, is_stop_wanted, self._steps)
+        return [decode(_Try, found) for found in communicator.allgather_bytes(encode(told))]
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
         """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.
@@ -226,10 +310,118 @@ class JobRestore:
         if is_first or config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
 
+    def _begin(self) -> None:
+        """Give a fresh replica the weights that the job begins with, if it names any."""
+        source, replica = self._job.initial, self._state.replica
+        if source is not None:
+            load_initial_weights(replica, source)
+            sha256 = state_sha256(replica.state())
+            record(self._context.journal, events.InitialWeights(source=str(source), sha256=sha256))
 
-def _from_first(communicator: Communicator, text: str) -> str:
-    """Return the text of rank 0."""
-    return communicator.allgather_bytes(text.encode())[0].decode()
+    def _refuse_to_begin(self) -> None:
+        """Return if the run has no step, so that it may begin.
+
+        Raises:
+            RecoveryImpossible: all of them are damaged.
+            CheckpointsUnread: some of them, or all, may be whole.
+        """
+        run_dir = self._context.run_dir
+        unread = {step: found for step, found in self._troubles.items() if found.finding.is_unread}
+        damaged = [step for step in self._troubles if step not in unread]
+        named = [f"step {step}: {found}" for step, found in unread.items()][:_MOST_NAMED]
+        more = [f"and {len(unread) - len(named)} more"] if len(unread) > len(named) else []
+        reasons = "; ".join((*named, *more))
+        if unread and damaged:
+            raise CheckpointsUnread(
+                f"no checkpoint of {run_dir} could be restored: {_steps(damaged)} damaged; "
+                f"{_steps(unread)} not known to be damaged, but could not be read ({reasons}); "
+                "run again when the file system answers"
+            )
+        if unread:
+            raise CheckpointsUnread(
+                f"none of the {len(unread)} checkpoints of {run_dir} could be read ({reasons}); "
+                f"{_AGAIN}"
+            )
+        if damaged:
+            raise RecoveryImpossible(
+                f"none of the {len(damaged)} checkpoints of {run_dir} is valid; mend them from a "
+                f"copy with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start "
+                "over with --fresh"
+            )
+
+    def _tell(self, step: int, trouble: Trouble) -> None:
+        """Record why a step was given up; a step that may be whole is not rejected."""
+        reason, run_dir = trouble.reason, self._context.run_dir
+        if trouble.finding is Finding.DAMAGED:
+            record(self._context.journal, Rejected(step=step, reason=reason))
+            place = run_dir / STORE_NAME / step_name(step)
+            repair = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
+            other = f"move {place} to where that run is"
+            advice = other if trouble.is_other_runs else f"{repair}, or remove {place}"
+            self._context.notify(f"checkpoint step {step} was rejected: {reason}; {advice}")
+            return
+        unread = Unreadable(
+            step=step,
+            reason=reason,
+            seconds=round(trouble.seconds, 3),
+            tries=trouble.tries,
+            path=trouble.path,
+            error=trouble.error,
+        )
+        record(self._context.journal, unread)
+
+    def _tell_of_restored(self, saved: Manifest) -> None:
+        """Record from where training goes on; say why it is no newer step, if there is one."""
+        step, generation = saved.step, self._context.config.generation
+        record(self._context.journal, events.Restored(step=step, generation=generation))
+        goes_on = f"training goes on from checkpoint step {step}"
+        unread = [s for s, found in self._troubles.items() if found.finding.is_unread]
+        rejected = [s for s in self._troubles if s not in unread]
+        damaged = [s for s in rejected if not self._troubles[s].is_other_runs]
+        if damaged:
+            run_dir = shlex.quote(str(self._context.run_dir))
+            self._context.notify(
+                f"{goes_on}, because step {damaged[0]} is damaged; to mend that from a copy, stop "
+                f"the job: `holdfast repair {run_dir} --from COPY`"
+            )
+        elif self._steps[0] in rejected:
+            self._context.notify(goes_on)
+        self._tell_of_microbatches(saved)
+        for newer in unread:
+            self._context.notify(
+                f"{goes_on}, because the newer step {newer} could not be read: "
+                f"{self._troubles[newer]}; it is not known to be damaged, and stays"
+            )
+
+    def _tell_of_microbatches(self, saved: Manifest) -> None:
+        """Say that other microbatches follow on this step than came before it, if any step does."""
+        before, now = saved.cursor.get(MICROBATCHES), self._job.microbatches
+        is_over = saved.step >= self._job.work_plan.steps or was_over(saved.cursor)
+        if before != now and not is_over:
+            text = (
+                f"the run had --microbatches {before} up to step {saved.step}, and has {now} from "
+                "there on: its bytes are those of a run that changes there"
+            )
+            self._context.notify(text)
+            record(self._context.journal, events.Warned(text=text))
+
+
+def _trouble_of(attempt: Callable[[], None]) -> Trouble:
+    """Make one try; return why it failed, if it did."""
+    try:
+        attempt()
+    except (CheckpointUnreadable, StorageFailed) as error:
+        finding = Finding.TRANSIENT if error.errno in TRANSIENT else Finding.UNREADABLE
+        reason = error.reason if isinstance(error, CheckpointUnreadable) else str(error)
+        return Trouble(finding, reason, error.errno, str(error.path or ""))
+    except CheckpointInvalid as error:
+        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=error.is_other_runs)
+    except CheckpointError as error:
+        return Trouble(Finding.DAMAGED, str(error))
+    except MemoryError:
+        reason = "there is not enough memory (ENOMEM)"
+        return Trouble(Finding.TRANSIENT, reason, errno.ENOMEM)
+    return Trouble()
 
 
 def _numerics_of(manifest: Manifest) -> Numerics:
@@ -239,51 +431,7 @@ def _numerics_of(manifest: Manifest) -> Numerics:
         raise UsageError(f"checkpoint step {manifest.step}: {error}") from error
 
 
-def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
-    """Give a fresh replica the weights that the job begins with, if it names any."""
-    if job.initial is None:
-        return
-    load_initial_weights(replica, job.initial)
-    sha256 = state_sha256(replica.state())
-    source = str(job.initial)
-    record(context.journal, events.InitialWeights(source=source, sha256=sha256))
-
-
-def _refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Trouble]) -> None:
-    """Return if the run has no step, so that it may begin; ``lost`` are those that were not taken.
-
-    Raises:
-        RecoveryImpossible: all of them are damaged.
-        CheckpointsUnread: some of them, or all, may be whole.
-    """
-    spared = {step: unread[step] for step in lost if step in unread}
-    if spared:
-        damaged = [step for step in lost if step not in spared]
-        raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
-    if lost:
-        raise RecoveryImpossible(
-            f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
-            f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
-            "with --fresh"
-        )
-
-
-def _sentence(run_dir: Path, unread: Mapping[int, Trouble], damaged: Sequence[int]) -> str:
-    named = [f"step {step}: {trouble}" for step, trouble in unread.items()][:_MOST_NAMED]
-    more = [f"and {len(unread) - len(named)} more"] if len(unread) > len(named) else []
-    reasons = "; ".join((*named, *more))
-    if not damaged:
-        return (
-            f"none of the {len(unread)} checkpoints of {run_dir} could be read ({reasons}); {AGAIN}"
-        )
-    return (
-        f"no checkpoint of {run_dir} could be restored: {_steps(damaged)} damaged; "
-        f"{_steps(list(unread))} not known to be damaged, but could not be read ({reasons}); "
-        "run again when the file system answers"
-    )
-
-
-def _steps(steps: Sequence[int]) -> str:
+def _steps(steps: Iterable[int]) -> str:
     """Return steps in words, with the verb that follows."""
-    numbers = ", ".join(map(str, steps))
-    return f"step {numbers} is" if len(steps) == 1 else f"steps {numbers} are"
+    numbers = [str(step) for step in steps]
+    return f"step {numbers[0]} is" if len(numbers) == 1 else f"steps {', '.join(numbers)} are"

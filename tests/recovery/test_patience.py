@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.patience import Finding, Patience, Tries, Verdict
+from holdfast.recovery.patience import Finding, Patience
 
-FINE, TRANSIENT, UNREADABLE, DAMAGED = Finding
-FIRST = Tries(1, 0.0)
-LAST = Tries(3, 180.0)
-
-findings = st.lists(st.sampled_from(Finding), min_size=1, max_size=6)
 patiences = st.builds(
     Patience,
     whole_s=st.floats(0, 1000),
@@ -20,31 +15,26 @@ patiences = st.builds(
     longest_nap_s=st.floats(5, 60),
     least_tries=st.integers(1, 6),
 )
-tried = st.builds(Tries, st.integers(1, 5000), st.floats(0, 2000), st.booleans())
 
 
 @pytest.mark.parametrize(
-    ("found", "tries", "verdict"),
+    ("worst", "tries", "spent_s", "nap_s"),
     [
-        ([FINE, FINE], FIRST, Verdict.TAKE),
-        ([FINE, TRANSIENT], FIRST, Verdict.AGAIN),
-        ([TRANSIENT], Tries(2, 179.9), Verdict.AGAIN),
-        ([TRANSIENT], Tries(2, 500.0), Verdict.AGAIN),  # an older step has some tries, too
-        ([TRANSIENT], LAST, Verdict.OLDER),
-        ([TRANSIENT], Tries(2, 1.0, is_stop_wanted=True), Verdict.STOP),
-        ([FINE], Tries(2, 1.0, is_stop_wanted=True), Verdict.TAKE),
-        ([TRANSIENT], Tries(3, 180.0, is_stop_wanted=True), Verdict.OLDER),
-        ([TRANSIENT, UNREADABLE], FIRST, Verdict.OLDER),
-        ([TRANSIENT, DAMAGED], FIRST, Verdict.OLDER),
+        (Finding.TRANSIENT, 1, 0.0, 0.5),
+        (Finding.TRANSIENT, 2, 179.9, 0.5),
+        (Finding.TRANSIENT, 2, 500.0, 1.0),  # an older step has some tries, too
+        (Finding.TRANSIENT, 3, 180.0, None),
+        (Finding.UNREADABLE, 1, 0.0, None),
+        (Finding.DAMAGED, 1, 0.0, None),
     ],
 )
-def test_table_of_verdicts(found: list[Finding], tries: Tries, verdict: Verdict) -> None:
-    assert Patience().verdict(found, tries) is verdict
+def test_table_of_naps(worst: Finding, tries: int, spent_s: float, nap_s: float | None) -> None:
+    assert Patience().nap_s(worst, tries, spent_s) == nap_s
 
 
 def test_naps_grow_to_the_longest_and_end_with_the_time() -> None:
-    patience, spent_s, naps = Patience(), 0.0, []
-    while (nap_s := patience.nap_s(Tries(len(naps) + 1, spent_s))) is not None:
+    spent_s, naps = 0.0, list[float]()
+    while nap_s := Patience().nap_s(Finding.TRANSIENT, len(naps) + 1, spent_s):
         naps.append(nap_s)
         spent_s += nap_s
 
@@ -55,23 +45,9 @@ def test_naps_grow_to_the_longest_and_end_with_the_time() -> None:
 @given(patiences)
 def test_every_wait_ends(patience: Patience) -> None:
     spent_s, count = 0.0, 1
-    while (nap_s := patience.nap_s(Tries(count, spent_s))) is not None:
+    while nap_s := patience.nap_s(Finding.TRANSIENT, count, spent_s):
         assert 0 < nap_s <= patience.longest_nap_s
         spent_s, count = spent_s + nap_s, count + 1
 
     assert count >= patience.least_tries
-    bound_s = patience.whole_s + patience.least_tries * patience.longest_nap_s
-    assert spent_s <= bound_s
-
-
-@given(patiences, findings, tried)
-def test_verdict_depends_on_the_worst_finding_and_on_no_order(
-    patience: Patience, found: list[Finding], tries: Tries
-) -> None:
-    verdict = patience.verdict(found, tries)
-
-    assert verdict is patience.verdict(found[::-1], tries)
-    assert verdict is patience.verdict([max(found)], tries)
-    assert (verdict is Verdict.TAKE) == (max(found) is FINE)
-    if verdict in (Verdict.AGAIN, Verdict.STOP):
-        assert max(found) is TRANSIENT
+    assert spent_s <= patience.whole_s + patience.least_tries * patience.longest_nap_s

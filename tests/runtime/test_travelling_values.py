@@ -31,7 +31,7 @@ from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord
-from holdfast.runtime.training.joint_retries import Trouble
+from holdfast.runtime.training.restoring import Trouble
 from holdfast.runtime.worker.halt import Card
 
 _COUNTS = st.integers(1, 1000)

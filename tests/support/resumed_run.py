@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +26,11 @@ from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.joint_retries import WAITS, Waits
-from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.restoring import WAITS, JobRestore, Waits
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -105,8 +105,21 @@ class Run:
         """Save a state whose weights are all ``fill``."""
         state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
         cursor = dict(self.job.identity) | {"step": step}
+        return self.save_state(state, step, cursor, writers=writers)
+
+    def save_state(
+        self,
+        state: Tensors,
+        step: int,
+        cursor: Mapping[str, object],
+        *,
+        run_id: str = "run",
+        writers: int = 1,
+    ) -> Path:
+        """Save any state with its cursor, as a run with the numerics of this process."""
+        header, numerics = Header(run_id, 1, step), to_plain(self.numerics)
         return save(
-            self.store, state, header=Header("run", 1, step), writers=writers, cursor=cursor
+            self.store, state, header=header, writers=writers, cursor=cursor, numerics=numerics
         )
 
     def restore(self, ranks: int, floats: int = FLOATS) -> list[tuple[int, float] | None]:

@@ -24,12 +24,8 @@ FIRST, SECOND = Stage(), Stage(2, 10)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    found = Run(tmp_path)
-    monkeypatch.setattr(
-        "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
-    )
-    return found
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
 
 
 def test_each_worker_reads_its_part_of_the_shards(
@@ -94,7 +90,7 @@ def save_of(run: Run, stage: Stage, step: int, **fields: object) -> None:
     """Save a state of a training of the run's script."""
     cursor = stage.into({**run.job.identity, "step": step, **fields})
     state = JobState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
-    save(run.store, state, header=Header("run", 1, step), cursor=cursor)
+    run.save_state(state, step, cursor)
 
 
 def train(run: Run, stage: Stage, steps: int) -> None:
@@ -226,9 +222,9 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
     assert "from checkpoint step 10, because step 20 is damaged; to mend that" in told[0]
 
 
-def test_checkpoint_of_unknown_numerics_is_refused(tmp_path: Path) -> None:
-    found = Run(tmp_path)
-    found.save(10, 1.0, writers=2)
+def test_checkpoint_of_unknown_numerics_is_refused(run: Run) -> None:
+    state = JobState(Weights(1.0), Alone()).tensors(Cursor.start(1))
+    save(run.store, state, header=Header("run", 1, 10), cursor=run.job.identity)
 
     with pytest.raises(UsageError, match="checkpoint step 10: the job's numerics have missing"):
-        found.restore(ranks=2)
+        run.restore(ranks=2)

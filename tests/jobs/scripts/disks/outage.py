@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.recovery.patience import Patience
-from holdfast.runtime.training.joint_retries import WAITS
+from holdfast.runtime.training.restoring import WAITS
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "02_custom_replica.py"
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")

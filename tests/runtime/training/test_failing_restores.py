@@ -33,11 +33,8 @@ def _name(number: int) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path) -> Run:
     found = Run(tmp_path)
-    monkeypatch.setattr(
-        "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
-    )
     found.save(10, 1.0, writers=4)
     found.save(20, 2.0, writers=4)
     return found
