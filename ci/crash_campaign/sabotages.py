@@ -144,7 +144,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-fence": Sabotage(_with(LocalFileSystem, "__init__", _let_pass), "calls", "rivals"),
     "no-lock": Sabotage(_with(LeaseFile, "_lock", lambda *_: True), "calls", "begin"),
     # what a run is told by
-    "no-identity": Sabotage(_without(consistency, "_check_identity"), "damage", "run"),
+    "no-identity": Sabotage(_without(consistency, "check_same_job"), "damage", "run"),
     "no-saved-generations": Sabotage(_with(journal, "_saved", lambda _: ()), "damage", "run"),
     "no-torn-lines": Sabotage(
         _with(journal, "_ends_with_newline", lambda _: True), "calls", "resume"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import shlex
 import time
@@ -23,7 +21,7 @@ from holdfast.runtime.run.entries import last_job_in, last_of
 from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
-from holdfast.runtime.run.program import Program
+from holdfast.runtime.run.program import Program, identity_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 
@@ -248,9 +246,8 @@ def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int)
         began = Numerics.from_json(record.numerics)
     except ValueError as error:
         raise UsageError(f"{subject}: {error}") from error
-    refuse_differences(
-        subject, differences(began, Numerics.of_run(record.numerics, threads=threads))
-    )
+    now = Numerics.of_run(record.numerics, threads=threads)
+    refuse_differences(subject, differences(to_plain(began), to_plain(now)))
 
 
 _OF_COMPLETE_RUNS = (
@@ -262,7 +259,5 @@ _OF_COMPLETE_RUNS = (
 
 def script_terms(options: JobOptions, program: Program) -> str:
     """Return a digest of the program, and of all options that count for a complete run."""
-    plain = to_plain(options)
-    texts = program.script_sha256, sorted(program.modules.items())
-    text = json.dumps([texts, *map(plain.get, _OF_COMPLETE_RUNS)])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    plain, files = to_plain(options), {**program.modules, "": program.script_sha256 or ""}
+    return identity_of(files.items(), *map(plain.get, _OF_COMPLETE_RUNS))[:16]

@@ -8,12 +8,11 @@ Libraries are asked for their versions without importing them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -128,19 +127,26 @@ class Numerics:
             ) from error
 
 
+def differing(
+    one: Mapping[str, object], other: Mapping[str, object], *, only_common: bool = False
+) -> Iterator[str]:
+    """Yield the name of each fact in which two differ; those that only one has come last."""
+    common = [name for name in one if name in other]
+    lone = [] if only_common else [name for name in (*one, *other) if name not in common]
+    yield from (name for name in (*common, *lone) if one.get(name) != other.get(name))
+
+
 def differences(
-    began: Numerics, now: Numerics, origin: str = "the run began with"
+    began: Mapping[str, object], now: Mapping[str, object], origin: str = "the run began with"
 ) -> tuple[str, ...]:
-    """Return one sentence for each field of ``now`` that differs from ``began``.
+    """Return one sentence for each field of the numerics ``now`` that differs from ``began``.
 
     ``origin`` says, in words, whose ``began`` is.
     """
-    names = [field.name for field in dataclasses.fields(Numerics)]
-    triples = [(name, getattr(began, name), getattr(now, name)) for name in names]
     return tuple(
-        f"{name.replace('_', ' ')} is {_shown(new)}, but {origin} {_shown(old)}"
-        for name, old, new in triples
-        if old != new
+        f"{name.replace('_', ' ')} is {_shown(now.get(name))}, but {origin} "
+        f"{_shown(began.get(name))}"
+        for name in differing(began, now)
     )
 
 

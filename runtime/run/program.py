@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import json
 import os
 import re
 import site
@@ -53,6 +54,11 @@ def is_holdfasts(file: str) -> bool:
 def digest_of(text: bytes) -> str:
     """Return the name of a text."""
     return hashlib.sha256(text).hexdigest()
+
+
+def identity_of(files: Iterable[tuple[str, str]], *terms: object) -> str:
+    """Return what a program is known by: its files, by name and digest, and how it is run."""
+    return digest_of(json.dumps([sorted(files), *terms]).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Due, Notes
-from holdfast.runtime.training.consistency import check_same_weights
+from holdfast.runtime.training.consistency import Mine, compare
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob
@@ -109,7 +109,8 @@ class NewestState:
                 due = Due.of(cursor_saved)
                 return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
             if self._job.initial is None:  # which rank 0 alone has read
-                check_same_weights(self._membership, self._state, cursor)
+                mine = Mine(self._context, self._job, self._state, cursor)
+                compare(self._membership, mine, weights=True)
                 is_own = True
         self._saver.share_saved_step(source.rank)
         notes = None

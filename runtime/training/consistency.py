@@ -1,18 +1,18 @@
-"""The checks that all do the same: all workers of a world, and a run that goes on.
+"""What must be equal, and the one comparison: for workers of a world, and for a run that goes on.
 
-Every worker runs the whole script, so it may see what the others do not.  Four things are compared:
+Every worker runs the whole script, so it may see what the others do not.  These must be equal:
 
 * *numerics*: a difference is a warning, or an error under ``--strict``;
-* *work*: a script may draw its data from an unseeded generator.  It has other data on each worker
-  then, and trains on a mixture that no run would give again;
-* *run*: it was begun by one model on some samples.  A script with other ones is refused when it
-  resumes;
-* *step*: a script may take a setting from the pid or the clock.  Then each worker would add
-  gradients of another loss, or of another model, and a death would change the result.  Workers
-  with other callbacks would not meet to agree on their effects.  Digests are
-  compared first.  Only if they differ do the workers tell each other what the step is made of, and
-  the first difference is named.  Weights are compared only where they begin a training: a
-  checkpoint replaces them.
+* *the job* (`TrainingJob.facts`): a script may draw its data from an unseeded generator.  It has
+  other data on each worker then, and trains on a mixture that no run would give again.  A script
+  with other samples, or another model, is refused when the run resumes;
+* *the step*: a script may take a setting from the pid or the clock.  Then each worker would add
+  gradients of another loss, or of another model, and a death would change the result;
+* *callbacks*: workers with other ones would not meet to agree on their effects;
+* *weights*, where they begin a training only: a checkpoint replaces them.
+
+Workers compare one digest of each of these first.  Only if one differs do they tell each other what
+it is made of, and the first difference is named.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
-from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
+from holdfast.runtime.run.numerics import Numerics, differences, differing, refuse_differences
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
 from holdfast.runtime.training.callback_host import CALLBACKS
 from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.training_job import FIRST_EPOCH, MICROBATCHES, TrainingJob
+from holdfast.runtime.training.training_job import DATA, FIRST_EPOCH, MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.users_modules import script_digest
 
@@ -56,8 +56,9 @@ _OTHER_PART = "state"
 _MOST_TOLD = 3
 _WAYS_OUT = "begin a new run with --fresh, or choose another --run-dir"
 
-_MAY_BE_LEFT_OUT = ("shuffle", "steps per epoch", "learning rate")
-"""Parts of a job's identity that only some jobs have."""
+_NAMES = {DATA: "digest of the training data"}
+_MAY_LACK = (FIRST_EPOCH, DATA)
+"""Facts that older checkpoints, or samples that tell nothing, do not have."""
 
 STEP = "step"
 """The field of a manifest's cursor that holds a `StepRecord`."""
@@ -77,56 +78,106 @@ _RATE, _RATE_OF = "learning_rate", "learning rate of "
 _SCHEDULER = "LearningRateScheduler"
 
 _Told: TypeAlias = tuple[WorkerId, Any]
-"""What a worker has told the others."""
+"""A worker, and what it has told the others."""
 
 
-def check_alike(
-    context: WorkerContext,
-    membership: Membership,
-    job: TrainingJob,
-    state: JobState,
-    cursor: Cursor,
-) -> None:
-    """Compare numerics, work and step of all workers at once; each by itself if any differs.
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """What a worker compares with the others."""
+
+    context: WorkerContext
+    job: TrainingJob
+    state: JobState
+    cursor: Cursor
+
+
+def _numerics(mine: Mine) -> dict[str, object]:
+    return to_plain(mine.job.numerics)  # type: ignore[no-any-return]
+
+
+def _work(mine: Mine) -> dict[str, object]:
+    return {f"the {_NAMES.get(name, name)}": value for name, value in mine.job.facts.items()}
+
+
+def _callbacks(mine: Mine) -> dict[str, object]:
+    return dict(mine.state.callback_host.settings())
+
+
+def _shapes(mine: Mine) -> dict[str, object]:
+    specs = specs_of(mine.state.tensors(mine.cursor))
+    return {
+        f"the shape of {spec.name.removeprefix('weights/')}": f"{spec.shape} {spec.dtype}"
+        for spec in specs
+        if not spec.name.startswith(_CURSOR)
+    }
+
+
+def _step(mine: Mine) -> dict[str, object]:
+    facts = mine.state.facts
+    settings, rest = ({}, {}) if facts is None else (facts.settings(), facts.rest())
+    return {**_callbacks(mine), **settings, **_shapes(mine), **rest}
+
+
+def _step_digest(mine: Mine) -> str:
+    """Return the digest of what acts on the step: settings only explain a difference."""
+    facts = mine.state.facts
+    return _digest({"": "" if facts is None else facts.digest, **_shapes(mine)})
+
+
+def _weights(mine: Mine) -> dict[str, object]:
+    made, tensors = mine.state.made, mine.state.tensors(mine.cursor)
+    return {
+        _initial(name): made.get(name) or value_of(value)
+        for name, value in tensors.items()
+        if not name.startswith(_CURSOR)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Facts that workers compare: how they are taken, and what follows if they differ.
+
+    ``judge`` gets what each worker has taken, in rank order.
+    """
+
+    take: Callable[[Mine], Mapping[str, object]]
+    judge: Callable[[WorkerContext, Sequence[_Told]], None]
+    digest: Callable[[Mine], str] | None = None
+
+
+def compare(membership: Membership, mine: Mine, *, weights: bool = False) -> None:
+    """Compare all that must be equal before the first step, or the weights that begin a training.
 
     Raises:
         UsageError: the numerics differ and the job is strict; raised on all workers alike.
-        ProgramError: the work or the step differs; raised on all workers alike.
+        ProgramError: something else differs; raised on all workers alike.
         WorldBroken: a member died.
     """
     if membership.communicator.size == 1:
         return
-    mine = repr((job.numerics, job.card, *_of_step(state, cursor))).encode()
-    if len(set(membership.communicator.allgather_bytes(digest_of(mine).encode()))) > 1:
-        check_peers(context, membership, job.numerics)
-        check_same_work(membership, job)
-        check_same_step(membership, state, cursor)
+    compared = _AT_BEGIN if weights else _AT_START
+    digests = [c.digest(mine) if c.digest else _digest(c.take(mine)) for c in compared]
+    everyones = _told_by_all(membership, digests)
+    for number, each in enumerate(compared):
+        if len({found[number] for _, found in everyones}) > 1:
+            each.judge(mine.context, _told_by_all(membership, each.take(mine)))
 
 
-def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
-    """Compare the numerics of all workers of the world with those of rank 0.
+def _digest(facts: Mapping[str, object]) -> str:
+    return digest_of(json.dumps(facts).encode())
 
-    Raises:
-        UsageError: they differ and the job is strict; raised on all workers alike.
-        WorldBroken: a member died.
-    """
-    (one, first), *others = _told_by_all(membership, to_plain(mine))
+
+def _told_by_all(membership: Membership, mine: Any) -> list[_Told]:
+    """Return what all workers give, a JSON value, in rank order."""
+    found = membership.communicator.allgather_bytes(json.dumps(mine).encode())
+    return list(zip(membership.world.workers, map(json.loads, found), strict=True))
+
+
+def _judge_numerics(context: WorkerContext, told: Sequence[_Told]) -> None:
+    (one, first), *others = told
     for two, theirs in others:
         subject = f"worker {two} has other numerics than worker {one}"
-        found = differences(
-            Numerics.from_json(first), Numerics.from_json(theirs), f"worker {one} has"
-        )
-        _judge(context, subject, found)
-
-
-def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
-    """Compare the numerics of a checkpoint with this job's.
-
-    Raises:
-        UsageError: they differ and the job is strict.
-    """
-    subject = f"the numerics of the run in {context.run_dir} have changed"
-    _judge(context, subject, differences(before, now, "the checkpoint was made with"))
+        _judge(context, subject, differences(first, theirs, f"worker {one} has"))
 
 
 def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None:
@@ -137,14 +188,18 @@ def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None
         context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")
 
 
-def check_same_work(membership: Membership, job: TrainingJob) -> None:
-    """Compare the job of all workers of the world with that of rank 0.
+def _refuse(
+    say: Callable[[str, _Told, _Told], str], *, only_common: bool = False
+) -> Callable[[WorkerContext, Sequence[_Told]], None]:
+    """Return what names the first fact in which a worker differs from the first one."""
 
-    Raises:
-        ProgramError: they differ; raised on all workers alike.
-        WorldBroken: a member died.
-    """
-    _refuse_first(membership, job.card, _other_work)
+    def judge(context: WorkerContext, told: Sequence[_Told]) -> None:
+        (one, first), *others = told
+        for two, theirs in others:
+            for name in differing(first, theirs, only_common=only_common):
+                raise ProgramError(say(name, (one, first.get(name)), (two, theirs.get(name))))
+
+    return judge
 
 
 def _other_work(name: str, one: _Told, two: _Told) -> str:
@@ -155,39 +210,97 @@ def _other_work(name: str, one: _Told, two: _Told) -> str:
     )
 
 
-def check_same_run(
-    context: WorkerContext, job: TrainingJob, specs: Iterable[TensorSpec], saved: Manifest
+def _other_step(name: str, one: _Told, two: _Told) -> str:
+    mine, theirs = _shown(one[1], two[1])
+    is_told = mine is not None or theirs is not None
+    told = f": {mine or 'none'} on worker {one[0]}, {theirs or 'none'} on worker {two[0]}"
+    both, mend = f"workers {one[0]} and {two[0]}", _MEND
+    differ = f"{both} build different steps, they differ"
+    if name == CALLBACKS:
+        differ, mend = f"{both} differ", _SAME_LIST
+    return f"{differ} in {name}{told if is_told else ''}; {mend}"
+
+
+def _shown(*values: str | None) -> list[str | None]:
+    """Return values for people: digests are none, and numbers are short if they still differ."""
+    told = [None if value is None or value.startswith(DIGEST) else value for value in values]
+    with contextlib.suppress(TypeError, ValueError):
+        short: list[str | None] = [f"{float(str(value)):.6g}" for value in told]
+        if len(set(short)) == len(told):
+            return short
+    return told
+
+
+def _initial(name: str) -> str:
+    short = next((name.removeprefix(part) for part in _STEP_PARTS if name.startswith(part)), name)
+    is_rate = name.startswith("optimizer/") and name.endswith(_RATE)
+    return "the learning rate" if is_rate else f"the initial weights of {short}"
+
+
+_AT_START = (
+    _Compared(_numerics, _judge_numerics),
+    _Compared(_work, _refuse(_other_work)),
+    _Compared(_step, _refuse(_other_step), _step_digest),
+    _Compared(_callbacks, _refuse(_other_step, only_common=True)),
+)
+_AT_BEGIN = (_Compared(_weights, _refuse(_other_step)),)
+
+
+def check_resumed(
+    mine: Mine, saved: Manifest, *, is_first: bool, is_one_of_several: bool = False
 ) -> None:
-    """Refuse to go on with a checkpoint of another model, or of other samples.
+    """Refuse to go on with a checkpoint of another model, other samples or another step.
+
+    Other numerics are told, and refused if the job is strict.
 
     Raises:
-        UsageError: one sentence tells the difference, and both ways out.
+        UsageError: one sentence tells the difference, and the ways out.
     """
+    context = mine.context
+    specs = specs_of(mine.state.tensors(mine.cursor))
     difference = model_difference(saved.specs, specs)
     if difference is not None:
         raise UsageError(
             f"the run in {context.run_dir} and the script differ in the {difference}; {_WAYS_OUT}"
         )
-    first_epoch = {FIRST_EPOCH: job.work_plan.first_epoch}  # older checkpoints do not tell
-    _check_identity(context, {**job.identity, **first_epoch}, {**first_epoch, **saved.cursor})
-    before, now = saved.cursor.get("data"), job.data_fingerprint
-    if before is not None and now is not None and before != now:
-        raise UsageError(
-            f"the run in {context.run_dir} was begun with other samples (digest {before}, now "
-            f"{now}): if they are random, seed every generator of the script; else {_WAYS_OUT}"
-        )
+    check_same_job(context, mine.job.facts_of_run, saved.cursor)
+    check_same_record(
+        context,
+        StepRecord.of(mine),
+        saved.cursor,
+        is_first=is_first,
+        is_one_of_several=is_one_of_several,
+    )
+    try:
+        before = Numerics.from_json(dict(saved.numerics))
+    except ValueError as error:
+        raise UsageError(f"checkpoint step {saved.step}: {error}") from error
+    if is_first or context.config.options.strict:
+        subject = f"the numerics of the run in {context.run_dir} have changed"
+        origin = "the checkpoint was made with"
+        _judge(context, subject, differences(to_plain(before), _numerics(mine), origin))
 
 
-def _check_identity(
-    context: WorkerContext, mine: Mapping[str, int | str], saved: Mapping[str, object]
+def check_same_job(
+    context: WorkerContext, mine: Mapping[str, object], saved: Mapping[str, object]
 ) -> None:
-    for name in (*mine, *_MAY_BE_LEFT_OUT):
-        before, now = saved.get(name), mine.get(name)
-        if before != now and name != MICROBATCHES:  # a user may change them
-            raise UsageError(
-                f"the run in {context.run_dir} was begun with {_said(name, before)}, and the "
-                f"script has {_said(name, now)}: go back to that, {_WAYS_OUT}"
+    """Compare the facts of the job with those of a manifest's cursor.
+
+    Raises:
+        UsageError: one sentence tells the difference, and both ways out.
+    """
+    before = {name: saved.get(name) for name in mine}
+    for name in differing(mine, before):
+        was, now = before[name], mine[name]
+        if name == MICROBATCHES or (name in _MAY_LACK and None in (was, now)):
+            continue
+        told = f"{_said(name, was)}, and the script has {_said(name, now)}: go back to that, "
+        if name == DATA:
+            told = (
+                f"other samples (digest {was}, now {now}): if they are random, seed every "
+                "generator of the script; else "
             )
+        raise UsageError(f"the run in {context.run_dir} was begun with {told}{_WAYS_OUT}")
 
 
 def _said(name: str, value: object) -> str:
@@ -242,109 +355,6 @@ def _listed(tensors: Sequence[str]) -> str:
     return ", ".join(tensors[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
-def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> None:
-    """Compare what the workers of the world have built with what rank 0 has.
-
-    Raises:
-        ProgramError: they differ; raised on all workers alike.
-        WorldBroken: a member died.
-    """
-    shapes, settings, digest = _of_step(state, cursor)
-    facts = state.facts
-    mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
-    everyones = _told_by_all(membership, [*mine, digest])
-    if len({(shape, step) for _, (shape, _, step) in everyones}) > 1:
-        told = settings if facts is None else {**settings, **facts.settings()}
-        rest = {} if facts is None else facts.rest()
-        _refuse_first(membership, {**told, **shapes, **rest}, _other_step)
-    if len({setting for _, (_, setting, _) in everyones}) > 1:
-        _refuse_first(membership, settings, _other_step, only_common=True)
-
-
-def _of_step(state: JobState, cursor: Cursor) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return the shapes of the state, the settings of callbacks, and the digest of the step."""
-    facts = state.facts
-    settings = dict(state.callback_host.settings())
-    return _shapes(state, cursor), settings, "" if facts is None else facts.digest
-
-
-def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
-    specs = [spec for spec in specs_of(state.tensors(cursor)) if not spec.name.startswith(_CURSOR)]
-    return {
-        f"the shape of {spec.name.removeprefix('weights/')}": f"{spec.shape} {spec.dtype}"
-        for spec in specs
-    }
-
-
-def check_same_weights(membership: Membership, state: JobState, cursor: Cursor) -> None:
-    """Compare the state that a training begins with; a checkpoint would replace it.
-
-    Raises:
-        ProgramError: they differ; raised on all workers alike.
-        WorldBroken: a member died.
-    """
-    if membership.communicator.size == 1:
-        return
-    values = {
-        _initial(name): state.made.get(name) or value_of(value)
-        for name, value in state.tensors(cursor).items()
-        if not name.startswith(_CURSOR)
-    }
-    everyones = _told_by_all(membership, digest_of(repr(values).encode()))
-    if len({digest for _, digest in everyones}) > 1:
-        _refuse_first(membership, values, _other_step)
-
-
-def _initial(name: str) -> str:
-    short = next((name.removeprefix(part) for part in _STEP_PARTS if name.startswith(part)), name)
-    is_rate = name.startswith("optimizer/") and name.endswith(_RATE)
-    return "the learning rate" if is_rate else f"the initial weights of {short}"
-
-
-def _told_by_all(membership: Membership, mine: Any) -> list[_Told]:
-    """Return what all workers give, a JSON value, in rank order."""
-    found = membership.communicator.allgather_bytes(json.dumps(mine).encode())
-    return list(zip(membership.world.workers, map(json.loads, found), strict=True))
-
-
-def _refuse_first(
-    membership: Membership,
-    mine: Mapping[str, object],
-    say: Callable[[str, _Told, _Told], str],
-    *,
-    only_common: bool = False,
-) -> None:
-    """Name the first fact in which a worker differs; one that only one has comes last."""
-    (one, first), *others = _told_by_all(membership, dict(mine))
-    for two, theirs in others:
-        common = [name for name in first if name in theirs]
-        lone = [] if only_common else [name for name in (*first, *theirs) if name not in common]
-        for name in (*common, *lone):
-            if first.get(name) != theirs.get(name):
-                raise ProgramError(say(name, (one, first.get(name)), (two, theirs.get(name))))
-
-
-def _other_step(name: str, one: _Told, two: _Told) -> str:
-    mine, theirs = _shown(one[1], two[1])
-    is_told = mine is not None or theirs is not None
-    told = f": {mine or 'none'} on worker {one[0]}, {theirs or 'none'} on worker {two[0]}"
-    both, mend = f"workers {one[0]} and {two[0]}", _MEND
-    differ = f"{both} build different steps, they differ"
-    if name == CALLBACKS:
-        differ, mend = f"{both} differ", _SAME_LIST
-    return f"{differ} in {name}{told if is_told else ''}; {mend}"
-
-
-def _shown(*values: str | None) -> list[str | None]:
-    """Return values for people: digests are none, and numbers are short if they still differ."""
-    told = [None if value is None or value.startswith(DIGEST) else value for value in values]
-    with contextlib.suppress(TypeError, ValueError):
-        short: list[str | None] = [f"{float(str(value)):.6g}" for value in told]
-        if len(set(short)) == len(told):
-            return short
-    return told
-
-
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What a checkpoint tells of the step that has made it.
@@ -364,9 +374,9 @@ class StepRecord:
     """The digest of the weights that the script has made."""
 
     @staticmethod
-    def of(state: JobState, context: WorkerContext, numerics: object) -> StepRecord:
+    def of(mine: Mine) -> StepRecord:
         """Return the record of a step of which nothing was loaded yet."""
-        facts = state.facts
+        state, facts, config = mine.state, mine.state.facts, mine.context.config
         graphs = GraphFacts() if facts is None else facts.graphs
         asked = {} if facts is None else dict(islice(facts.settings().items(), _MOST_PARTS))
         if _SCHEDULER in state.callback_host.settings().get(CALLBACKS, ""):
@@ -374,8 +384,7 @@ class StepRecord:
         parts = graphs.parts
         if len(parts) > _MOST_PARTS:
             parts = {"the step": digest_of(repr(sorted(parts.items())).encode())}
-        config = context.config
-        made_by = f"{type(state.replica).__name__} {numerics}"
+        made_by = f"{type(state.replica).__name__} {_numerics(mine)}"
         return StepRecord(
             digest_of(made_by.encode()),
             script_digest(config.options.argv),
@@ -396,8 +405,8 @@ class StepRecord:
 
     def unlike(self, before: StepRecord) -> list[tuple[str, str, str]]:
         """Return what is asked for in other words than before: its name, and both."""
-        pairs = ((name, before.asked.get(name, now), now) for name, now in self.asked.items())
-        return [(name, then, now) for name, then, now in pairs if then != now]
+        found = differing(self.asked, before.asked, only_common=True)
+        return [(name, before.asked[name], self.asked[name]) for name in found]
 
     def difference(self, before: StepRecord) -> str | None:
         """Return the part of the step whose constants differ now, None for none.
@@ -407,9 +416,7 @@ class StepRecord:
         """
         if (self.made_by, self.operations) != (before.made_by, before.operations):
             return None
-        names = [*self.parts, *(name for name in before.parts if name not in self.parts)]
-        found = (name for name in names if self.parts.get(name) != before.parts.get(name))
-        return next(found, None)
+        return next(differing(self.parts, before.parts), None)
 
 
 def _record_in(saved: Mapping[str, object]) -> StepRecord | None:

@@ -51,7 +51,7 @@ from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
-from holdfast.runtime.training.consistency import STEP, StepRecord, check_alike
+from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
 from holdfast.runtime.training.rest import Rest
@@ -91,7 +91,7 @@ class TrainingLoop:
         self._moving = context.halt.moving
         mine = self._progress, self._saver, self._records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
-        self._step = StepRecord.of(state, context, to_plain(job.numerics))
+        self._step = StepRecord.of(Mine(context, job, state, self._progress.cursor))
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -175,9 +175,10 @@ class TrainingLoop:
 
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
-        membership, of_all = self._membership, (self._job, self._state, self._progress.cursor)
+        membership = self._membership
+        mine = Mine(self._context, self._job, self._state, self._progress.cursor)
         membership.join(NO_STATE)
-        membership.together(lambda: check_alike(self._context, membership, *of_all))
+        membership.together(lambda: compare(membership, mine))
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:

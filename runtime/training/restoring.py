@@ -37,7 +37,6 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
-from holdfast.checkpoint.tensor import specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.patience import PATIENT, Finding, Patience
 from holdfast.runtime.errors import (
@@ -50,17 +49,11 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.entries import record
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.script_record import TRAININGS
-from holdfast.runtime.system.codec import decode, encode, to_plain
+from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
-from holdfast.runtime.training.consistency import (
-    StepRecord,
-    check_resumed,
-    check_same_record,
-    check_same_run,
-)
+from holdfast.runtime.training.consistency import Mine, check_resumed
 from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
 from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
@@ -207,7 +200,12 @@ class JobRestore:
             return None
         try:
             self._refuse_edit(step, cursor)
-            self._check(reader, fresh, is_first=communicator.rank == 0)
+            check_resumed(
+                Mine(self._context, self._job, self._state, fresh),
+                reader.manifest,
+                is_first=communicator.rank == 0,
+                is_one_of_several=self._is_one_of_several,
+            )
         except UsageError as error:
             raise UsageError(f"{error}{_READS_BACK * self._is_one_of_several}") from error
         if not self._succeeds(communicator, step, read_part):
@@ -297,18 +295,6 @@ class JobRestore:
         """Return whether a later stage has begun at ``step``."""
         others = self._other_stages.values()
         return any(self._job.stage.is_followed_at(step, cursor) for cursor in others)
-
-    def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
-        """Refuse a state that is not this job's, on all workers alike."""
-        specs = specs_of(self._state.tensors(fresh))
-        check_same_run(self._context, self._job, specs, reader.manifest)
-        config = self._context.config
-        step = StepRecord.of(self._state, self._context, to_plain(self._job.numerics))
-        cursor, several = reader.manifest.cursor, self._is_one_of_several
-        check_same_record(self._context, step, cursor, is_first=is_first, is_one_of_several=several)
-        before = _numerics_of(reader.manifest)
-        if is_first or config.options.strict:
-            check_resumed(self._context, before, self._job.numerics)
 
     def _begin(self) -> None:
         """Give a fresh replica the weights that the job begins with, if it names any."""
@@ -422,13 +408,6 @@ def _trouble_of(attempt: Callable[[], None]) -> Trouble:
         reason = "there is not enough memory (ENOMEM)"
         return Trouble(Finding.TRANSIENT, reason, errno.ENOMEM)
     return Trouble()
-
-
-def _numerics_of(manifest: Manifest) -> Numerics:
-    try:
-        return Numerics.from_json(dict(manifest.numerics))
-    except ValueError as error:
-        raise UsageError(f"checkpoint step {manifest.step}: {error}") from error
 
 
 def _steps(steps: Iterable[int]) -> str:

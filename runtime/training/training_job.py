@@ -26,12 +26,12 @@ from holdfast.runtime.run.progress import LIVE
 from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.transaction import (
-    BatchContributor,
-    BatchValidationContributor,
-    Contributor,
-    TrainingContributor,
+    BatchLeaves,
+    BatchValidationLeaves,
+    LeafMaker,
+    TrainingLeaves,
     Transaction,
-    ValidationContributor,
+    ValidationLeaves,
     WorkNotes,
     part_of,
 )
@@ -43,6 +43,12 @@ MICROBATCHES = "microbatches"
 
 FIRST_EPOCH = "first epoch"
 """The field of a manifest's cursor that tells how many epochs counted as done at the begin."""
+
+DATA = "data"
+"""The field of a manifest's cursor that holds the digest of the training data."""
+
+OF_WORKERS = ("number of the training", "number of epochs", "digest of the validation data")
+"""Facts that only workers compare: a run that goes on may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +179,6 @@ class TrainingJob:
         return self.order.microbatches
 
     @property
-    def identity(self) -> dict[str, int | str]:
-        """The values that must be the same when a checkpoint of the job is restored."""
-        identity: dict[str, int | str] = dict(identity_of(self.order))
-        if isinstance(self.order, SampleOrder) and self.work_plan.cuts_passes:
-            identity["steps per epoch"] = self.work_plan.steps_per_epoch
-        if self.rate is not None:
-            identity["learning rate"] = str(self.rate)
-        return identity
-
-    @property
     def step_in_words(self) -> str:
         """What an update trains on, for people."""
         if isinstance(self.data, Feed):
@@ -228,24 +224,37 @@ class TrainingJob:
         return ledger.covers(order.samples)
 
     @property
-    def data_fingerprint(self) -> str | None:
-        """A digest of the samples to train on, None for data that have none."""
-        return self.data.fingerprint() if isinstance(self.data, Fingerprinted) else None
+    def facts(self) -> dict[str, object]:
+        """All that workers must have alike, in the order in which a difference is told.
 
-    @property
-    def card(self) -> dict[str, object]:
-        """The facts that must be the same on all workers, in the user's words."""
+        What a job has not is None.  A checkpoint holds all but `OF_WORKERS`, so that a run which
+        goes on has it alike too.
+        """
+        order, plan = self.order, self.work_plan
+        samples = order if isinstance(order, SampleOrder) else None
         validation = self.validation
         return {
-            "the number of the training": self.stage.number,
-            **{f"the {name}": value for name, value in self.identity.items()},
-            "the first epoch": self.work_plan.first_epoch,
-            "the number of epochs": self.work_plan.epochs,
-            "the digest of the training data": self.data_fingerprint,
-            "the digest of the validation data": (
+            "number of the training": self.stage.number,
+            "seed": order.seed,
+            MICROBATCHES: order.microbatches,
+            "batches an epoch": None if samples else order.steps_per_epoch,
+            "samples": samples and samples.samples,
+            "global batch": samples and samples.global_batch,
+            "shuffle": None if samples is None or samples.is_shuffled else 0,
+            "steps per epoch": plan.steps_per_epoch if samples and plan.cuts_passes else None,
+            "learning rate": self.rate and str(self.rate),
+            FIRST_EPOCH: plan.first_epoch,
+            "number of epochs": plan.epochs,
+            DATA: self.data.fingerprint() if isinstance(self.data, Fingerprinted) else None,
+            "digest of the validation data": (
                 validation.fingerprint() if isinstance(validation, Fingerprinted) else None
             ),
         }
+
+    @property
+    def facts_of_run(self) -> dict[str, object]:
+        """The facts that a checkpoint holds, by the fields of a manifest's cursor."""
+        return {name: value for name, value in self.facts.items() if name not in OF_WORKERS}
 
     @property
     def best(self) -> Best | None:
@@ -255,10 +264,8 @@ class TrainingJob:
     @property
     def save_terms(self) -> SaveTerms:
         """The part of the job that the saver needs."""
-        fields = {**self.stage.into(self.identity), FIRST_EPOCH: self.work_plan.first_epoch}
-        if self.data_fingerprint is not None:
-            fields["data"] = self.data_fingerprint
-        return SaveTerms(self.retention, fields, to_plain(self.numerics))
+        facts = {name: value for name, value in self.facts_of_run.items() if value is not None}
+        return SaveTerms(self.retention, self.stage.into(facts), to_plain(self.numerics))
 
     def surplus(self, step: int) -> str | None:
         """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""
@@ -272,29 +279,26 @@ class TrainingJob:
 
     def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work, which takes notes of its work."""
-        contributors = {Work.TRAIN: self._training(replica, notes)}
+        makers = {Work.TRAIN: self._training(replica, notes)}
         if self.validation is not None:
-            contributors[Work.EVALUATE] = self._evaluating(replica, notes)
-        return {
-            work: Transaction(work, contributor, self.microbatches)
-            for work, contributor in contributors.items()
-        }
+            makers[Work.EVALUATE] = self._evaluating(replica, notes)
+        return {work: Transaction(work, maker, self.microbatches) for work, maker in makers.items()}
 
-    def _training(self, replica: Replica, notes: WorkNotes) -> Contributor:
+    def _training(self, replica: Replica, notes: WorkNotes) -> LeafMaker:
         if isinstance(self.data, Feed):
             assert isinstance(self.order, BatchOrder)
-            return BatchContributor(replica, self.data, self.order, self.work_plan, notes)
+            return BatchLeaves(replica, self.data, self.order, self.work_plan, notes)
         assert isinstance(self.order, SampleOrder)
-        return TrainingContributor(replica, self.data, self.order, notes, self.stage.begin)
+        return TrainingLeaves(replica, self.data, self.order, notes, self.stage.begin)
 
-    def _evaluating(self, replica: Replica, notes: WorkNotes) -> Contributor:
+    def _evaluating(self, replica: Replica, notes: WorkNotes) -> LeafMaker:
         if isinstance(self.validation, Feed):
             assert isinstance(self.validation_order, BatchOrder)
             order = self.validation_order
-            return BatchValidationContributor(replica, self.validation, order, notes)
+            return BatchValidationLeaves(replica, self.validation, order, notes)
         assert self.validation is not None
         assert isinstance(self.validation_order, SequentialOrder)
-        return ValidationContributor(replica, self.validation, self.validation_order, notes)
+        return ValidationLeaves(replica, self.validation, self.validation_order, notes)
 
 
 def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrder) -> Microbatch:
@@ -305,15 +309,6 @@ def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrd
         return part_of(data, batch, order.bounds(batch.samples, 0), seed=0)
     assert not isinstance(order, BatchOrder)
     return read_microbatch(data, order.microbatch(0, 0), 0, order.batch_size(0))
-
-
-def identity_of(order: SampleOrder | BatchOrder) -> dict[str, int]:
-    """Return what must not change about a job's samples, by the names that a user reads."""
-    identity = {"seed": order.seed, MICROBATCHES: order.microbatches}
-    if isinstance(order, BatchOrder):
-        return identity | {"batches an epoch": order.steps_per_epoch}
-    identity |= {"samples": order.samples, "global batch": order.global_batch}
-    return identity if order.is_shuffled else identity | {"shuffle": 0}
 
 
 def describe_job(

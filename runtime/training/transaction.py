@@ -62,15 +62,15 @@ class Total:
 class Transaction:
     """The leaves of one kind of work that this worker has computed and folded so far."""
 
-    def __init__(self, work: Work, contributor: Contributor, microbatches: int) -> None:
+    def __init__(self, work: Work, maker: LeafMaker, microbatches: int) -> None:
         self.work = work
-        self.size = contributor.size + LANES
-        self._contributor = contributor
+        self.size = maker.size + LANES
+        self._maker = maker
         self._microbatches = microbatches
         # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)
-        self._gatherer = contributor if isinstance(contributor, Gatherer) else None
+        self._gatherer = maker if isinstance(maker, Gatherer) else None
         self._has_samples = self._gatherer is None
 
     @property
@@ -92,10 +92,10 @@ class Transaction:
 
     def compute(self, index: int, owned: Collection[int]) -> None:
         """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
-        body = self._contributor.size
+        body = self._maker.size
         for m in self._sums.missing(owned):
             leaf = self._sums.buffer()
-            samples, proof = self._contributor.fill(index, m, leaf[:body])
+            samples, proof = self._maker.fill(index, m, leaf[:body])
             write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
         # Each time anew: survivors of a death must all take part, also those that have samples.
@@ -111,7 +111,7 @@ class Transaction:
         Raises:
             RecoveryImpossible: the counts in it are not those of samples.
         """
-        body = self._contributor.size
+        body = self._maker.size
         try:
             samples, proof = from_lanes(vector[body:])
         except LedgerUnreadable as error:
@@ -158,7 +158,7 @@ class WorkNotes(Protocol):
         """Note what the worker does from now on."""
 
 
-class Contributor(Protocol):
+class LeafMaker(Protocol):
     """Computes the leaves of one kind of transaction."""
 
     @property
@@ -171,7 +171,7 @@ class Contributor(Protocol):
 
 @runtime_checkable
 class Gatherer(Protocol):
-    """A contributor whose samples are read by one worker for all (`BatchContributor`)."""
+    """A maker whose samples are read by one worker for all (`BatchLeaves`)."""
 
     def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
         """Get the samples of the transaction at ``cursor``; all workers call this together.
@@ -183,7 +183,7 @@ class Gatherer(Protocol):
         """
 
 
-class TrainingContributor:
+class TrainingLeaves:
     """One microbatch of the step's batch is one leaf."""
 
     def __init__(
@@ -214,7 +214,7 @@ class TrainingContributor:
         return len(ids), self._fingerprints.fingerprint(ids)
 
 
-class ValidationContributor:
+class ValidationLeaves:
     """Leaf m adds up the m-th microbatch of every batch of the validation data.
 
     The sums of batches stay apart if the replica must settle each (`replica.EpochSums`).
@@ -252,7 +252,7 @@ class ValidationContributor:
         return samples, proof % 2**64
 
 
-class BatchContributor:
+class BatchLeaves:
     """One part of the step's batch is one leaf."""
 
     def __init__(
@@ -296,7 +296,7 @@ class BatchContributor:
         return stop - start, fingerprint_of_run(self._first + start, self._first + stop)
 
 
-class BatchValidationContributor:
+class BatchValidationLeaves:
     """Leaf m adds up the m-th part of every batch; it is computed while they are gathered."""
 
     def __init__(self, replica: Replica, feed: Feed, order: BatchOrder, notes: WorkNotes) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.program import digest_of, is_users, keep, kept
+from holdfast.runtime.run.program import digest_of, identity_of, is_users, keep, kept
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
 
@@ -214,5 +214,4 @@ def script_digest(argv: Sequence[str]) -> str:
     Modules that are imported later have no part in it.
     """
     ran = {} if _own is None else _own.ran
-    named = sorted((os.path.basename(path), digest) for path, digest in ran.items())
-    return digest_of(repr((tuple(argv), named)).encode())
+    return identity_of(((os.path.basename(p), sha) for p, sha in ran.items()), list(argv))

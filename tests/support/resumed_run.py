@@ -104,7 +104,7 @@ class Run:
     def save(self, step: int, fill: float, writers: int) -> Path:
         """Save a state whose weights are all ``fill``."""
         state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
-        cursor = dict(self.job.identity) | {"step": step}
+        cursor = dict(self.job.facts_of_run) | {"step": step}
         return self.save_state(state, step, cursor, writers=writers)
 
     def save_state(

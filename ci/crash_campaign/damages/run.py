@@ -149,7 +149,7 @@ def _is_refused(job: Job, cursor: Any) -> bool:
     mine = {"seed": job.record.seed, "microbatches": job.record.microbatches}
     context: Any = SimpleNamespace(run_dir=job.directory.path)
     try:
-        consistency._check_identity(context, mine, cursor)
+        consistency.check_same_job(context, mine, cursor)
     except UsageError:
         return True
     return False

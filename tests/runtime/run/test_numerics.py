@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -31,17 +30,13 @@ def _here() -> Numerics:
     return Numerics.here(threads=2)
 
 
-def test_equal_numerics_have_no_differences() -> None:
-    assert differences(BEGAN, dataclasses.replace(BEGAN)) == ()
-
-
 def test_every_field_is_compared() -> None:
     fields = to_plain(BEGAN)
+    assert differences(fields, dict(fields)) == ()
 
     for name, value in fields.items():
         other = not value if isinstance(value, bool) else f"{value}9"
-        changed = dataclasses.replace(BEGAN, **{name: other})
-        (sentence,) = differences(BEGAN, changed)
+        (sentence,) = differences(fields, {**fields, name: other})
         assert sentence == f"{name.replace('_', ' ')} is {other}, but the run began with {value}"
 
 
@@ -57,7 +52,7 @@ def test_several_threads_and_devices_need_deterministic_operations(
 
 
 def test_a_missing_library_is_called_so() -> None:
-    (sentence,) = differences(BEGAN, dataclasses.replace(BEGAN, tensorflow=""))
+    (sentence,) = differences(to_plain(BEGAN), {**to_plain(BEGAN), "tensorflow": ""})
 
     assert sentence == "tensorflow is not installed, but the run began with 2.21.0"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from local_communicator import LocalCommunicator
 from simulation import TinyReplica, data
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.tensor import TensorSpec
+from holdfast.checkpoint.tensor import TensorSpec, specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
@@ -29,14 +28,11 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.training.callback_host import CALLBACKS, Alone
 from holdfast.runtime.training.consistency import (
+    Mine,
     StepRecord,
-    check_peers,
     check_resumed,
     check_same_record,
-    check_same_run,
-    check_same_step,
-    check_same_weights,
-    check_same_work,
+    compare,
     model_difference,
 )
 from holdfast.runtime.training.job_state import JobState
@@ -45,10 +41,9 @@ from holdfast.runtime.worker.context import WorkerContext
 
 LAUNCHED = (4, 5, 6, 7)
 ALIVE = tuple(map(WorkerId, (4, 6, 7)))
-ONE_NUMERICS = dataclasses.replace(Numerics.here(threads=1), instruction_set="AVX2")
-OTHER_NUMERICS = dataclasses.replace(ONE_NUMERICS, instruction_set="AVX512_CORE", threads=2)
+NUMERICS = replace(Numerics.here(threads=1), instruction_set="AVX2")
+OTHER_NUMERICS = replace(NUMERICS, instruction_set="AVX512_CORE", threads=2)
 DIFFERENCES = "threads is 2, but {0} 1; instruction set is AVX512_CORE, but {0} AVX2"
-NUMERICS = Numerics.here(threads=1)
 JOB = {"global_batch": 9, "epochs": 2}
 START = Cursor.start(1)
 MENDED = "; every worker runs the whole script, so all must build the same step: seed every random "
@@ -57,120 +52,130 @@ RECORD = StepRecord("keras", "script", "job", "operations", {"the loss": "a", "t
 OTHER = {"the loss": "c", "the step": "b"}
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="test")
-    yield journal
-    journal.close()
+def job(numerics: Numerics = NUMERICS, **changes: Any) -> TrainingJob:
+    wishes: dict[str, Any] = {"data": data(), "validation": None, **JOB, **changes}
+    request = TrainingRequest(**wishes)
+    return describe_job(request, worker_config(microbatches=2, seed=3, scale_rate="sqrt"), numerics)
 
 
-class Job:
-    """Workers that compare their numerics, and what they say."""
+@dataclass
+class Worker:
+    """What one worker has built."""
 
-    def __init__(self, journal: Journal, *, is_strict: bool) -> None:
-        self._journal = journal
+    job: TrainingJob = field(default_factory=job)
+    state: JobState = field(default_factory=lambda: JobState(TinyReplica(), Alone()))
+
+
+class Peers:
+    """Workers that compare what they have, and what they say."""
+
+    def __init__(self, folder: Path, *, is_strict: bool = False) -> None:
+        self._journal = Journal(folder / "journal.jsonl", run_id="run", source="test")
         self._is_strict = is_strict
+        self._path = folder / "journal.jsonl"
         self.said: list[str] = []
 
-    def context(self, communicator: Communicator) -> WorkerContext:
+    def compare(self, *workers: Worker, weights: bool = False) -> str:
+        """Return how the comparison ends for all alike; worker 5 has died before."""
+
+        def program(communicator: FakeCommunicator) -> str:
+            rank = communicator.rank
+            mine = self.mine(workers[rank], communicator)
+            world = World(2, ALIVE, len(ALIVE))
+            membership = Membership(ALIVE[rank], world, communicator, clock=lambda: 0.0)
+            try:
+                compare(membership, mine, weights=weights)
+            except (ProgramError, UsageError) as error:
+                return str(error)
+            finally:
+                communicator.leave()
+            return "the same"
+
+        (said,) = {str(found) for found in run_world(len(workers), program)}
+        return said
+
+    def resume(self, saved: Manifest, now: TrainingJob) -> str:
+        """Return how a run goes on from a checkpoint."""
+        try:
+            check_resumed(self.mine(Worker(now), LocalCommunicator()), saved, is_first=True)
+        except UsageError as error:
+            return str(error)
+        return "the same"
+
+    def mine(self, worker: Worker, communicator: Communicator) -> Mine:
         nothing: Any = None
         me, run_dir = ALIVE[communicator.rank], Path("/run")
         config = worker_config(me, LAUNCHED, run_dir=run_dir, strict=self._is_strict)
-        return WorkerContext(
-            config,
-            communicator,
-            self._journal,
-            nothing,
-            without_faults(config),
-            self._hear,
-            gives_nothing,
+        hear = lambda report: self.said.append(str(report["text"]))  # noqa: E731
+        faults = without_faults(config)
+        context = WorkerContext(
+            config, communicator, self._journal, nothing, faults, hear, gives_nothing
         )
+        return Mine(context, worker.job, worker.state, START)
 
-    def compare(self, everyones: list[Numerics]) -> list[str | None]:
-        """Return how the comparison ends for each worker."""
+    def recorded(self) -> list[list[str]]:
+        records = read_journal(self._path)
+        return [found["differences"] for found in records if found["event"] == "numerics_differ"]
 
-        def program(communicator: FakeCommunicator) -> str:
-            rank, context = communicator.rank, self.context(communicator)
-            world = World(2, ALIVE, len(ALIVE))
-            membership = Membership(ALIVE[rank], world, communicator, clock=lambda: 0.0)
-            ending = self._ending(lambda: check_peers(context, membership, everyones[rank]))
-            communicator.leave()
-            return ending
-
-        return run_world(len(everyones), program)
-
-    def resume(self, before: Numerics, now: Numerics) -> str:
-        context = self.context(LocalCommunicator())
-        return self._ending(lambda: check_resumed(context, before, now))
-
-    def _ending(self, check: Callable[[], None]) -> str:
-        try:
-            check()
-        except UsageError as error:
-            return str(error)
-        return "well"
-
-    def _hear(self, report: dict[str, object]) -> None:
-        self.said.append(str(report["text"]))
+    def close(self) -> None:
+        self._journal.close()
 
 
 @pytest.fixture
-def easy(journal: Journal) -> Job:
-    return Job(journal, is_strict=False)
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    found = Peers(tmp_path)
+    yield found
+    found.close()
 
 
 @pytest.fixture
-def strict(journal: Journal) -> Job:
-    return Job(journal, is_strict=True)
+def strict(tmp_path: Path) -> Iterator[Peers]:
+    found = Peers(tmp_path, is_strict=True)
+    yield found
+    found.close()
 
 
-def recorded(folder: Path) -> list[list[str]]:
-    records = read_journal(folder / "journal.jsonl")
-    return [found["differences"] for found in records if found["event"] == "numerics_differ"]
-
-
-@pytest.mark.usefixtures("one_core")
-def test_equal_workers_say_nothing(strict: Job, tmp_path: Path) -> None:
-    assert strict.compare([ONE_NUMERICS] * 3) == ["well"] * 3
-
-    assert (strict.said, recorded(tmp_path)) == ([], [])
+ONE, ODD = Worker(), Worker(job(OTHER_NUMERICS))
 
 
 @pytest.mark.usefixtures("one_core")
-def test_worker_that_differs_is_named_beside_the_first_one(easy: Job, tmp_path: Path) -> None:
-    assert easy.compare([ONE_NUMERICS, ONE_NUMERICS, OTHER_NUMERICS]) == ["well"] * 3
+def test_equal_workers_say_nothing(strict: Peers) -> None:
+    assert strict.compare(ONE, ONE, ONE) == "the same"
+    assert (strict.said, strict.recorded()) == ([], [])
 
-    (said,) = set(easy.said)
+
+@pytest.mark.usefixtures("one_core")
+def test_worker_with_other_numerics_is_named_beside_the_first_one(peers: Peers) -> None:
+    assert peers.compare(ONE, ONE, ODD) == "the same"
+
     differences = DIFFERENCES.format("worker 4 has")
-    assert said == (
+    assert set(peers.said) == {
         f"worker 7 has other numerics than worker 4: {differences}: its bytes may differ"
-    )
-    assert differences.split("; ") in recorded(tmp_path)
+    }
+    assert differences.split("; ") in peers.recorded()
 
 
 @pytest.mark.usefixtures("one_core")
-def test_strict_job_is_refused_by_all_workers_alike(strict: Job) -> None:
-    (first, *others) = strict.compare([ONE_NUMERICS, OTHER_NUMERICS, ONE_NUMERICS])
+def test_strict_job_is_refused_by_all_workers_alike(strict: Peers) -> None:
+    said = strict.compare(ONE, ODD, ONE)
 
-    assert first is not None
-    assert first.startswith("worker 6 has other numerics than worker 4: threads is 2, but")
-    assert first.endswith("; make them the same, or run without --strict")
-    assert others == [first] * 2
+    assert said.startswith("worker 6 has other numerics than worker 4: threads is 2, but")
+    assert said.endswith("; make them the same, or run without --strict")
     assert strict.said == []
 
 
-def test_run_that_goes_on_elsewhere_is_told_what_changed(easy: Job, tmp_path: Path) -> None:
-    assert easy.resume(ONE_NUMERICS, OTHER_NUMERICS) == "well"
+def test_run_that_goes_on_elsewhere_is_told_what_changed(peers: Peers) -> None:
+    assert peers.resume(saved(job()), job(OTHER_NUMERICS)) == "the same"
 
     differences = DIFFERENCES.format("the checkpoint was made with")
-    assert easy.said == [
+    assert peers.said == [
         f"the numerics of the run in /run have changed: {differences}: its bytes may differ"
     ]
-    assert recorded(tmp_path) == [differences.split("; ")]
+    assert peers.recorded() == [differences.split("; ")]
 
 
-def test_strict_run_does_not_go_on_elsewhere(strict: Job) -> None:
-    ending = strict.resume(ONE_NUMERICS, OTHER_NUMERICS)
+def test_strict_run_does_not_go_on_elsewhere(strict: Peers) -> None:
+    ending = strict.resume(saved(job()), job(OTHER_NUMERICS))
 
     assert ending.startswith("the numerics of the run in /run have changed: threads is 2, but the")
     assert ending.endswith("; make them the same, or run without --strict")
@@ -240,40 +245,10 @@ def test_difference_is_told_by_its_layers(
     assert model_difference(saved, mine) == difference
 
 
-def job(**changes: Any) -> TrainingJob:
-    wishes: dict[str, Any] = {"data": data(), "validation": None, **JOB, **changes}
-    request = TrainingRequest(**wishes)
-    return describe_job(request, worker_config(microbatches=2, seed=3, scale_rate="sqrt"), NUMERICS)
-
-
-def said_by_all(size: int, check: Callable[[Membership, int], None]) -> list[str | None]:
-    """Return what each worker says when all compare; worker 5 has died before."""
-
-    def program(communicator: FakeCommunicator) -> str:
-        rank = communicator.rank
-        membership = Membership(
-            ALIVE[rank], World(2, ALIVE, len(ALIVE)), communicator, clock=lambda: 0.0
-        )
-        try:
-            check(membership, rank)
-        except ProgramError as error:
-            return str(error)
-        finally:
-            communicator.leave()
-        return "the same"
-
-    return run_world(size, program)
-
-
-def compared_jobs(jobs: Sequence[TrainingJob]) -> list[str | None]:
-    return said_by_all(len(jobs), lambda membership, rank: check_same_work(membership, jobs[rank]))
-
-
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, "the same"),
         ({"epochs": 3}, "the number of epochs of worker 7 is 3, and that of worker 4 is 2: every"),
         ({"is_shuffled": False}, "the shuffle of worker 7 is 0, and that of worker 4 is None: "),
         ({"data": data(22)}, "the samples of worker 7 is 22, and that of worker 4 is 23: every"),
@@ -283,30 +258,20 @@ def compared_jobs(jobs: Sequence[TrainingJob]) -> list[str | None]:
             "None: every worker runs the whole script, so all must see the same; seed every",
         ),
     ],
-    ids=["same", "epochs", "only there", "samples", "validation"],
+    ids=["epochs", "only there", "samples", "validation"],
 )
 def test_all_workers_refuse_what_one_of_them_would_train_otherwise(
-    changes: dict[str, Any], told: str
+    peers: Peers, changes: dict[str, Any], told: str
 ) -> None:
-    (first, *others) = compared_jobs([job(), job(), job(**changes)])
-
-    assert first is not None
-    assert told in first
-    assert others == [first] * 2
+    assert told in peers.compare(ONE, ONE, Worker(job(**changes)))
 
 
 def saved(found: TrainingJob, **changes: object) -> Manifest:
     """Return a manifest that a job has saved, with some changes of its cursor."""
     cursor = {**found.save_terms.fields, **changes}
     known = {name: value for name, value in cursor.items() if value is not None}
-    return Manifest("r", 1, 10, known, {}, (), ())
-
-
-def refusal(before: Manifest, now: TrainingJob) -> str:
-    context: Any = SimpleNamespace(run_dir="/run")
-    with pytest.raises(UsageError) as refused:
-        check_same_run(context, now, [], before)
-    return str(refused.value)
+    tensors: Any = [SimpleNamespace(spec=s) for s in specs_of(Worker().state.tensors(START))]
+    return Manifest("r", 1, 10, known, to_plain(found.numerics), (), tensors)
 
 
 @pytest.mark.parametrize(
@@ -334,26 +299,20 @@ def refusal(before: Manifest, now: TrainingJob) -> str:
     ids=["seed", "rate no more", "rate now", "cut no more", "epochs", "samples"],
 )
 def test_run_that_was_begun_otherwise_is_refused_with_both_values(
-    before: Manifest, now: TrainingJob, told: str
+    peers: Peers, before: Manifest, now: TrainingJob, told: str
 ) -> None:
-    said = refusal(before, now)
+    said = peers.resume(before, now)
 
     assert said.startswith("the run in /run was begun with")
     assert told in said
     assert said.endswith("begin a new run with --fresh, or choose another --run-dir")
 
 
-def test_microbatches_are_those_of_the_job() -> None:
-    context: Any = SimpleNamespace(run_dir="/run")
-
-    check_same_run(context, job(), [], saved(job(), microbatches=7))
-
-
-def test_samples_that_cannot_be_compared_are_taken() -> None:
-    context: Any = SimpleNamespace(run_dir="/run")
-
-    check_same_run(context, job(), [], saved(job(), data=None))
-    check_same_run(context, job(), [], saved(job()))
+@pytest.mark.parametrize("change", [{"microbatches": 7}, {"data": None}, {"first epoch": None}, {}])
+def test_run_goes_on_with_other_microbatches_and_what_cannot_be_compared(
+    peers: Peers, change: dict[str, Any]
+) -> None:
+    assert peers.resume(saved(job(), **change), job()) == "the same"
 
 
 class StrikeResult(TinyReplica):
@@ -387,60 +346,46 @@ class Wider(TinyReplica):
         self.weights = np.zeros(50, np.float32)
 
 
-def state(settings: Mapping[str, str] | None = None, **facts: Any) -> JobState:
-    return JobState(StrikeResult(**facts), Alone() if settings is None else Set(settings))
-
-
-def moved(by: float) -> JobState:
-    replica = TinyReplica()
-    replica.weights += np.float32(by)
-    return JobState(replica, Alone())
-
-
-def compared(
-    states: Sequence[JobState], check: Callable[[Membership, JobState, Cursor], None]
-) -> str:
-    """Return what all workers say alike when they compare."""
-    said = said_by_all(len(states), lambda membership, rank: check(membership, states[rank], START))
-    assert len(set(said)) == 1, said
-    return str(said[0])
+def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
+    host = Alone() if settings is None else Set(settings)
+    return Worker(state=JobState(StrikeResult(**facts), host))
 
 
 @pytest.mark.parametrize(
     ("first", "last", "told"),
     [
-        (state(), state(), "the same"),
-        (state(settings={"patience of X": "3"}), state(), "the same"),
+        (built(), built(), "the same"),
+        (built(settings={"patience of X": "3"}), built(), "the same"),
         (
-            state({"patience of X": "3", "mode of X": "'min'"}),
-            state({"patience of X": "4"}),
+            built({"patience of X": "3", "mode of X": "'min'"}),
+            built({"patience of X": "4"}),
             "they differ in patience of X: 3 on worker 4, 4 on worker 7",
         ),
         (
-            state(whole="a", constants={"a constant of the loss (x)": "2.5", "b": "1"}),
-            state(whole="b", constants={"a constant of the loss (x)": "3", "b": "2"}),
+            built(whole="a", constants={"a constant of the loss (x)": "2.5", "b": "1"}),
+            built(whole="b", constants={"a constant of the loss (x)": "3", "b": "2"}),
             "they differ in a constant of the loss (x): 2.5 on worker 4, 3 on worker 7",
         ),
         (
-            state(whole="a", constants={"x": "1", "y": "digest 1"}),
-            state(whole="b", constants={"x": "1", "y": "digest 2"}),
+            built(whole="a", constants={"x": "1", "y": "digest 1"}),
+            built(whole="b", constants={"x": "1", "y": "digest 2"}),
             "they differ in y",
         ),
         (
-            state(read={"the variable 'w' that the step reads": "1.0"}),
-            state(read={"the variable 'w' that the step reads": "0.10000000149011612"}),
+            built(read={"the variable 'w' that the step reads": "1.0"}),
+            built(read={"the variable 'w' that the step reads": "0.10000000149011612"}),
             "differ in the variable 'w' that the step reads: 1 on worker 4, 0.1 on worker 7",
         ),
-        (state(whole="a"), state(whole="b"), "they differ in the operations of the step"),
+        (built(whole="a"), built(whole="b"), "they differ in the operations of the step"),
         (
-            JobState(TinyReplica(), Alone()),
-            JobState(Wider(), Alone()),
+            Worker(),
+            Worker(state=JobState(Wider(), Alone())),
             "in the shape of weights: (37,) float32 on worker 4, (50,) float32 on worker 7",
         ),
     ],
 )
-def test_what_differs_is_named(first: JobState, last: JobState, told: str) -> None:
-    said = compared([first, first, last], check_same_step)
+def test_what_differs_is_named(peers: Peers, first: Worker, last: Worker, told: str) -> None:
+    said = peers.compare(first, first, last)
 
     if told == "the same":
         assert said == told
@@ -449,36 +394,35 @@ def test_what_differs_is_named(first: JobState, last: JobState, told: str) -> No
         assert f"{told}{MENDED}" in said
 
 
-def test_callbacks_that_one_worker_alone_has_are_named_with_both_lists() -> None:
-    all_have, one_has = (state({CALLBACKS: told}) for told in ("[CSVLogger]", "[CSVLogger, Mine]"))
+@pytest.mark.usefixtures("one_core")
+def test_callbacks_that_one_worker_alone_has_are_named_with_both_lists(peers: Peers) -> None:
+    all_have, one_has = (built({CALLBACKS: told}) for told in ("[CSVLogger]", "[CSVLogger, Mine]"))
 
-    said = compared([one_has, all_have, all_have], check_same_step)
+    said = peers.compare(one_has, all_have, all_have)
 
     lists = "[CSVLogger, Mine] on worker 4, [CSVLogger] on worker 6"
     assert said.startswith(f"workers 4 and 6 differ in the callbacks of fit(): {lists}; give all")
 
 
-def test_settings_are_named_before_what_follows_from_them() -> None:
+@pytest.mark.usefixtures("one_core")
+def test_settings_are_named_before_what_follows_from_them(peers: Peers) -> None:
     few, many = (
-        JobState(
-            StrikeResult(
-                whole=units, settings={"units of Dense 'd'": units}, constants={"size": units}
-            ),
-            Alone(),
-        )
+        built(whole=units, settings={"units of Dense 'd'": units}, constants={"size": units})
         for units in ("12", "57")
     )
 
-    said = compared([few, few, many], check_same_step)
+    said = peers.compare(few, few, many)
 
     assert "they differ in units of Dense 'd': 12 on worker 4, 57 on worker 7" in said
 
 
-def test_weights_that_differ_at_the_beginning_are_named() -> None:
-    same, other = moved(0.0), moved(0.5)
+@pytest.mark.usefixtures("one_core")
+def test_weights_that_differ_at_the_beginning_are_named(peers: Peers) -> None:
+    other = Worker(state=JobState(TinyReplica(), Alone()))
+    other.state.replica.state()["weights"][:] += np.float32(0.5)  # type: ignore[index]
 
-    assert compared([same, same, same], check_same_weights) == "the same"
-    said = compared([same, other, same], check_same_weights)
+    assert peers.compare(ONE, ONE, ONE, weights=True) == "the same"
+    said = peers.compare(ONE, other, ONE, weights=True)
     assert said.startswith("workers 4 and 6 build different steps, they differ in the initial w")
     assert f"the initial weights of weights{MENDED}" in said
 

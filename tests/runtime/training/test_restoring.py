@@ -88,7 +88,7 @@ def test_other_samples_are_refused_with_both_ways_out(
 
 def save_of(run: Run, stage: Stage, step: int, **fields: object) -> None:
     """Save a state of a training of the run's script."""
-    cursor = stage.into({**run.job.identity, "step": step, **fields})
+    cursor = stage.into({**run.job.facts_of_run, "step": step, **fields})
     state = JobState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
     run.save_state(state, step, cursor)
 
@@ -200,7 +200,7 @@ def test_step_that_was_restored_is_recorded_once(run: Run) -> None:
 def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:
     run.save(10, 1.0, writers=2)
     state = JobState(Weights(2.0), Alone()).tensors(Cursor.start(1))
-    save(run.store, state, header=Header("other", 1, 20), cursor=dict(run.job.identity))
+    save(run.store, state, header=Header("other", 1, 20), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
     assert run.reasons() == ["it belongs to run other, not to run"]
@@ -214,7 +214,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
     directory = run.save(20, 2.0, writers=2)
     (directory / "MANIFEST.json").write_bytes(b"{}\n")
     state = JobState(Weights(3.0), Alone()).tensors(Cursor.start(1))
-    save(run.store, state, header=Header("other", 1, 30), cursor=dict(run.job.identity))
+    save(run.store, state, header=Header("other", 1, 30), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
     told = [text for text in run.notices if text.startswith("training goes on")]
@@ -224,7 +224,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
 
 def test_checkpoint_of_unknown_numerics_is_refused(run: Run) -> None:
     state = JobState(Weights(1.0), Alone()).tensors(Cursor.start(1))
-    save(run.store, state, header=Header("run", 1, 10), cursor=run.job.identity)
+    save(run.store, state, header=Header("run", 1, 10), cursor=run.job.facts_of_run)
 
     with pytest.raises(UsageError, match="checkpoint step 10: the job's numerics have missing"):
         run.restore(ranks=2)

@@ -23,12 +23,12 @@ from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import WorkerStatus, WorkInHand
 from holdfast.runtime.training.transaction import (
-    BatchContributor,
-    BatchValidationContributor,
-    Contributor,
-    TrainingContributor,
+    BatchLeaves,
+    BatchValidationLeaves,
+    LeafMaker,
+    TrainingLeaves,
     Transaction,
-    ValidationContributor,
+    ValidationLeaves,
 )
 
 SAMPLES, PARTS = 23, 4
@@ -52,14 +52,14 @@ def replica(page: WorkerStatus) -> Watching:
     return Watching(page, WEIGHT)
 
 
-def training(page: WorkerStatus, replica: Watching, begin: int = 0) -> TrainingContributor:
-    return TrainingContributor(replica, data(), ORDER, page, begin)
+def training(page: WorkerStatus, replica: Watching, begin: int = 0) -> TrainingLeaves:
+    return TrainingLeaves(replica, data(), ORDER, page, begin)
 
 
-def leaf_of(contributor: Contributor, index: int, m: int) -> tuple[bytes, int, int]:
+def leaf_of(maker: LeafMaker, index: int, m: int) -> tuple[bytes, int, int]:
     """Return the bytes of a leaf that is written over something else, its samples and proof."""
-    out = np.ones(contributor.size, np.float32)
-    samples, proof = contributor.fill(index, m, out)
+    out = np.ones(maker.size, np.float32)
+    samples, proof = maker.fill(index, m, out)
     return out.tobytes(), samples, proof
 
 
@@ -112,16 +112,16 @@ def test_leaves_prove_each_sample_once(
 ) -> None:
     replica, given_data = Watching(page, WEIGHT), data(samples)
     order = SampleOrder(7, samples, batch, parts)
-    contributor: Contributor = TrainingContributor(replica, given_data, order, page)
+    maker: LeafMaker = TrainingLeaves(replica, given_data, order, page)
     steps = order.steps_per_epoch
     if kind == "validation":
         in_order = SequentialOrder(samples, batch, parts)
-        contributor, steps = ValidationContributor(replica, given_data, in_order, page), 1
+        maker, steps = ValidationLeaves(replica, given_data, in_order, page), 1
 
     ledger = Ledger()
     for index in range(steps):
         for m in range(parts):
-            _, count, proof = leaf_of(contributor, index, m)
+            _, count, proof = leaf_of(maker, index, m)
             ledger = ledger.record(count, proof)
 
     assert ledger.covers(samples)
@@ -130,13 +130,13 @@ def test_leaves_prove_each_sample_once(
 def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
     page: WorkerStatus, replica: Watching
 ) -> None:
-    contributor = ValidationContributor(replica, data(11), SequentialOrder(11, 4, 2), page)
+    maker = ValidationLeaves(replica, data(11), SequentialOrder(11, 4, 2), page)
     ids = np.array([2, 3, 6, 7, 10])  # of batches of 4, 4 and 3 samples
     expected = np.empty(1, np.float32)
     replica.evaluate(read_microbatch(data(11), ids, seed=0), expected)
     replica.given.clear()
 
-    leaf, samples, proof = leaf_of(contributor, 5, 1)
+    leaf, samples, proof = leaf_of(maker, 5, 1)
 
     assert np.frombuffer(leaf, np.float32) == pytest.approx(expected)
     assert (samples, proof) == (5, fingerprint(ids))
@@ -148,9 +148,9 @@ def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
 def test_validation_is_noted_for_the_step_that_is_committed(
     page: WorkerStatus, replica: Watching
 ) -> None:
-    contributor = ValidationContributor(replica, data(11), SequentialOrder(11, 6, 2), page)
+    maker = ValidationLeaves(replica, data(11), SequentialOrder(11, 6, 2), page)
 
-    leaf_of(contributor, 5, 1)
+    leaf_of(maker, 5, 1)
 
     assert replica.noted == [
         WorkInHand(5, 1, 3, (3, 4, 5), is_validation=True),
@@ -279,23 +279,23 @@ class DrawnByRows(Drawn):
 
 def batch_training(
     page: WorkerStatus, watching: Watching, parts: int = THREE, begin: int = 0, source: Any = None
-) -> BatchContributor:
+) -> BatchLeaves:
     plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
     order = BatchOrder(7, len(SIZES), parts)
-    return BatchContributor(watching, Feed(source or Drawn(), FeedTerms(3)), order, plan, page)
+    return BatchLeaves(watching, Feed(source or Drawn(), FeedTerms(3)), order, plan, page)
 
 
 def batch_validation(
     page: WorkerStatus, watching: Watching, parts: int = THREE, source: Drawn | None = None
-) -> BatchValidationContributor:
+) -> BatchValidationLeaves:
     feed = Feed(source or Drawn(), FeedTerms(len(SIZES), is_validation=True))
-    return BatchValidationContributor(watching, feed, BatchOrder(7, len(SIZES), parts), page)
+    return BatchValidationLeaves(watching, feed, BatchOrder(7, len(SIZES), parts), page)
 
 
-def batch_leaf(contributor: BatchContributor, cursor: Cursor, m: int) -> tuple[bytes, int, int]:
-    contributor.gather(cursor, (m,), ALONE)
-    out = np.ones(contributor.size, np.float32)
-    samples, proof = contributor.fill(cursor.step, m, out)
+def batch_leaf(maker: BatchLeaves, cursor: Cursor, m: int) -> tuple[bytes, int, int]:
+    maker.gather(cursor, (m,), ALONE)
+    out = np.ones(maker.size, np.float32)
+    samples, proof = maker.fill(cursor.step, m, out)
     return out.tobytes(), samples, proof
 
 
@@ -325,10 +325,10 @@ def test_leaf_is_what_the_replica_makes_of_its_part_of_the_batch(
 def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
     page: WorkerStatus, watching: Watching
 ) -> None:
-    contributor = batch_training(page, watching)
+    maker = batch_training(page, watching)
 
     for cursor in cursors()[:4]:
-        batch_leaf(contributor, cursor, 0)
+        batch_leaf(maker, cursor, 0)
 
     assert [work.ids for work in watching.noted] == [
         (0, 1, 2), (9, 10), (13, 14, 15, 16), (0, 1, 2),
@@ -339,12 +339,12 @@ def test_places_count_on_within_an_epoch_and_begin_anew_with_the_next(
 
 @given(parts=st.integers(1, 12))
 def test_leaves_prove_each_place_of_an_epoch_once(page: WorkerStatus, parts: int) -> None:
-    contributor = batch_training(page, Watching(page), parts)
+    maker = batch_training(page, Watching(page), parts)
 
     ledger = Ledger()
     for cursor in cursors()[3:6]:  # the second epoch
         for m in range(parts):
-            ledger = ledger.record(*batch_leaf(contributor, cursor, m)[1:])
+            ledger = ledger.record(*batch_leaf(maker, cursor, m)[1:])
 
     assert ledger.covers(ALL)
 
@@ -352,16 +352,16 @@ def test_leaves_prove_each_place_of_an_epoch_once(page: WorkerStatus, parts: int
 def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
     page: WorkerStatus, watching: Watching
 ) -> None:
-    contributor = batch_validation(page, watching)
+    maker = batch_validation(page, watching)
     expected = np.zeros(1, np.float32)
     for (x, y), rows in zip(Drawn().passing(0), [(3, 6), (2, 3), (4, 7)], strict=True):
         one = np.empty(1, np.float32)
         TinyReplica().evaluate(Microbatch(x[slice(*rows)], y[slice(*rows)], 0), one)
         expected += one
 
-    contributor.gather(cursors()[3], (1,), ALONE)
+    maker.gather(cursors()[3], (1,), ALONE)
     out = np.empty(1, np.float32)
-    samples, _ = contributor.fill(3, 1, out)
+    samples, _ = maker.fill(3, 1, out)
 
     assert (out.tobytes(), samples) == (expected.tobytes(), 7)
     assert [work.ids for work in watching.noted] == [(3, 4, 5), (11,), (17, 18, 19)]
