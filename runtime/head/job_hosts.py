@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import lease_clock_s
 
 if TYPE_CHECKING:
-    from holdfast.runtime.hosts.examination import Examination
+    from holdfast.runtime.hosts.host_facts import Question
 
 _WAITS_S = 600.0
 """So long a job without a host waits for one to come back."""
@@ -47,14 +49,15 @@ class JobHosts:
         self._waits_since: float | None = None
         self._leased = ("", 0.0)
         """A host that may have the last world of its launch, and until when."""
-        self._examinations: dict[str, Examination] = {}
         self._refusals: dict[str, str] = {}
         """What was told last of a host that may not work."""
+        self._refused: set[str] = set()
+        """Those whose agents end for that."""
         for own in job.hosts[:1]:
             agent.host.own_name = own.name
             # Now: when a host is lost, the disk with the modules may hang.  A job on one host
             # imports nothing for others.
-            import holdfast.runtime.hosts.examination
+            import holdfast.runtime.hosts.checked_hosts
             import holdfast.runtime.hosts.remote_host  # noqa: F401
 
             if job.network is not None:
@@ -91,11 +94,12 @@ class JobHosts:
         self._look_at_clock()
         if leased_s:
             self.hold(name, leased_s)
-        refusal = self._end_examination(name)
+        was_refused = name in self._refused
+        self._refused.discard(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
         has_stood_still = self._looked_at - self._stood_still_at < self._lease_s
         own_fault = self._why_cut_off()
-        is_charged = not (refusal or has_stood_still or own_fault)
+        is_charged = not (was_refused or has_stood_still or own_fault)
         losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
         if losses is None:
             return None
@@ -161,22 +165,16 @@ class JobHosts:
     def _slots(self) -> int:
         return total_slots(self._roster.takers)
 
-    def _end_examination(self, name: str) -> str:
-        """Tell why a host may not work, once as long as that does not change; return it."""
-        examination = self._examinations.pop(name, None)
-        if examination is None:
-            return ""
-        examination.close()
-        return self._refuse(name, examination.refusal)
-
     def _refuse(self, name: str, refusal: str) -> str:
+        """Tell why a host may not work, once as long as that does not change; return it."""
+        if refusal:
+            self._refused.add(name)
         if refusal and refusal != self._refusals.get(name):
             self._refusals[name] = refusal
             self._agent.tell({"kind": "host_refused", "host": name, "reason": refusal})
         return refusal
 
     def _answered(self, name: str) -> None:
-        self._end_examination(name)
         if self._roster.is_tried(name):
             self._agent.host.admit(name, lambda why: self._admitted(name, why))
         else:
@@ -190,7 +188,7 @@ class JobHosts:
 
     def _start(self, name: str) -> None:
         from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
-        from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
+        from holdfast.runtime.hosts.remote_shell import RemoteShell
         from holdfast.runtime.hosts.wire import Greeting
 
         options = self._job.config.options
@@ -204,12 +202,11 @@ class JobHosts:
             verbose=options.verbose,
             umask=own_umask(),
         )
-        shell = RemoteShell.of(options.rsh)
-        command = shell.command(name, python_there("holdfast.runtime.hosts.agent"))
+        start = HostStart(RemoteShell.of(options.rsh).agent_on(name), greeting)
         is_tried = self._roster.is_tried(name)
-        if is_tried or self._is_taken_over:
-            self._examinations[name] = self._examination(name)
-        start = HostStart(command, greeting, self._examinations.get(name))
+        if is_tried or self._is_taken_over:  # it was asked long ago
+            question = self._question()
+            start = replace(start, question=question, examine=partial(self._examine, name))
         reactor, output = self._agent.reactor, self._agent.output
         self._agent.host.add_host(
             lambda hear, lose: RemoteHost(
@@ -218,18 +215,18 @@ class JobHosts:
             is_tried=is_tried,
         )
 
-    def _examination(self, name: str) -> Examination:
-        """Return how a host is examined that was asked long ago."""
-        from holdfast.runtime.hosts.checked_hosts import CheckedHosts
-        from holdfast.runtime.hosts.examination import Examination
-        from holdfast.runtime.hosts.network import JobNetwork
-        from holdfast.runtime.hosts.probe import HostFacts, Question
+    def _question(self) -> Question:
+        from holdfast.runtime.hosts.host_facts import Question
 
-        job, config = self._job, self._job.config
-        network = JobNetwork(IPv4Network(job.network or ""), job.addresses)
-        facts = tuple(from_plain(HostFacts, found) for found in job.facts)
-        begun = CheckedHosts(job.hosts, network, config.record.threads, facts)
-        lease = RunDirectory(config.run_dir).lease_path
-        script = config.options.script
-        question = Question(logical_directory(), script, lease, config.lease_token, job.mpiexec)
-        return Examination(begun, name, question, os.environ)
+        config = self._job.config
+        lease, script = RunDirectory(config.run_dir).lease_path, config.options.script
+        return Question(logical_directory(), script, lease, config.lease_token, self._job.mpiexec)
+
+    def _examine(self, name: str, answer: Message) -> str:
+        """Return why a host may not work that has answered, as ``HostStart`` wants it."""
+        from holdfast.runtime.hosts.checked_hosts import why_not_again
+        from holdfast.runtime.hosts.host_facts import HostFacts
+
+        begun = [from_plain(HostFacts, found) for found in self._job.facts]
+        why = why_not_again(self._job.hosts, begun, name, answer, self._question(), os.environ)
+        return self._refuse(name, why)

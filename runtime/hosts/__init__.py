@@ -1,1 +1,1 @@
-"""The other hosts of a job: how they are reached, examined and chosen."""
+"""The other hosts of a job: how their agents are reached, asked, watched, lost and back."""

@@ -1,8 +1,9 @@
 """The agent of a host that is not the head's: ``python -m holdfast.runtime.hosts.agent``.
 
-A remote shell starts it once.  Its stdin and stdout are the connection to the head (`wire`), so
-nothing listens and no key is needed.  It has the host part of the job: pool, workers, memory,
-writer.  The head decides everything else, and all guards are there.
+A remote shell starts it.  Its stdin and stdout are the connection to the head (`wire`), so nothing
+listens and no key is needed.  It first answers what the head asks of its host, if anything.  Once
+it is greeted, it has the host part of the job: pool, workers, memory, writer.  The head decides
+everything else, and all guards are there.
 
 It ends when the connection ends, or when its lease runs out (`recovery.host_lease`): then the head
 may go on without it, so its workers must be dead first.  The lease also stands in the status of
@@ -26,15 +27,16 @@ from pathlib import Path
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.slurm_calls import bring_back
-from holdfast.runtime.host.host_messages import Exited, Seen, Told, Up
+from holdfast.runtime.host.host_messages import Down, Exited, Seen, Told, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
-from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_down, taken_bytes
+from holdfast.runtime.hosts import wire
+from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
-from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.devices import VISIBLE
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import (
     adopt_orphans,
     allow_many_files,
@@ -90,7 +92,7 @@ class HostAgent:
     Invariant: no worker of this host runs code of a job when the lease has ended.
     """
 
-    def __init__(self, channel: LineChannel, greeting: Greeting, pool: PoolStart) -> None:
+    def __init__(self, channel: LineChannel, greeting: wire.Greeting, pool: PoolStart) -> None:
         self._channel = channel
         self._reactor = Reactor()
         timeout_s = greeting.heartbeat_timeout_s
@@ -176,27 +178,27 @@ class HostAgent:
             self._end("the head was not heard of in time")
             self._part.writer.replace("without the lease of its host")  # another one saves by now
 
-    def _take(self, message: Message) -> None:
-        kind = message.get("kind")
-        if kind == "ping":
-            self._answer(int(message["number"]), int(message["heard"]))
-        elif kind == "words":
-            for generation, worker, changes in message["of"]:
-                found = self._mirrored.get((generation, WorkerId(worker)))
-                if found is not None:
-                    found[0].take(changes, Writer.AGENT)
-        elif kind == "taken":
-            self._untaken_bytes -= int(message["bytes"])
-            self._send_output()
-        elif kind == "end":
-            self.is_orphan = False
-            self._end(message.get("why", "the job has ended"))
-        else:
-            self._obey(message)
+    def _take(self, line: Message) -> None:
+        match wire.FROM_HEAD.decode(line):
+            case wire.Ping(number, heard):
+                self._answer(number, heard)
+            case wire.Words(of):
+                for found in of:
+                    status, _ = self._mirrored.get((found.generation, found.worker), (None, None))
+                    if status is not None:
+                        status.take(found.words, Writer.AGENT)
+            case wire.Taken(size_bytes):
+                self._untaken_bytes -= size_bytes
+                self._send_output()
+            case wire.End(why):
+                self.is_orphan = False
+                self._end(why)
+            case order:
+                self._obey(order)
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, order: Down) -> None:
         try:
-            self._part.take(read_down(message))
+            self._part.take(order)
         except OSError as error:
             self._tell(Told({"kind": "host_failed", "reason": f"no worker can be made: {error}"}))
         for key, status in self._part.statuses.items():
@@ -210,7 +212,7 @@ class HostAgent:
         until_ms = int(1000 * self._lease.until)
         for status in (self._shared, *(status for status, _ in self._mirrored.values())):
             status.lease_ms = until_ms
-        self._channel.post({"kind": "pong", "number": number})
+        self._post(wire.Pong(number))
 
     def _tell(self, message: Up) -> None:
         """Tell the head something, after what the workers' statuses show by now.
@@ -231,14 +233,14 @@ class HostAgent:
             if status is not None:
                 status.close()
         self._send_output()
-        self._post(line_of(message))
+        self._post(message)
 
     def _send_words(self) -> None:
         """Send what has changed in the workers' statuses."""
-        changed = [(*key, changes.look()) for key, (_, changes) in self._mirrored.items()]
-        of = [list(found) for found in changed if found[2]]
-        if of:
-            self._channel.post({"kind": "words", "of": of, "clock": time.monotonic()})
+        looks = [wire.Changes(*key, changes.look()) for key, (_, changes) in self._mirrored.items()]
+        changed = tuple(found for found in looks if found.words)
+        if changed:
+            self._post(wire.Words(changed, time.monotonic()))
 
     def _take_output(self, wake_fd: int) -> None:
         os.read(wake_fd, 1 << 16)
@@ -259,11 +261,11 @@ class HostAgent:
 
     def _send_piece(self, fd: int, piece: bytes) -> None:
         self._waiting_bytes -= len(piece)
-        self._post({"kind": "output", "fd": fd, "lines": piece.decode(TEXT)})
+        self._post(wire.Output(fd, piece.decode(wire.TEXT)))
 
-    def _post(self, line: Message) -> None:
-        self._untaken_bytes += taken_bytes(line)
-        self._channel.post(line)
+    def _post(self, message: wire.FromHost) -> None:
+        self._untaken_bytes += wire.taken_bytes(message)
+        self._channel.post(to_message(message))
 
     def _send_rest(self) -> None:
         """Send the newest of the output that is left: the head waits a moment for it."""
@@ -330,19 +332,18 @@ def main() -> int:
     name_process("holdfast-host")
     for number in SENT_BY_BATCH_SYSTEMS:
         signal.signal(number, lambda *_: None)  # the head decides what a signal means
+    if sys.stdin is None:  # the shell has closed it
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     channel = LineChannel(os.dup(0), os.dup(1))
     _let_go_of_the_shell()
     try:
-        first = channel.receive()
-        if first is not None and first["kind"] == "question":
-            _answer(channel, first["value"])
-            first = channel.receive()
+        greeting = _wait_for_greeting(channel)
     except ChannelError as error:
         print(f"holdfast: what came first is no greeting of a head: {error}", file=sys.stderr)
+        channel.send(to_message(wire.Unasked()))
         return 1
-    if first is None:
+    if greeting is None:
         return 0
-    greeting = from_plain(Greeting, first["value"])
     _move_in(greeting)
     adopt_orphans()
     files = allow_many_files()
@@ -366,16 +367,31 @@ def _let_go_of_the_shell() -> None:
     os.close(null)
 
 
-def _answer(channel: LineChannel, question: object) -> None:
-    """Say what this host is like, before it may come back to a job."""
-    from holdfast.runtime.hosts.probe import ANSWERS_WITHIN_S, Question, facts
+def _wait_for_greeting(channel: LineChannel) -> wire.Greeting | None:
+    """Say what this host is like, if that is asked; return the greeting, None if the head leaves.
 
-    signal.alarm(int(ANSWERS_WITHIN_S))  # a file system may hang
-    channel.send({"kind": "facts", "value": to_plain(facts(from_plain(Question, question)))})
-    signal.alarm(0)
+    Raises:
+        ChannelError: what comes is no message.
+    """
+    is_asked = False
+    while (line := channel.receive()) is not None:
+        match wire.OPENING.decode(line):
+            case Question() as question:
+                signal.alarm(int(ANSWERS_WITHIN_S))  # a file system may hang
+                channel.send(to_message(facts(question)))
+                signal.alarm(0)
+                is_asked = True
+            case wire.Greeting() as greeting:
+                return greeting
+            case wire.End():
+                break
+    if not is_asked:
+        with contextlib.suppress(OSError):  # the head may be gone
+            channel.send(to_message(wire.Unasked()))
+    return None
 
 
-def _move_in(greeting: Greeting) -> None:
+def _move_in(greeting: wire.Greeting) -> None:
     """Take the environment, the working directory and the umask of the job."""
     kept = (*_THIS_HOSTS, *_THIS_STEPS)
     ours = {name: value for name, value in os.environ.items() if name in kept}

@@ -1,8 +1,12 @@
 """The hosts of a job before its record is made: asked all at once, compared, and refused in words.
 
 A job over several hosts has the same bytes as on one, so what the bits depend on must be the same
-on all of them.  Each host is asked once, by one short command.  What differs is refused with the
-host, both values and what mends it, while nothing has begun.
+on all of them.  Each host's agent is started to be asked, and ends then.  What differs is refused
+with the host, both values and what mends it, while nothing has begun.
+
+A host that comes back was away: what it runs may have been mended, updated or copied meanwhile.  So
+its agent is asked the same before it gets the job, and its answer is compared with what all hosts
+said when the job began.
 
 What may differ is settled so that it suits all: the threads of a worker, and what oneDNN and
 OpenBLAS make of the processor.
@@ -10,11 +14,13 @@ OpenBLAS make of the processor.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shlex
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,21 +30,16 @@ from pathlib import Path
 
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, HostFacts, Question, facts
 from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
-from holdfast.runtime.hosts.probe import (
-    ANSWERS_WITHIN_S,
-    PROBE,
-    UNASKED,
-    HostFacts,
-    Question,
-    facts,
-)
-from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
+from holdfast.runtime.hosts.remote_shell import RemoteShell
+from holdfast.runtime.hosts.wire import ANSWER, End, Unasked
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network
-from holdfast.runtime.system.codec import decode, encode
+from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 
@@ -63,6 +64,7 @@ _LABEL = re.compile(r"\S+[:>|\])] *")
 _TERMINAL = (
     "`{}` gives {} a terminal, which changes what passes: leave -t and the like out; ssh has -T"
 )
+_UNASKED = json.dumps(to_message(Unasked()), separators=(",", ":"))
 _LAST_LINES = 2
 _NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot start a command."""
@@ -175,7 +177,7 @@ def ask_all(
     told_after_s: float = _TOLD_AFTER_S,
 ) -> list[Asked]:
     """Ask all hosts at once; the first is this one."""
-    executor = DaemonExecutor(len(names), "probe")
+    executor = DaemonExecutor(len(names), "asking")
     others = [executor.submit(_ask, name, shell, question) for name in names[1:]]
     executor.shutdown()
     began = time.time()
@@ -188,11 +190,11 @@ def ask_all(
 
 
 def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
-    command = shell.command(name, python_there(PROBE))
+    lines = [json.dumps(to_message(message)) for message in (question, End())]
     began = time.time()
     try:
-        text = encode(question).decode() + "\n"
-        ended = answer_of(command, ANSWERS_WITHIN_S, os.environ, text)
+        text = "".join(f"{line}\n" for line in lines)
+        ended = answer_of(shell.agent_on(name), ANSWERS_WITHIN_S, os.environ, text)
     except OSError as error:
         fault = f"--rsh {shell.program} cannot be started: {error.strerror}; name a remote shell"
         return Asked(name, fault=fault)
@@ -200,20 +202,31 @@ def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
         fault = f"{name} has not answered within {ANSWERS_WITHIN_S:g} s; leave it out, or mend it"
         return Asked(name, fault=fault)
     before, answer, after = _parts(ended.stdout)
-    if text.strip() in ended.stdout or "\r\n" in ended.stdout:
+    if lines[0] in ended.stdout or "\r\n" in ended.stdout:
         fault = _TERMINAL.format(shell.program, name)
-    elif ended.returncode != 0:
+    elif ended.returncode != 0 and answer != _UNASKED:
         fault = _failure(name, shell, ended)
     else:
         fault = _noise(name, shell, before, answer, after)
     if fault:
         return Asked(name, fault=fault)
     try:
-        found = decode(HostFacts, answer)
+        found = _facts_in(json.loads(answer))
     except ValueError as error:
-        fault = f"the holdfast of {name} gives another answer ({error}): {SAME}"
-        return Asked(name, fault=fault)
+        return Asked(name, fault=_other_answer(name, error))
     return Asked(name, found, asked_at=began, answered_at=time.time())
+
+
+def _facts_in(line: Message) -> HostFacts:
+    """Return what a host has answered; raises ``ValueError`` if it is something else."""
+    found = ANSWER.decode(line)
+    if not isinstance(found, HostFacts):
+        raise ValueError(f"{type(found).__name__} came in place of HostFacts")
+    return found
+
+
+def _other_answer(name: str, error: ValueError) -> str:
+    return f"the holdfast of {name} gives another answer ({error}): {SAME}"
 
 
 def _parts(said: str) -> tuple[str, str, str]:
@@ -235,7 +248,7 @@ def _noise(name: str, shell: RemoteShell, before: str, answer: str, after: str) 
             f"{name} {what}: {program} must run a command there and pass on what that prints, and "
             "no .bashrc may end the shell"
         )
-    if answer == UNASKED:
+    if answer == _UNASKED:
         advice = "leave -n out (kubectl exec needs -i), and let no .bashrc read it"
         return f"{program} does not pass stdin on to {name}: {advice}"
     if _LABEL.fullmatch(before):
@@ -256,11 +269,10 @@ def _failure(name: str, shell: RemoteShell, ended: subprocess.CompletedProcess[s
     is_python = any(line.startswith("Traceback ") for line in lines)
     last = lines[-1:] if is_python else lines[-_LAST_LINES:]
     said = "; ".join(last).rstrip(".") or f"exit code {ended.returncode}"
-    python = python_there(PROBE, {})[0]
     if ended.returncode in _NOT_FOUND or "can't open file" in said or "No module named" in said:
         return (
-            f"{name} has no holdfast at {python}: {said}; install it there as it is here, or share "
-            "one file system"
+            f"{name} has no holdfast at {sys.executable}: {said}; install it there as it is here, "
+            "or share one file system"
         )
     if shell.program == "ssh" and ended.returncode == 255:
         line = shlex.join([*shell.words, "-o", "BatchMode=yes", name, "true"])
@@ -280,9 +292,53 @@ def refuse(sentences: list[str]) -> None:
         UsageError: the first of them.
     """
     if sentences:
-        more = len(sentences) - _MOST_SENTENCES
-        rest = [f"and {more} more: `holdfast doctor --hosts` lists them all"] if more > 0 else []
-        raise UsageError(". ".join([*sentences[:_MOST_SENTENCES], *rest]))
+        raise UsageError(_joined(sentences))
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    more = len(sentences) - _MOST_SENTENCES
+    rest = [f"and {more} more: `holdfast doctor --hosts` lists them all"] if more > 0 else []
+    return ". ".join([*sentences[:_MOST_SENTENCES], *rest])
+
+
+def why_not_again(
+    hosts: Sequence[HostSlots],
+    begun: Sequence[HostFacts],
+    name: str,
+    line: Message,
+    question: Question,
+    environment: Mapping[str, str],
+) -> str:
+    """Return what differs on a host that comes back to a job, and what to do; "" if nothing does.
+
+    ``begun`` is what all hosts of the job have said at its start, ``line`` what this one says now,
+    and ``environment`` that of the workers.
+    """
+    names = [host.name for host in hosts]
+    try:
+        found = _facts_in(line)
+    except ValueError as error:
+        return _other_answer(name, error)
+    # What it has of the program may be another text by now: it runs what the job began with.
+    now = [
+        replace(host, program=dict.fromkeys(host.program, ""))
+        for host in (found if of == name else one for of, one in zip(names, begun, strict=True))
+    ]
+    asked = [Asked(of, host) for of, host in zip(names, now, strict=True)]
+    known = {*unlike_distributions([*zip(names, begun, strict=True)])}
+    sentences = [
+        *differences(asked, question),
+        *unlike_devices(hosts, asked),
+        *(s for s in unlike_distributions([*zip(names, now, strict=True)]) if s not in known),
+    ]
+    needed = common_numerics(environment, now)
+    if needed:
+        words = " ".join(f"{name}={value}" for name, value in needed.items())
+        sentences.append(
+            f"{name} has another processor by now, and its bits would differ: start the job again, "
+            f"and all workers have {words}"
+        )
+    return _joined(sentences)
 
 
 def differences(asked: Sequence[Asked], question: Question) -> Iterator[str]:

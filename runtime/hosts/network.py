@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.probe import HostFacts
+from holdfast.runtime.hosts.host_facts import HostFacts
 from holdfast.runtime.system.network import NARROW, Interface, Reached
 
 _LONGEST_PREFIX = 30

@@ -20,26 +20,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.hosts.wire import TEXT, Greeting, line_of, read_up, taken_bytes
+from holdfast.runtime.hosts import wire
+from holdfast.runtime.hosts.host_facts import Question
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import kill_group
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_status import StatusChanges, WorkerStatus, Writer
-
-if TYPE_CHECKING:
-    from holdfast.runtime.hosts.examination import Examination
 
 _FIRST_ANSWER_WITHIN_S = 60.0
 """A shell that logs in, and a Python that imports over a busy network file system."""
@@ -55,12 +52,14 @@ _NOBODY = -1
 class HostStart:
     """How the agent of a host is started: its command, and what it is told first.
 
-    A host that was lost, or whose head was, is examined before it gets its greeting.
+    A host that was lost, or whose head was, is asked the ``question`` before it gets its greeting.
+    ``examine`` takes its answer, and returns why it may not work, "" if it may.
     """
 
     command: Sequence[str]
-    greeting: Greeting
-    examination: Examination | None = None
+    greeting: wire.Greeting
+    question: Question | None = None
+    examine: Callable[[Message], str] = lambda _: ""
 
 
 class _BehindProlog(LineChannel):
@@ -114,7 +113,7 @@ class RemoteHost:
         assert self._shell.stderr is not None
         fds = (self._shell.stdout.fileno(), self._shell.stdin.fileno())
         self._channel = _BehindProlog(*map(os.dup, fds))
-        self._held: list[Message] = []
+        self._held: list[Down] = []
         """What waits for the greeting."""
         said_fd = os.dup(self._shell.stderr.fileno())
         self._said = output.forward(said_fd, f"[{self.name}] ", 2, worker=_NOBODY)
@@ -124,10 +123,10 @@ class RemoteHost:
         self.is_lost = False
         self._why_dismissed = ""
         reactor.watch_channel(self._channel, self._take, self._on_end)
-        if start.examination is None:
+        if start.question is None:
             self._greet()
         else:
-            self._channel.post({"kind": "question", "value": to_plain(start.examination.question)})
+            self._post(start.question)
 
     @property
     def pid(self) -> int:
@@ -156,9 +155,12 @@ class RemoteHost:
                 changes = StatusChanges(status, Writer.AGENT)
                 self._mirrors[(message.generation, worker)] = (status, changes)
         if self._is_greeted:
-            self._channel.post(line_of(message))
+            self._post(message)
         else:
-            self._held.append(line_of(message))
+            self._held.append(message)
+
+    def _post(self, message: wire.FromHead | wire.Opening) -> None:
+        self._channel.post(to_message(message))
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
         """Return the mirror of the status of a worker that the host was told to make."""
@@ -178,16 +180,16 @@ class RemoteHost:
         """Send what has changed in the words of the agent: requests, and answers to saves."""
         if self.is_lost or not self._is_greeted:
             return
-        looks = [(*key, changes.look()) for key, (_, changes) in self._mirrors.items()]
-        changed = [list(look) for look in looks if look[2]]
+        looks = [wire.Changes(*key, changes.look()) for key, (_, changes) in self._mirrors.items()]
+        changed = tuple(look for look in looks if look.words)
         if changed:
-            self._channel.post({"kind": "words", "of": changed})
+            self._post(wire.Words(changed, time.monotonic()))
 
     def dismiss(self, why: str) -> None:
         """Let the agent end its workers and itself; the host is lost then, for this reason."""
         self._why_dismissed = why
         if self._mirrors:
-            self._channel.post({"kind": "end", "why": why})
+            self._post(wire.End(why))
         else:
             self.give_up(why)
 
@@ -197,7 +199,7 @@ class RemoteHost:
             self.is_lost = True
             self._reactor.forget(self._channel)
             if self._is_greeted:
-                self._channel.post({"kind": "end"})
+                self._post(wire.End())
             else:  # the end of the connection says the same
                 self._channel.close()
 
@@ -210,86 +212,84 @@ class RemoteHost:
         bound = Bound(within_s)
         for messages in self._channel.serve(bound):
             for message in messages:
-                if message.get("kind") == "output":
-                    self._show(message)
+                with contextlib.suppress(ValueError):
+                    if isinstance(last := wire.FROM_HOST.decode(message), wire.Output):
+                        self._show(last)
         self._channel.close()
         if not has_ended(self._shell, bound.left_s()):
             kill_group(self._shell.pid)
             has_ended(self._shell, _KILLED_WITHIN_S)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, line: Message) -> None:
         """Take a message; a host that sends what makes no sense is of no use."""
-        if self.is_lost:
+        if self.is_lost or line.get("kind") == _PROLOG:
+            return
+        if not self._is_greeted:
+            self._take_answer(line)
             return
         try:
-            self._read(message)
+            self._read(wire.FROM_HOST.decode(line))
         except (KeyError, TypeError, ValueError) as error:
             self.give_up(f"it sent what makes no sense: {type(error).__name__}: {error}")
 
-    def _read(self, message: Message) -> None:
-        kind = message.get("kind")
-        if kind == _PROLOG:
-            return
-        if kind == "pong":
-            self._pings = self._pings.answered(int(message["number"]))
-            if not self._is_ready:
-                self._is_ready = True
-                self._pings = HostPings(
-                    self._timeout_s, witnessed_s(), self._pings.sent, self._pings.heard
-                )
-                self._on_ready()
-            if self._pings.is_ping_due:
-                self._ping()
-        elif kind == "words":
-            self._ahead_s = min(self._ahead_s, time.monotonic() - float(message["clock"]))
-            for generation, worker, changes in message["of"]:
-                found = self._mirrors.get((generation, WorkerId(worker)))
-                if found is not None:
-                    found[0].take(self._by_our_clock(changes), Writer.WORKER)
-        elif kind == "facts":
-            self._take_facts(message["value"])
-        elif kind == "output":
-            self._show(message)
+    def _take_answer(self, line: Message) -> None:
+        """Let a host work that is as it was when the job began."""
+        if self._start.examine(line):
+            self.give_up("it is not as it was when the job began")  # the head tells what differs
         else:
-            self._hear(message)
-        taken = taken_bytes(message)
-        if taken:
-            self._channel.post({"kind": "taken", "bytes": taken})
+            self._pings = self._first_pings()
+            self._greet()
 
-    def _show(self, message: Message) -> None:
-        self._output.show(int(message["fd"]), str(message["lines"]).encode(TEXT))
+    def _read(self, message: wire.FromHost) -> None:
+        match message:
+            case wire.Pong(number):
+                self._take_pong(number)
+            case wire.Words(of, clock):
+                self._ahead_s = min(self._ahead_s, time.monotonic() - clock)
+                for found in of:
+                    mirror, _ = self._mirrors.get((found.generation, found.worker), (None, None))
+                    if mirror is not None:
+                        mirror.take(self._by_our_clock(found.words), Writer.WORKER)
+            case wire.Output():
+                self._show(message)
+            case _:
+                self._hear(message)
+        taken = wire.taken_bytes(message)
+        if taken:
+            self._post(wire.Taken(taken))
+
+    def _take_pong(self, number: int) -> None:
+        self._pings = self._pings.answered(number)
+        if not self._is_ready:
+            self._is_ready = True
+            sent, heard = self._pings.sent, self._pings.heard
+            self._pings = HostPings(self._timeout_s, witnessed_s(), sent, heard)
+            self._on_ready()
+        if self._pings.is_ping_due:
+            self._ping()
+
+    def _show(self, output: wire.Output) -> None:
+        self._output.show(output.fd, output.lines.encode(wire.TEXT))
 
     def _first_pings(self) -> HostPings:
         return HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
 
     def _greet(self) -> None:
         self._is_greeted = True
-        self._channel.post({"kind": "greeting", "value": to_plain(self._start.greeting)})
+        self._post(self._start.greeting)
         for message in self._held:
-            self._channel.post(message)
+            self._post(message)
         self._held.clear()
-
-    def _take_facts(self, answer: object) -> None:
-        """Let a host work that is as it was when the job began."""
-        examination = self._start.examination
-        if examination is None or self._is_greeted:
-            raise ValueError("facts that nobody has asked for")
-        if examination.admits(answer):
-            self._pings = self._first_pings()
-            self._greet()
-        else:
-            self.give_up("it is not as it was when the job began")  # the head tells what differs
 
     def _by_our_clock(self, changes: Message) -> Message:
         """Return the words of a worker; its moments are those of another clock."""
         told = changes.get("progress")
-        report = None if told is None else StepReport.decode(told.encode(TEXT))
+        report = None if told is None else StepReport.decode(told.encode(wire.TEXT))
         if report is None:
             return changes
-        return {**changes, "progress": report.by_clock(self._ahead_s).encode().decode(TEXT)}
+        return {**changes, "progress": report.by_clock(self._ahead_s).encode().decode(wire.TEXT)}
 
-    def _hear(self, message: Message) -> None:
-        found = read_up(message)
+    def _hear(self, found: Up) -> None:
         if isinstance(found, Exited):
             self._mirrors.pop((found.generation, found.worker), None)
         if isinstance(found, Traced):
@@ -298,8 +298,7 @@ class RemoteHost:
 
     def _ping(self) -> None:
         self._pings = self._pings.pinged()
-        ping = {"kind": "ping", "number": self._pings.sent, "heard": self._pings.heard}
-        self._channel.post(ping)
+        self._post(wire.Ping(self._pings.sent, self._pings.heard))
 
     def _on_end(self) -> None:
         """Give the host up, if the end can have come from there.

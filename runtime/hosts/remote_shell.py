@@ -52,6 +52,8 @@ _LEADS_SRUN = re.compile(
 """Which cluster, which job, and on whose account a step runs that is a job of its own."""
 
 _START = Path(__file__).with_name("start.py")
+_AGENT = "holdfast.runtime.hosts.agent"
+"""The only program that runs on another host."""
 
 _FOR_PYTHON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR"),
@@ -91,6 +93,10 @@ class RemoteShell:
         """Whether it starts a step of Slurm, which a TaskProlog of the site may print before."""
         return self.program == "srun"
 
+    def agent_on(self, host: str) -> list[str]:
+        """Return the command line that runs the agent of ``host``."""
+        return self.command(host, python_there())
+
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """Return the command line that runs ``argv`` on ``host``."""
         options = _OF_SSH if self.program == "ssh" else ()
@@ -101,7 +107,9 @@ class RemoteShell:
         return ["env", *unset, *words] if unset else words
 
 
-def python_there(module: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def python_there(
+    module: str = _AGENT, environment: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """Return the command that runs a module of holdfast on a host with this very installation.
 
     The working directory there is nobody's business: modules are not looked for in it.

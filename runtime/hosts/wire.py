@@ -1,22 +1,19 @@
-"""Messages between the head and the agent of another host, as lines of JSON.
+"""What the head and the agent of another host say to each other on their connection.
 
-The words of `host_messages` travel with their names.  Beside them there are those of the connection
-itself: ``question`` and its answer ``facts``, ``greeting``, ``ping`` and its answer ``pong``,
-``words`` of the workers' statuses, ``output`` and ``end``.  State and gradients never travel here.
+Beside the messages of `host_messages` there are those of the connection itself.  State and
+gradients never travel here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, Told, Up
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import from_plain, to_plain
-
-_DOWN = {kind.__name__: kind for kind in get_args(Down)}
-_UP = {kind.__name__: kind for kind in get_args(Up)}
+from holdfast.runtime.hosts.host_facts import HostFacts, Question
+from holdfast.runtime.system.messages import MessageKinds
 
 TEXT = "latin-1"
 """Any bytes are text in this encoding."""
@@ -36,31 +33,82 @@ class Greeting:
     umask: int = 0o022
 
 
-def line_of(message: Down | Up) -> Message:
-    """Return a message as it travels."""
-    return {"kind": type(message).__name__, "value": to_plain(message)}
+@dataclass(frozen=True, slots=True)
+class Unasked:
+    """Nothing has come to the agent, or no message: its shell passes no stdin on."""
 
 
-def read_down(line: Message) -> Down:
-    """Return what a host is told; raises ``ValueError`` if it makes no sense."""
-    found: Down = _read(_DOWN, line)
-    return found
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A sign of the head, which has ``heard`` this answer last."""
+
+    number: int
+    heard: int
 
 
-def read_up(line: Message) -> Up:
-    """Return what a host tells; raises ``ValueError`` if it makes no sense."""
-    found: Up = _read(_UP, line)
-    return found
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a ping."""
+
+    number: int
 
 
-def taken_bytes(line: Message) -> int:
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The words of a worker's status that have changed."""
+
+    generation: int
+    worker: WorkerId
+    words: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What has changed in statuses, at this time of the sender's monotonic clock."""
+
+    of: tuple[Changes, ...]
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Lines for a stream of the head."""
+
+    fd: int
+    lines: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """So much output has been read."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The agent ends its workers and itself."""
+
+    why: str = "the job has ended"
+
+
+Opening = Question | Greeting | End
+"""What the head says to an agent that it has started."""
+Answer = HostFacts | Unasked
+"""What the agent says to that."""
+FromHead = Down | Ping | Words | Taken | End
+FromHost = Up | Pong | Words | Output
+"""What both say from the greeting on."""
+
+OPENING: MessageKinds[Opening] = MessageKinds(Opening)
+ANSWER: MessageKinds[Answer] = MessageKinds(Answer)
+FROM_HEAD: MessageKinds[FromHead] = MessageKinds(FromHead)
+FROM_HOST: MessageKinds[FromHost] = MessageKinds(FromHost)
+
+
+def taken_bytes(message: FromHost) -> int:
     """Return how much output of workers a message carries, for a stream or for log files."""
-    event = line.get("value", {}).get("event", {}) if line.get("kind") == Told.__name__ else line
-    return len(event["lines"]) if event.get("kind") in ("output", "logged") else 0
-
-
-def _read(kinds: dict[str, Any], line: Message) -> Any:
-    kind = kinds.get(str(line.get("kind")))
-    if kind is None:
-        raise ValueError(f"there is no message {line.get('kind')!r}")
-    return from_plain(kind, line.get("value"))
+    match message:
+        case Output(_, lines) | Told({"kind": "logged", "lines": lines}):
+            return len(lines)
+    return 0

@@ -11,12 +11,13 @@ from typing import get_args
 
 import pytest
 
-from holdfast.runtime.host.host_messages import Down, Up
+from holdfast.runtime.hosts.wire import FromHead, FromHost
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
 
 _CODE = re.compile(r"`([^`\n]+)`")
+MESSAGES = sorted({*get_args(FromHead), *get_args(FromHost)}, key=str)
 _NEVER_SENT = frozenset({"silent", "gone"})
 """How a client notes for itself that a head has not answered."""
 
@@ -51,8 +52,8 @@ def test_each_kind_of_message_has_a_row() -> None:
     assert {kind: path for kind, path in sent.items() if kind not in rows | _NEVER_SENT} == {}
 
 
-@pytest.mark.parametrize("message", [*get_args(Down), *get_args(Up)], ids=lambda m: m.__name__)
-def test_row_of_a_message_between_the_parts_has_its_fields(message: type) -> None:
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
+def test_row_of_a_message_between_head_and_host_has_its_fields(message: type) -> None:
     (fields,) = [fields for kinds, fields in _rows() if kinds == f"`{message.__name__}`"]
     own = [field.name for field in dataclasses.fields(message)]
     assert _CODE.findall(fields)[: len(own)] == own

@@ -21,7 +21,7 @@ from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.incarnations import Chain, Incarnation
 from holdfast.runtime.host.mpi_trial import Death, RankReport, Trial
-from holdfast.runtime.hosts.probe import HostFacts, Question
+from holdfast.runtime.hosts.host_facts import HostFacts, Question
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics

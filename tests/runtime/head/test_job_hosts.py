@@ -30,15 +30,15 @@ pytestmark = pytest.mark.process
 
 _SHELL = """#!{python}
 import json, pathlib, sys
-for line in sys.stdin:
+for line in map(json.loads, sys.stdin):
     with open({answer!r} + ".heard", "a") as heard:
-        print(json.loads(line)["kind"], file=heard)
-    if json.loads(line)["kind"] == "question":
+        print(line["kind"], file=heard)
+    if line["kind"] == "Question":
         facts = json.loads(pathlib.Path({answer!r}).read_text())
-        print(json.dumps(dict(kind="facts", value=facts)), flush=True)
-    elif json.loads(line)["kind"] == "ping":
-        print(json.dumps(dict(kind="pong", number=json.loads(line)["number"])), flush=True)
-    elif json.loads(line)["kind"] == "end":
+        print(json.dumps(dict(kind="HostFacts", **facts)), flush=True)
+    elif line["kind"] == "Ping":
+        print(json.dumps(dict(kind="Pong", number=line["number"])), flush=True)
+    elif line["kind"] == "End":
         break
 """
 """It answers as the agent of a host does, says what stands in a file, and notes what it hears."""
@@ -185,12 +185,12 @@ def test_host_of_a_head_that_takes_over_hears_of_its_workers_when_it_was_examine
     placed = found.hosts.place(2)
     found.links[-1].post(MakeWorkers(4, (WorkerId(1),)))
     found.links[-1].push()
-    found.serve(lambda: "ping" in found.heard())
+    found.serve(lambda: "Ping" in found.heard())
     found.close()
 
     assert placed == ("a", "b")
     assert found.tries == [False]
-    assert found.heard()[:4] == ["question", "greeting", "MakeWorkers", "ping"]
+    assert found.heard()[:4] == ["Question", "Greeting", "MakeWorkers", "Ping"]
     assert found.told == []
 
 
@@ -212,7 +212,7 @@ def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
     assert placed == ("a",)
     assert found.losses == [{"losses": 0, "slots": 1}, None]
     assert found.tries == [False, True]
-    assert found.heard() == ["question", "question"]
+    assert found.heard() == ["Question", "Question"]
     assert [event["kind"] for event in found.told] == ["host_refused"]
 
 

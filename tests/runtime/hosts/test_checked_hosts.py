@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import QUESTION, asked, facts
+from probed import QUESTION, asked, facts, on_lan
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.errors import UsageError
@@ -23,9 +23,11 @@ from holdfast.runtime.hosts.checked_hosts import (
     refuse,
     threads_of_all,
     unlike_devices,
+    why_not_again,
 )
 from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.system.devices import Devices
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import answer_of, program_command
 
 UNOWNED = replace(QUESTION, proof=Path("/proc/self/comm"), token="")
@@ -173,7 +175,11 @@ def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
             "can't open file '/nowhere/start.py': [Errno 2] No such file or directory; install it",
         ),
         ("my-shell", "exit 3", "b has not answered: exit code 3; `my-shell` must run a command"),
-        ("my-shell", "echo '{\"cores\": 2}'", "the holdfast of b gives another answer (HostFacts"),
+        (
+            "my-shell",
+            'echo \'{"kind": "HostFacts", "cores": 2}\'',
+            "the holdfast of b gives another answer (HostFacts",
+        ),
     ],
     ids=["ssh", "no interpreter", "no holdfast", "another failure", "another version"],
 )
@@ -458,3 +464,74 @@ def test_kernels_of_an_older_processor_have_its_bits() -> None:
 
     assert pins["OPENBLAS_CORETYPE"] == "HASWELL"
     assert answer.stdout.split() == ["Haswell"], answer.stderr
+
+
+JOB = (HostSlots("a", 1), HostSlots("b", 1), HostSlots("c", 1))
+_AT_START = tuple(facts(host.name, **on_lan(n)) for n, host in enumerate(JOB, start=1))
+
+
+def refusal(environment: Mapping[str, str] = {}, **changes: Any) -> str:
+    """Return why ``b`` may not come back with these changes."""
+    line = to_message(replace(_AT_START[1], **changes))
+    return why_not_again(JOB, _AT_START, "b", line, QUESTION, environment)
+
+
+def test_host_that_is_as_it_was_may_come_back() -> None:
+    assert refusal() == ""
+    assert refusal(identity="b after a reboot", cores=2, clock=7.0, shm_free=1) == ""
+    assert refusal(**on_lan(9)) == ""
+    other_texts = {"/work/train.py": "abcdefabcd", "helper.py": "1122334455"}
+    assert refusal(program=other_texts) == ""  # it runs what the job began with
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"versions": {**_AT_START[1].versions, "numpy": "2.1.0"}},
+            "numpy is 2.1.0 on b, and 2.2.0 on a: install the same on all hosts",
+        ),
+        ({"has_cwd": False}, "the working directory /work is not on b: share it"),
+        ({"has_token": False}, "the run directory /work/run is not the same on b and a: choose"),
+        ({"program": {}}, "the script /work/train.py is not on b: copy it there"),
+        ({"distributions": {"scipy": "1.0"}}, "pandas is not installed on b, and 2.2 on a: "),
+        ({"flags": frozenset({"avx"})}, "b has another processor by now, and its bits would dif"),
+        (
+            {"processor": "Older", "flags": frozenset({"avx"})},
+            "b has another processor by now, and its bits would differ: start the job again, and "
+            "all workers have ONEDNN_MAX_CPU_ISA=AVX OPENBLAS_CORETYPE=SANDYBRIDGE",
+        ),
+        (
+            {"devices": Devices("CUDA_VISIBLE_DEVICES", ("0",), ("H100",))},
+            "and b has H100: their bits differ",
+        ),
+        ({"identity": "c"}, "b and c are one host: name it once"),
+    ],
+    ids=[
+        *("version", "directory", "run directory", "no script", "distribution", "flags"),
+        "processor",
+        *("devices", "other host"),
+    ],
+)
+def test_host_that_has_changed_is_refused_with_the_values_and_the_remedy(
+    changes: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(**changes)
+
+
+def test_processor_that_can_do_what_the_job_is_held_to_may_come_back() -> None:
+    held = {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OPENBLAS_CORETYPE": "HASWELL",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    }
+
+    assert refusal(held, processor="Newer") == ""
+
+
+def test_answer_of_another_holdfast_is_refused() -> None:
+    line = {"kind": "HostFacts", "cores": 2}
+
+    why = why_not_again(JOB, _AT_START, "b", line, QUESTION, {})
+
+    assert why.startswith("the holdfast of b gives another answer (HostFacts")

@@ -30,11 +30,11 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Up,
 )
-from holdfast.runtime.hosts.probe import HostFacts, Question, versions
+from holdfast.runtime.hosts.host_facts import HostFacts, Question, versions
 from holdfast.runtime.hosts.remote_shell import python_there
-from holdfast.runtime.hosts.wire import Greeting, line_of, read_up
+from holdfast.runtime.hosts.wire import ANSWER, FROM_HOST, Greeting
 from holdfast.runtime.system.channel import LineChannel, Message
-from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import (
     children_of,
     is_alive,
@@ -55,7 +55,7 @@ class Far:
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         self.mark = f"holdfast-far-{os.getpid()}-{directory.name}"
-        command = python_there("holdfast.runtime.hosts.agent")
+        command = python_there()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -70,17 +70,17 @@ class Far:
         self.directory = directory
         environment = {**os.environ, "PYTHONPATH": str(_WORKERS), "HOLDFAST_FAR": self.mark}
         greeting = Greeting("b", environment, str(directory), timeout_s, (), "tiny_worker:main")
-        self.channel.send({"kind": "greeting", "value": to_plain(greeting)})
+        self.channel.send(to_message(greeting))
 
     def tell(self, message: Down) -> None:
-        self.channel.send(line_of(message))
+        self.channel.send(to_message(message))
 
     def ping(self, heard: int | None = None) -> None:
         """Ping, and name an answer; without a number, the last one that has come."""
         self.pings += 1
-        numbers = [line["number"] for line in self.lines if line["kind"] == "pong"]
+        numbers = [line["number"] for line in self.lines if line["kind"] == "Pong"]
         told = max(numbers, default=0) if heard is None else heard
-        self.channel.send({"kind": "ping", "number": self.pings, "heard": told})
+        self.channel.send({"kind": "Ping", "number": self.pings, "heard": told})
 
     def wait_until_heard(self) -> None:
         """Wait until the agent has read all that it was told."""
@@ -110,9 +110,9 @@ class Far:
     def take(self, lines: list[Message]) -> None:
         """Let as much output come as has been read, as a head does."""
         for line in lines:
-            found = line.get("value", {}).get("event", {}) if line["kind"] == "Told" else line
-            if found["kind"] in ("output", "logged"):
-                self.channel.send({"kind": "taken", "bytes": len(found["lines"])})
+            found = line["event"] if line["kind"] == "Told" else line
+            if found["kind"] in ("Output", "logged"):
+                self.channel.send({"kind": "Taken", "size_bytes": len(found["lines"])})
 
     def wait_for_up(self, kind: type[Up], **expected: Any) -> Any:
         """Return the first message of a kind with such fields."""
@@ -120,14 +120,14 @@ class Far:
         def is_it(line: Message) -> bool:
             if line["kind"] != kind.__name__:
                 return False
-            found = read_up(line)
+            found = FROM_HOST.decode(line)
             return all(getattr(found, name) == value for name, value in expected.items())
 
-        return read_up(self.wait_for(is_it))
+        return FROM_HOST.decode(self.wait_for(is_it))
 
     def output(self) -> list[str]:
         """Return what workers have printed, as it has come."""
-        return [line["lines"] for line in self.lines if line["kind"] == "output"]
+        return [line["lines"] for line in self.lines if line["kind"] == "Output"]
 
     def helpers(self) -> dict[str, int]:
         """Return the agent's children by their names, which they take when they have begun."""
@@ -154,9 +154,9 @@ class Far:
         self.tell(LetBegin(config.generation, WorkerId(number), {}, str(self.directory)))
 
         def is_joined(line: Message) -> bool:
-            return line["kind"] == "Reported" and line["value"]["report"]["kind"] == "joined"
+            return line["kind"] == "Reported" and line["report"]["kind"] == "joined"
 
-        return int(self.wait_for(is_joined)["value"]["report"]["pid"])
+        return int(self.wait_for(is_joined)["report"]["pid"])
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_worker_lives_and_dies_by_messages_and_its_words_are_mirrored(
     far.worker("wait")
 
     def has_step(line: Message) -> bool:
-        return line["kind"] == "words" and any(of[2].get("step") == 41 for of in line["of"])
+        return line["kind"] == "Words" and any(of["words"].get("step") == 41 for of in line["of"])
 
     far.wait_for(has_step)
     far.tell(KillWorker(worker_config().generation, WorkerId(1), "the head says so"))
@@ -195,7 +195,7 @@ def test_output_of_a_host_travels_as_messages(start: Callable[..., Far]) -> None
     far = start()
     far.worker("print_lines")
 
-    line = far.wait_for(lambda line: line["kind"] == "output" and line["fd"] == 1)
+    line = far.wait_for(lambda line: line["kind"] == "Output" and line["fd"] == 1)
 
     assert line["lines"].startswith("one line\n")
 
@@ -224,8 +224,8 @@ def test_all_that_is_told_overtakes_output_that_the_head_has_not_taken(
     assert "".join(far.output()) == printed
     assert pongs == [*range(pongs[0], far.pings + 1)]
     # The agent has read the last ping, so it had answered the one before.
-    before_pong = kinds[: numbers.index(far.pings - 1)].count("output")
-    before_end = kinds[: kinds.index("Exited")].count("output")
+    before_pong = kinds[: numbers.index(far.pings - 1)].count("Output")
+    before_end = kinds[: kinds.index("Exited")].count("Output")
     assert max(before_pong, before_end) < len(far.output()) / 2
 
 
@@ -236,11 +236,11 @@ def test_host_sends_the_end_of_its_output_before_it_ends(start: Callable[..., Fa
     while is_alive(pid):
         time.sleep(0.01)
 
-    far.channel.send({"kind": "end"})
+    far.channel.send({"kind": "End"})
     rest = [m for found in far.channel.serve(Bound(_WITHIN_S)) for m in found]
 
     far.wait_until_empty()
-    lines = "".join(m["lines"] for m in rest if m["kind"] == "output").splitlines()
+    lines = "".join(m["lines"] for m in rest if m["kind"] == "Output").splitlines()
     (gap,) = [line for line in lines if line.startswith("[")]
     assert len(lines) - 1 + int(gap.split()[0].strip("[")) == 20_000
     assert lines[-1] == "1" * 79
@@ -261,7 +261,7 @@ def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
     far = start()
     far.worker("wait")
 
-    far.channel.send({"kind": "end"})
+    far.channel.send({"kind": "End"})
 
     far.wait_until_empty()
     assert far.process.returncode == 0
@@ -312,17 +312,17 @@ def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Fa
     assert far.process.returncode == -signal.SIGKILL
 
 
-def test_host_that_comes_back_says_what_it_is_like_before_it_is_greeted(tmp_path: Path) -> None:
+def test_host_says_what_it_is_like_before_it_is_greeted(tmp_path: Path) -> None:
     (tmp_path / "lease").write_text("token")
     question = Question(tmp_path, None, tmp_path / "lease", "token", Path("/nowhere/mpiexec"))
-    line = json.dumps({"kind": "question", "value": to_plain(question)}).encode() + b"\n"
-    command = python_there("holdfast.runtime.hosts.agent")
+    lines = [json.dumps(to_message(question)), '{"kind":"End"}']
 
-    ended = subprocess.run(command, input=line, stdout=subprocess.PIPE, check=True, timeout=120)
+    ended = subprocess.run(
+        python_there(), input="\n".join(lines), stdout=subprocess.PIPE, check=True, text=True
+    )
 
-    answer = json.loads(ended.stdout)
-    found = from_plain(HostFacts, answer["value"])
-    assert answer["kind"] == "facts"
+    found = ANSWER.decode(json.loads(ended.stdout))
+    assert isinstance(found, HostFacts)
     assert (found.has_cwd, found.has_token) == (True, True)
     assert found.versions == versions(question.mpiexec)
 
@@ -342,7 +342,7 @@ def test_watchdog_that_was_killed_is_replaced(start: Callable[..., Far]) -> None
 
 
 def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:
-    command = python_there("holdfast.runtime.hosts.agent")
+    command = python_there()
 
     empty = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=_WITHIN_S)
     wrong = subprocess.run(
@@ -350,5 +350,6 @@ def test_shell_that_brings_no_greeting_is_left(tmp_path: Path) -> None:
     )
 
     assert (empty.returncode, empty.stderr) == (0, b"")
+    assert empty.stdout == wrong.stdout == b'{"kind":"Unasked"}\n'
     assert wrong.returncode == 1
     assert b"no greeting of a head" in wrong.stderr

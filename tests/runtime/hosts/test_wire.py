@@ -14,7 +14,6 @@ from holdfast.runtime.host.host_messages import (
     BeginLaunch,
     Describe,
     Described,
-    Down,
     Exited,
     Found,
     Inquire,
@@ -34,15 +33,29 @@ from holdfast.runtime.host.host_messages import (
     Settled,
     Told,
     Traced,
-    Up,
     Watch,
 )
 from holdfast.runtime.host.pool_process import Forked, LetBegin
-from holdfast.runtime.hosts.wire import line_of, read_down, read_up
+from holdfast.runtime.hosts.wire import (
+    FROM_HEAD,
+    FROM_HOST,
+    Changes,
+    End,
+    FromHead,
+    FromHost,
+    Output,
+    Ping,
+    Pong,
+    Taken,
+    Words,
+    taken_bytes,
+)
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.network import Meeting
 
 W = WorkerId(1)
-DOWN: tuple[Down, ...] = (
+WORDS = Words((Changes(1, W, {"step": 3, "spent": [1, 2]}),), 12.5)
+DOWN: tuple[FromHead, ...] = (
     BeginLaunch(worker_config(4, (4, 5))),
     MakeWorkers(1, (W, WorkerId(3))),
     LetBegin(1, W, {"PMIX_RANK": "1"}, "/home/ä"),
@@ -56,8 +69,12 @@ DOWN: tuple[Down, ...] = (
     Lead(1, W),
     Meet(3, "10.1.0.0/16", "0123abcd", (Meeting("10.1.0.0/16", "10.1.0.1", 4711),)),
     Describe(),
+    Ping(3, 2),
+    WORDS,
+    Taken(7),
+    End("lost"),
 )
-UP: tuple[Up, ...] = (
+UP: tuple[FromHost, ...] = (
     Forked(1, W, 77),
     Reported(1, W, {"kind": "joined", "list": [1, {"a": None}]}),
     Killed(1, W, "fenced"),
@@ -70,29 +87,28 @@ UP: tuple[Up, ...] = (
     Met(3, (Meeting("10.1.0.0/16", "10.1.0.1", 4711),), ("", "timed out")),
     Described(1, W, None, 1.5),
     Traced(1, W, 7, "AAAA", 0, 12.5),
+    Pong(3),
+    WORDS,
+    Output(1, "ä\n"),
 )
 
 
 @pytest.mark.parametrize("message", DOWN, ids=lambda message: type(message).__name__)
-def test_message_to_a_host_is_the_same_there(message: Down) -> None:
-    assert read_down(json.loads(json.dumps(line_of(message)))) == message
+def test_message_to_a_host_is_the_same_there(message: FromHead) -> None:
+    assert FROM_HEAD.decode(json.loads(json.dumps(to_message(message)))) == message
 
 
 @pytest.mark.parametrize("message", UP, ids=lambda message: type(message).__name__)
-def test_message_of_a_host_is_the_same_here(message: Up) -> None:
-    assert read_up(json.loads(json.dumps(line_of(message)))) == message
+def test_message_of_a_host_is_the_same_here(message: FromHost) -> None:
+    assert FROM_HOST.decode(json.loads(json.dumps(to_message(message)))) == message
 
 
 def test_every_kind_is_tried() -> None:
-    assert {type(message) for message in DOWN} == {*get_args(Down)}
-    assert {type(message) for message in UP} == {*get_args(Up)}
+    assert {type(message) for message in DOWN} == {*get_args(FromHead)}
+    assert {type(message) for message in UP} == {*get_args(FromHost)}
 
 
-def test_message_in_the_wrong_direction_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no message 'Forked'"):
-        read_down(line_of(UP[0]))
+def test_lines_of_workers_alone_are_counted() -> None:
+    logged = Told({"kind": "logged", "lines": "ab\n"})
 
-
-def test_message_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"LetLeave\.generation is 'x', not a whole number"):
-        read_down({"kind": "LetLeave", "value": {"generation": "x"}})
+    assert [taken_bytes(one) for one in (*UP, logged)] == [0] * (len(UP) - 1) + [2, 3]

@@ -1,22 +1,14 @@
-"""What a host says of itself before a job begins: the program that a remote shell runs there.
+"""What a host says of itself before it gets a job: its agent answers a `Question` with `HostFacts`.
 
-One `Question` comes by stdin as a line of JSON, and one line with the `HostFacts` goes to stdout.
 The head's own host is asked by a call.  No heavy library is imported: versions are those of the
 installed distributions, and processors and devices are read from the kernel.
-
-The program needs no care from others: it ends by itself when its time is over, even if a file
-system hangs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +21,6 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.host.launchers import identify
 from holdfast.runtime.run.numerics import Numerics, cpu_fields, cpu_flags
 from holdfast.runtime.run.program import Program
-from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.network import (
     Interface,
@@ -42,12 +33,6 @@ from holdfast.runtime.system.network import (
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound
-
-PROBE = "holdfast.runtime.hosts.probe"
-"""The module that is run on each host."""
-
-UNASKED = '{"fault": "no question"}'
-"""What it says if no question comes by stdin."""
 
 ANSWERS_WITHIN_S = 60.0
 """For a host that is asked: a cold file system may take most of it."""
@@ -215,21 +200,3 @@ def _or(otherwise: _Found, ask: Callable[[], _Found]) -> _Found:
         return ask()
     except (OSError, metadata.PackageNotFoundError):
         return otherwise
-
-
-def main() -> None:
-    """Answer the question on stdin."""
-    signal.alarm(int(ANSWERS_WITHIN_S))
-    line = ""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or no text
-        line = sys.stdin.readline()
-    try:
-        json.loads(line)
-    except ValueError:
-        print(UNASKED, flush=True)
-    else:
-        print(encode(facts(decode(Question, line))).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main()
