@@ -26,7 +26,7 @@ _RENAME_NOREPLACE = 1  # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _RESERVE = 0  # no flag of linux/falloc.h: blocks are taken, and the file gets the size
 
-_BYTES_PER_S = 200e6
+READ_BYTES_PER_S = 200e6
 """A tenth of a fast local disk; a slow one is slower by itself."""
 _LONGEST_PAUSE_S = 1.0
 
@@ -291,7 +291,7 @@ class PacedFileSystem(LocalFileSystem):
     def __init__(
         self,
         root: Path,
-        bytes_per_s: float = _BYTES_PER_S,
+        bytes_per_s: float = READ_BYTES_PER_S,
         *,
         fence: Callable[[], None] = _no_fence,
         pause: Callable[[float], object] = time.sleep,

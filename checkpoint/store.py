@@ -21,12 +21,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
-    CheckpointError,
     CheckpointInvalid,
     CheckpointUnreadable,
     CommitRefused,
@@ -46,7 +45,7 @@ from holdfast.checkpoint.names import (
 )
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.scan import Scan, tell_difference
-from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.checkpoint.tensor import ShardLayout, Tensors
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -314,33 +313,6 @@ class Staging:
                 self._store.doubtful.add(step)
             raise
         self._store.doubtful.discard(step)
-
-
-def save(
-    store: CheckpointStore,
-    state: Tensors,
-    *,
-    header: Header,
-    writers: int = 1,
-    cursor: Mapping[str, object] | None = None,
-    numerics: Mapping[str, object] | None = None,
-) -> Path:
-    """Save ``state`` as ``writers`` shards and commit it; returns the checkpoint's directory.
-
-    All in this process, one shard after the other.  A job saves by its host's committer.
-    Raises ``CheckpointError`` if the checkpoint is not durable; then nothing of it is left.
-    """
-    layout = ShardLayout(specs_of(state), writers)
-    staging = store.staging(header.step, header.generation, store.next_attempt(header))
-    try:
-        records = [staging.write_shard(state, layout, writer, header) for writer in range(writers)]
-        manifest = Manifest.assemble(
-            layout, records, header=header, cursor=cursor or {}, numerics=numerics or {}
-        )
-        return staging.commit(manifest)
-    except CheckpointError:
-        staging.abandon()
-        raise
 
 
 def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:

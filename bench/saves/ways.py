@@ -10,10 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+from whole_save import save
 
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from saves.committed_save import CopiedState, committer, plan_of, ticket_of
 from saves.state import State
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.filesystem import FileSystem
@@ -17,7 +18,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of
 
 RUN_ID = "crash"

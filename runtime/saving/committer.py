@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import StagingName
@@ -131,15 +132,28 @@ class HeldSave:
 class Committer:
     """Commits the saves of one plan."""
 
-    def __init__(self, plan: SavePlan, report: Report, *, has_maintenance: bool = True) -> None:
-        """Open the store, and begin to care for its old steps, if ``has_maintenance``."""
+    def __init__(
+        self,
+        plan: SavePlan,
+        report: Report,
+        *,
+        has_maintenance: bool = True,
+        files: FileSystem | None = None,
+        most_threads: int = MOST_THREADS,
+    ) -> None:
+        """Open the store, and begin to care for its old steps, if ``has_maintenance``.
+
+        It is on other ``files`` than those of the disk if any are given.
+        """
         self.plan = plan
         self.image_map = plan.image_map()
         self._report = report
-        self._maintenance = CheckpointMaintenance(plan, report, is_idle=not has_maintenance)
-        self.store = plan.open_store()
+        self._maintenance = CheckpointMaintenance(
+            plan, report, is_idle=not has_maintenance, files=files
+        )
+        self.store = plan.open_store(files)
         self.store.disk.watch(report.disk_moved)
-        threads = min(MOST_THREADS, plan.layout.writers)
+        threads = min(most_threads, plan.layout.writers)
         self._threads = DaemonExecutor(threads, "holdfast-shard")
         self._downgrades_told: set[str] = set()
         self._newest: Contents | None = None

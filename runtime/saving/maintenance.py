@@ -13,7 +13,7 @@ from concurrent.futures import wait
 from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
-from holdfast.checkpoint.filesystem import PacedFileSystem
+from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore
@@ -50,7 +50,15 @@ def tell_removal(report: Report, store: CheckpointStore, newest: int) -> None:
 class CheckpointMaintenance:
     """Prunes the steps of one plan's run, and reports failures."""
 
-    def __init__(self, plan: SavePlan, report: Report, *, is_idle: bool = False) -> None:
+    def __init__(
+        self,
+        plan: SavePlan,
+        report: Report,
+        *,
+        is_idle: bool = False,
+        files: FileSystem | None = None,
+        bytes_per_s: float = READ_BYTES_PER_S,
+    ) -> None:
         """Begin with the removal of what dead launches have left.
 
         One that ``is_idle`` only makes room: the writer of another host looks after old steps.
@@ -59,8 +67,8 @@ class CheckpointMaintenance:
         self._report = report
         self._ownership = plan.config.ownership
         self._is_given_up = False
-        self._files = PacedFileSystem(plan.run_dir, fence=self._prove)
-        self._store = store = plan.open_store(self._files)
+        self._files = PacedFileSystem(plan.run_dir, bytes_per_s, fence=self._prove)
+        self._store = store = plan.open_store(files or self._files)
         store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
         self._pruner = Pruner(store, plan.retention, plan.run_id, plan.unsound)
         self._generation = plan.config.generation

@@ -46,8 +46,9 @@ _COUNTED = frozenset({"trace", "log", "look", "check"})
 class RunFiles:
     """Serves the head at the other end of ``channel`` in a thread, until that closes it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, away_s: float = _AWAY_S) -> None:
         self._channel = channel
+        self._away_s = away_s
         self._journal: JournalFile | None = None
         self._lease: Lease | None = None
         self._metrics: MetricsShown | None = None
@@ -155,7 +156,7 @@ class RunFiles:
 
         One that is gone may be mounted anew just now, so it is waited for.
         """
-        bound = Bound(_AWAY_S)
+        bound = Bound(self._away_s)
         while not self._is_lost:
             try:
                 self._owner.prove()

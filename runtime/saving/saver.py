@@ -71,13 +71,14 @@ class Saver:
         work_plan: WorkPlan,
         terms: SaveTerms,
         records: LoopRecords,
+        way: AgentSaver | None = None,
     ) -> None:
         self._context = context
         self._membership = membership
         self._work_plan = work_plan
         self._terms = terms
         self._records = records
-        self._way = AgentSaver(context)
+        self._way = AgentSaver(context) if way is None else way
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0, 0, 0
         self._prepared_in = -1

@@ -25,11 +25,12 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.run.run_directory import prove_also
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
@@ -84,8 +85,10 @@ def _prove_lease(status: WorkerStatus) -> None:
 class HostWriter:
     """Commits the saves of one host, one after the other, and remembers the newest."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, files: FileSystem | None = None) -> None:
+        """Serve ``channel``; checkpoints lie on other ``files`` than the disk's, if given."""
         self._channel = channel
+        self._files = files
         self._report = WriterReport(channel)
         self._memories: dict[tuple[int, str], list[memoryview]] = {}
         self._plan: SavePlan | None = None
@@ -151,7 +154,10 @@ class HostWriter:
             if self._plan is None:
                 raise CommitRefused("nothing can be saved before the plan of saves has come")
             self._committer = Committer(
-                self._plan, self._report, has_maintenance=self._has_maintenance
+                self._plan,
+                self._report,
+                has_maintenance=self._has_maintenance,
+                files=self._files,
             )
         return self._committer
 
@@ -291,8 +297,9 @@ def _contents(fd: int) -> bytes:
 class WriterReport:
     """Sends records for the journal, and sentences for the user, through the agent."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
+        self._clock = clock
         self._moving = threading.Lock()
         self._being_written = 0
         self._told = -math.inf
@@ -311,7 +318,7 @@ class WriterReport:
         """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
         with self._moving:
             self._being_written += change
-            now = time.monotonic()
+            now = self._clock()
             if not change and now - self._told < _TOLD_EVERY_S:
                 return
             self._told = now

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, Survival
+from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 pytestmark = pytest.mark.usefixtures("early_writeback")

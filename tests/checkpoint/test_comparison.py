@@ -8,11 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from holders import STEP, WRITERS, flip, shard, small_state
+from whole_save import save
 
 from holdfast.checkpoint.comparison import Comparison, Opened, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 

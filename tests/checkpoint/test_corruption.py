@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 WRITERS = 3

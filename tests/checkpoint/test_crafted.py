@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import xxhash
 from recording import Recording
+from whole_save import save
 
 import holdfast.checkpoint
 from holdfast.checkpoint import manifest
@@ -24,7 +25,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
 from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 STEP = 30

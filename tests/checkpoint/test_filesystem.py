@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from filesystem_contract import FileSystemContract, LocalFileSystemContract, errno_of
+from whole_save import save
 
 from holdfast.checkpoint import filesystem
 from holdfast.checkpoint import filesystem as module
@@ -25,7 +26,7 @@ from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFil
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 STATE = {"a": np.arange(5000.0)}
 

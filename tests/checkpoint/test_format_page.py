@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from whole_save import save
 
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
+from whole_save import save
 
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.manifest import EpochMetrics
@@ -15,7 +16,7 @@ from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention, Wanted
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 GENERATION = 5
 SAVE = StagingName(40, GENERATION, 2)

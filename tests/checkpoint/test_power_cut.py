@@ -9,11 +9,12 @@ from typing import NamedTuple
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import small_state
+from whole_save import save
 
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.usefixtures("early_writeback")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem
 from holders import damage, fill, flip
+from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest
@@ -18,7 +19,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps
 from holdfast.checkpoint.scan import Scan
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 FILES = ("MANIFEST.json", "shard-00000-of-00002.h5", "shard-00001-of-00002.h5")
 

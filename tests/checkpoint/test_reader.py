@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from manifests import resealed
+from whole_save import save
 
 from holdfast.checkpoint import reader as reader_module
 from holdfast.checkpoint.digest import state_sha256
@@ -29,7 +30,7 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.manifest import Manifest, Placed
 from holdfast.checkpoint.reader import StateReader, compare_specs, restore, restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
 
 State = dict[str, Tensor]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
+from whole_save import save
 
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -25,7 +26,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step, verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
 

@@ -11,6 +11,7 @@ from fake_filesystem import FakeFileSystem
 from holders import damage, fill
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_save import save
 
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.names import MANIFEST_NAME, removed_name, step_name
@@ -25,7 +26,7 @@ from holdfast.checkpoint.retention import (
     Wanted,
     prune_plan,
 )
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 
 
 @pytest.mark.parametrize(

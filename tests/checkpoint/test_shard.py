@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_save import save
 
 from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.errors import StateUnsupported
@@ -30,7 +31,7 @@ from holdfast.checkpoint.shard import (
     dataset_paths,
     no_plugins,
 )
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, Tensors, TensorSpec, specs_of
 
 HEADER = Header("run of ümläut", 7, 30)

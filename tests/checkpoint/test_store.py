@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem, Survival
+from whole_save import save
 
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -23,14 +24,7 @@ from holdfast.checkpoint.manifest import GIVES_WAY, Manifest
 from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header, ShardRecord
-from holdfast.checkpoint.store import (
-    CheckpointStore,
-    Staging,
-    hide,
-    remove_hidden,
-    remove_staging,
-    save,
-)
+from holdfast.checkpoint.store import CheckpointStore, Staging, hide, remove_hidden, remove_staging
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of
 
 HEADER = Header("run", 7, 30)

@@ -11,6 +11,7 @@ import pytest
 from extended import extended
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "ci" / "crash_campaign"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 VICTIM = """
 import os, sys, threading
 from pathlib import Path
@@ -44,7 +45,7 @@ def run(*arguments: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(CAMPAIGN)},
+        env={**os.environ, "PYTHONPATH": f"{CAMPAIGN}{os.pathsep}{SUPPORT}"},
     )
     said = done.stdout + done.stderr
     # Not every machine can hold system calls, or lets anybody mount.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from whole_save import save
 
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
 STEP = 40

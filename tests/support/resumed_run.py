@@ -12,10 +12,11 @@ import pytest
 from configs import journal_of, without_faults, worker_config
 from fake_communicator import FakeCommunicator, run_world
 from local_communicator import LocalCommunicator
+from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.reduction import FloatVector

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
 from tally import Tally, Wrong
+from whole_save import save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
@@ -15,7 +16,6 @@ from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step
-from holdfast.checkpoint.store import save
 
 NAME = "holders"
 CASES, SHORT_CASES = 3_500, 150

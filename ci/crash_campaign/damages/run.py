@@ -17,13 +17,13 @@ from tally import Tally, Wrong
 from verdict import Verdict
 from victim import Aftermath
 from victims.begin import Job, take
+from whole_save import save
 
 from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import save
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.entries import entries_of

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
 from tally import Tally, Wrong
+from whole_save import save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import save
 
 NAME = "steps"
 CASES, SHORT_CASES = 14_000, 1_500

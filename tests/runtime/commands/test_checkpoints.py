@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import StepCheck, verify_step
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run.run_directory import RunDirectory
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 
 Holdfast = Callable[..., tuple[int, str, str]]

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint import filesystem
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.commands.exporting import (
     ExportFormat,

@@ -13,11 +13,12 @@ import pytest
 from holders import RUN_ID, STEP, WRITERS, manifest, shard, small_state
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_save import save
 
 from holdfast.checkpoint.comparison import Comparison, Difference
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.runtime.commands.inspection import (
     Position,

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall, as_begun, fit
 from holdfast.runtime.training.training_job import Stage

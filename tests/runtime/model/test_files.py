@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from extended import extended
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
+from whole_save import save
 
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.exporting import (
     ExportFormat,
     ExportRequest,

@@ -12,9 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.journal import (
     TAIL_BYTES,
     Journal,

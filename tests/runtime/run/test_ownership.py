@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run import run_directory
 from holdfast.runtime.run.lease import Lease

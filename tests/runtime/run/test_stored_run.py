@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from whole_save import save
 
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

@@ -87,29 +87,6 @@ def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
     assert agent.copied[-1].message["layout"] == host.plan.layout_id
 
 
-def test_number_of_a_save_chooses_its_buffer(host: Host) -> None:
-    agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
-    for attempt in (1, 3, 4, 5):
-        agent.save(attempt, attempt)
-        agent.page.answer_save(attempt, is_durable=attempt != 3)
-
-    assert [part.message["buffer"] for part in agent.copied] == [1, 1, 0, 1]
-
-
-def test_once_a_save_is_durable_the_other_buffer_has_no_pages(host: Host) -> None:
-    agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
-    agent.save(1, 1)
-    agent.save(2, 2)
-    assert any(host.views[1])
-
-    agent.way.keep_only(2)
-
-    assert not any(host.views[1])
-    assert any(host.views[0])
-
-
 class Clock:
     """The clock of the module; what happens while it sleeps is the test's."""
 
@@ -182,19 +159,6 @@ def test_save_is_done_when_the_page_says_so(host: Host, monkeypatch: pytest.Monk
     assert (save.is_done, save.failure) == (True, None)
 
 
-def test_save_that_is_not_answered_is_waited_for_as_long_as_told(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
-    save = agent.save(STEP, 1)
-    clock = Clock(monkeypatch, lambda: None)
-
-    save.wait(100.0)
-
-    assert (clock.slept, save.is_done, save.failure) == (100, False, None)
-
-
 def test_save_that_was_not_written_is_a_failure(host: Host) -> None:
     agent = host.agent()
     agent.way.prepare(host.plan, 0, 1, generation=1)
@@ -255,15 +219,6 @@ def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks
 
     assert agent.save(10, 1 + lacks).failure is None
     assert [found.message["kind"] for found in agent.told] == ["plan", "copied"]
-
-
-def test_world_after_one_that_had_no_memory_asks_for_its_own(host: Host) -> None:
-    agent = host.agent()
-    agent.lacks = 1
-    agent.way.prepare(host.plan, 0, 2, generation=1)
-    agent.way.prepare(host.plan, 0, 1, generation=2)
-
-    assert agent.save(10, 1).failure is None
 
 
 def test_without_memory_the_first_worker_writes_the_state_itself(

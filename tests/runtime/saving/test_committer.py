@@ -5,34 +5,26 @@ from __future__ import annotations
 import copy
 import errno
 import functools
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from committing_report import StrikeResult
 from fake_filesystem import FakeFileSystem, Survival
-from host_saves import LAUNCH, RUN, STEP, Workers, plan_of, saved_steps, state_of, verify
+from host_saves import LAUNCH, STEP, Workers, begin_run, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
 
-from holdfast.checkpoint import disk as disk_module
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.repair import verify_step
-from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, Staging
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving import committer as committer_module
-from holdfast.runtime.saving import writer as writer_module
-from holdfast.runtime.saving.committer import Committer, HeldSave
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance
-from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import WriterReport
 from holdfast.runtime.system.channel import pair
 
@@ -40,8 +32,6 @@ BOUND_S = 60.0
 OLD, NEW = 10, 20
 OLD_NAME, NEW_NAME = "step-000000000010", "step-000000000020"
 Way = Callable[[Committer, Workers, int], int]
-ROOM_BYTES = 150_000
-"""For three steps."""
 
 
 def from_memory(committer: Committer, workers: Workers, attempt: int) -> int:
@@ -51,26 +41,6 @@ def from_memory(committer: Committer, workers: Workers, attempt: int) -> int:
 def from_the_state(committer: Committer, workers: Workers, attempt: int) -> int:
     ticket = workers.ticket(NEW, attempt)
     return committer.commit_state(ticket, {"epoch": NEW}, state_of(NEW))
-
-
-class _NoCare:
-    """The care of old steps, where a test counts calls."""
-
-    def __init__(self, *arguments: Any, is_idle: bool) -> None:
-        self.steps: list[int] = []
-
-    def committed(self, step: int) -> None:
-        self.steps.append(step)
-
-    def close(self, within_s: float) -> None: ...
-
-
-@pytest.fixture
-def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the calls of a commit come in the same order each time."""
-    monkeypatch.setattr(committer_module, "CheckpointMaintenance", _NoCare)
-    monkeypatch.setattr(committer_module, "MOST_THREADS", 1)
-    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
 @pytest.fixture
@@ -84,20 +54,16 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 def _saved_once(run_dir: Path) -> FakeFileSystem:
     """Return a file system on which the old step was saved by a launch before."""
     files = FakeFileSystem(run_dir)
-    with pytest.MonkeyPatch.context() as patch:
-        workers = Workers(plan_of(run_dir))
-        commit_on(files, patch).commit(workers.held(OLD, 7))
-        workers.close()
+    workers = Workers(plan_of(run_dir))
+    commit_on(files).commit(workers.held(OLD, 7))
+    workers.close()
     return files
 
 
-def commit_on(files: FakeFileSystem, patch: pytest.MonkeyPatch) -> Committer:
-    """Return the committer of a process that finds these files."""
-    patch.setattr(
-        SavePlan, "open_store", lambda plan, _files=None: CheckpointStore(plan.run_dir, files)
-    )
-    patch.setattr(committer_module, "CheckpointMaintenance", _NoCare)
-    return Committer(plan_of(files.root), StrikeResult())
+def commit_on(files: FakeFileSystem) -> Committer:
+    """Return the committer of a process that finds these files; its calls come in one order."""
+    plan = plan_of(files.root)
+    return Committer(plan, StrikeResult(), has_maintenance=False, files=files, most_threads=1)
 
 
 def failure_of(commit: Callable[[], int]) -> CheckpointError | None:
@@ -116,15 +82,14 @@ def newest(files: FakeFileSystem, run_dir: Path) -> int:
     return restored.manifest.step
 
 
-@pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("way", [from_memory, from_the_state])
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
 def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
-    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, number: int
+    workers: Workers, tmp_path: Path, way: Way, number: int
 ) -> None:
     files = copy.deepcopy(_saved_once(tmp_path))
     begin = len(files.calls)
-    way(commit_on(files, monkeypatch), workers, 1)
+    way(commit_on(files), workers, 1)
     calls = range(begin, len(files.calls))
     assert len(calls) > 20
     failures = 0
@@ -132,7 +97,7 @@ def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
     for call in calls:
         files = copy.deepcopy(_saved_once(tmp_path))
         files.fail_at(call, number)
-        committer = commit_on(files, monkeypatch)
+        committer = commit_on(files)
         failure = failure_of(functools.partial(way, committer, workers, 1))
         if failure is not None:
             failures += 1
@@ -181,28 +146,34 @@ def test_state_that_is_saved_twice_is_written_once(workers: Workers, tmp_path: P
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")} == files
     assert len(told.being_written) <= changes + 2, "no more than its manifest is read"
     assert len(told.of("checkpoint")) == 1
-    shutil.rmtree(tmp_path / "checkpoints" / NEW_NAME)
-    committer.commit(workers.held(NEW, 3))
-    assert saved_steps(tmp_path) == (NEW,), "it is written again if it is gone"
+    (shard, *_) = tmp_path.glob("checkpoints/step-*/shard-*")
+    for remove in (shard.unlink, functools.partial(shutil.rmtree, tmp_path / "checkpoints")):
+        remove()
+        committer.commit(workers.held(NEW, 3))
+        assert saved_steps(tmp_path) == (NEW,), "it is written again if it is gone"
     committer.close(BOUND_S)
 
 
+class OneFails(LocalFileSystem):
+    """The file of the first shard fails; that of the second is not made before."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._has_failed = threading.Event()
+
+    def create_exclusive(self, path: Path) -> int:
+        if path.name.startswith("shard-00000"):
+            self._has_failed.set()
+            raise OSError(errno.EIO, "bad block")
+        self._has_failed.wait(BOUND_S)
+        return super().create_exclusive(path)
+
+
 def test_first_failure_waits_for_the_writes_of_the_other_shards(
-    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, tmp_path: Path
 ) -> None:
     """Else one of them would make its file in a directory that was removed, or cannot be."""
-    plain = Staging.write_image
-    first_has_failed = threading.Event()
-
-    def write(staging: Staging, image: memoryview, record: ShardRecord, writers: int) -> None:
-        if record.index == 0:
-            first_has_failed.set()
-            raise StorageFailed("write", staging.path, OSError(errno.EIO, "bad block"))
-        first_has_failed.wait(BOUND_S)
-        plain(staging, image, record, writers)
-
-    monkeypatch.setattr(Staging, "write_image", write)
-    committer = Committer(workers.plan, StrikeResult())
+    committer = Committer(workers.plan, StrikeResult(), files=OneFails(tmp_path))
 
     with pytest.raises(StorageFailed, match="bad block"):
         committer.commit(workers.held())
@@ -211,22 +182,24 @@ def test_first_failure_waits_for_the_writes_of_the_other_shards(
     committer.close(BOUND_S)
 
 
+class SyncedAtOnce(LocalFileSystem):
+    """Each of four shards waits in its sync for all of them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._all_sync = threading.Barrier(4, timeout=10)
+
+    def fsync(self, handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix == ".h5":
+            self._all_sync.wait()
+        super().fsync(handle)
+
+
 @pytest.mark.parametrize("way", [from_memory, from_the_state])
-def test_shards_of_a_save_are_synced_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way
-) -> None:
+def test_shards_of_a_save_are_synced_at_once(tmp_path: Path, way: Way) -> None:
     """A sync may take half a minute on a parallel file system: none waits for another one."""
     workers = Workers(plan_of(tmp_path, shards=4))
-    all_sync = threading.Barrier(4, timeout=10)
-    plain = LocalFileSystem.fsync
-
-    def fsync(files: LocalFileSystem, handle: int) -> None:
-        if Path(f"/proc/self/fd/{handle}").readlink().suffix == ".h5":
-            all_sync.wait()
-        plain(files, handle)
-
-    monkeypatch.setattr(LocalFileSystem, "fsync", fsync)
-    committer = Committer(workers.plan, StrikeResult())
+    committer = Committer(workers.plan, StrikeResult(), files=SyncedAtOnce(tmp_path))
 
     try:
         way(committer, workers, 1)
@@ -238,110 +211,58 @@ def test_shards_of_a_save_are_synced_at_once(
     workers.close()
 
 
-def test_run_directory_that_another_run_has_taken_is_left_alone(
-    workers: Workers, tmp_path: Path, another_run: Callable[[Path], None]
-) -> None:
-    committer = Committer(workers.plan, StrikeResult())
-    another_run(tmp_path)
-    save = workers.held()
+class HangingCare(LocalFileSystem):
+    """Whoever looks for old steps hangs before the test says so."""
 
-    with pytest.raises(CommitRefused, match="belongs to run other now"):
-        committer.commit(save)
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
 
-    assert (save.is_durable, CheckpointStore(tmp_path).names()) == (False, ())
-    committer.close(BOUND_S)
-
-
-class Hanging:
-    """A call that does not return before the test lets it."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-        self.has_begun = threading.Event()
-        self.goes_on = threading.Event()
-        plain = getattr(owner, name)
-
-        def call(*arguments: Any) -> Any:
+    def list(self, path: Path) -> tuple[str, ...]:
+        if threading.current_thread().name.startswith("holdfast-care"):
             self.has_begun.set()
             self.goes_on.wait(BOUND_S)
-            return plain(*arguments)
-
-        patch.setattr(owner, name, call)
+        return super().list(path)
 
 
-def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging = Hanging(monkeypatch, Pruner, "prune")
-    workers, writer = Workers(plan_of(tmp_path, retention=Retention(2))), RunningWriter()
+def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(tmp_path: Path) -> None:
+    files = HangingCare(tmp_path)
+    workers, writer = Workers(plan_of(tmp_path, retention=Retention(2))), RunningWriter(files)
     writer.use(workers)
 
     answers = [writer.save(workers, 10 * attempt, attempt) for attempt in (1, 2, 3, 4)]
 
     assert {answer["kind"] for answer in answers} == {"saved"}
-    assert hanging.has_begun.wait(BOUND_S)
+    assert files.has_begun.wait(BOUND_S)
     assert saved_steps(tmp_path) == (40, 30, 20, 10)
-    hanging.goes_on.set()
+    files.goes_on.set()
     writer.close()
     assert saved_steps(tmp_path) == (40, 30)
     workers.close()
 
 
-def test_writer_ends_within_its_bound_while_the_care_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "_CARE_ENDS_WITHIN_S", 0.01)
-    hanging = Hanging(monkeypatch, Pruner, "prune")
-    workers, writer = Workers(plan_of(tmp_path)), RunningWriter()
-    writer.use(workers)
-    writer.save(workers, 10, 1)
-    assert hanging.has_begun.wait(BOUND_S)
-
-    writer.close()
-
-    assert not hanging.goes_on.is_set()
-    hanging.goes_on.set()
-    workers.close()
-
-
-def test_plan_of_the_next_stage_waits_for_no_care_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: RunningWriter
-) -> None:
-    hanging = Hanging(monkeypatch, Pruner, "prune")
+def test_plan_of_the_next_stage_waits_for_no_care_of_the_one_before(tmp_path: Path) -> None:
+    files = HangingCare(tmp_path)
     workers, other = Workers(plan_of(tmp_path)), Workers(plan_of(tmp_path, shards=3))
+    writer = RunningWriter(files)
     writer.use(workers)
     writer.save(workers, 10, 1)
-    assert hanging.has_begun.wait(BOUND_S)
+    assert files.has_begun.wait(BOUND_S)
 
     writer.use(other)
 
     assert writer.save(other, 20, 2)["kind"] == "saved"
-    hanging.goes_on.set()
+    files.goes_on.set()
+    writer.close()
     workers.close()
     other.close()
 
 
-def begin_run(directory: Path, run_id: str) -> None:
-    directory.mkdir()
-    record = RunRecord(run_id, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
-    RunDirectory(directory).create_record(record)
-
-
-@pytest.fixture
-def saved_once(tmp_path: Path) -> Iterator[tuple[Committer, HeldSave]]:
-    """Return a committer that has saved a step in ``run``, and the next save of that step."""
-    begin_run(tmp_path / "run", RUN)
+def test_step_in_the_directory_of_another_run_is_no_answer(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     workers, committer = Workers(plan), Committer(plan, StrikeResult())
     committer.commit(workers.held(STEP, 1))
-    yield committer, workers.held(STEP, 2)
-    committer.close(1.0)
-    workers.close()
-
-
-def test_step_in_the_directory_of_another_run_is_no_answer(
-    saved_once: tuple[Committer, HeldSave], tmp_path: Path
-) -> None:
-    committer, again = saved_once
+    again = workers.held(STEP, 2)
     run = (tmp_path / "run").rename(tmp_path / "moved").with_name("run")
     begin_run(run, "other")
     shutil.copytree(tmp_path / "moved" / "checkpoints", run / "checkpoints")
@@ -350,50 +271,37 @@ def test_step_in_the_directory_of_another_run_is_no_answer(
         committer.commit(again)
 
     assert not again.is_durable
+    committer.close(1.0)
+    workers.close()
 
 
-def test_step_whose_files_are_gone_is_written_again(
-    saved_once: tuple[Committer, HeldSave], tmp_path: Path
-) -> None:
-    committer, again = saved_once
-    (shard, *_) = (tmp_path / "run" / "checkpoints").glob("step-*/shard-*")
-    os.unlink(shard)
-
-    committer.commit(again)
-
-    CheckpointStore(tmp_path / "run").scan(STEP).verify()
-
-
-class FullDisk:
+class FullDisk(LocalFileSystem):
     """A disk that takes nothing as long as it holds more than ``most`` steps."""
 
-    def __init__(self, run_dir: Path, most: int, patch: pytest.MonkeyPatch) -> None:
-        self._store = run_dir / "checkpoints"
-        self._most = most
-        plain = LocalFileSystem.allocate
+    most = 100
 
-        def allocate(files: LocalFileSystem, handle: int, size_bytes: int) -> None:
-            if len(list(self._store.glob("step-*"))) > self._most:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            plain(files, handle, size_bytes)
+    def allocate(self, handle: int, size_bytes: int) -> None:
+        if sum(name.startswith("step-") for name in self.list(self.store)) > self.most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().allocate(handle, size_bytes)
 
-        patch.setattr(LocalFileSystem, "allocate", allocate)
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        self.store = run_dir / "checkpoints"
 
 
-def filled(workers: Workers, steps: int, told: StrikeResult) -> Committer:
-    """Commit so many steps, none of which has to go by the rule of retention."""
-    committer = Committer(workers.plan, told)
-    for number in range(1, steps + 1):
+def filled(workers: Workers, told: StrikeResult, files: FullDisk) -> Committer:
+    """Commit five steps, none of which has to go by the rule of retention."""
+    committer = Committer(workers.plan, told, files=files)
+    for number in range(1, 6):
         committer.commit(workers.held(number))
     return committer
 
 
-def test_oldest_steps_make_room_for_a_new_one(
-    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = StrikeResult()
-    committer = filled(workers, 5, told)
-    FullDisk(tmp_path, most=4, patch=monkeypatch)
+def test_oldest_steps_make_room_for_a_new_one(workers: Workers, tmp_path: Path) -> None:
+    told, disk = StrikeResult(), FullDisk(tmp_path)
+    committer = filled(workers, told, disk)
+    disk.most = 4
 
     committer.commit(workers.held(6))
 
@@ -406,10 +314,11 @@ def test_oldest_steps_make_room_for_a_new_one(
 
 
 def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
-    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, tmp_path: Path
 ) -> None:
-    committer = filled(workers, 5, StrikeResult())
-    FullDisk(tmp_path, most=1, patch=monkeypatch)
+    disk = FullDisk(tmp_path)
+    committer = filled(workers, StrikeResult(), disk)
+    disk.most = 1
 
     with pytest.raises(StorageFailed, match="No space left"):
         committer.commit(workers.held(6))
@@ -421,13 +330,10 @@ def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
     assert [name for name in store.names() if name.startswith(".tmp")] == []
 
 
-def test_many_reads_are_told_once_a_second_and_each_file_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_reads_are_told_once_a_second_and_each_file_at_once() -> None:
     ours, theirs = pair()
     now = [100.0]
-    monkeypatch.setattr(writer_module.time, "monotonic", lambda: now[0])
-    report = WriterReport(theirs)
+    report = WriterReport(theirs, clock=lambda: now[0])
 
     for change in (0, 0, 7, 0, 9, -7, 0):
         report.disk_moved(change)
@@ -444,9 +350,9 @@ def test_many_reads_are_told_once_a_second_and_each_file_at_once(
     assert found == [0, 7, 16, 9, 9]
 
 
-def test_room_that_is_made_tells_of_its_reads(tmp_path: Path) -> None:
+def test_room_that_is_made_tells_of_its_reads(workers: Workers) -> None:
     """Nothing goes before a newer step was read back, at a bounded rate."""
-    workers, told = Workers(plan_of(tmp_path)), StrikeResult()
+    told = StrikeResult()
     committer = Committer(workers.plan, StrikeResult())
     for number in range(1, 6):
         nbytes = committer.commit(workers.held(number))
@@ -456,5 +362,4 @@ def test_room_that_is_made_tells_of_its_reads(tmp_path: Path) -> None:
     maintenance.make_room(nbytes, StagingName(6, 7, 1))
 
     maintenance.close(BOUND_S)
-    workers.close()
     assert len(told.being_written) > 5

@@ -10,7 +10,7 @@ import pytest
 from committing_report import StrikeResult
 from host_saves import STEP, Workers, plan_of
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, SnapshotDamaged
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 
@@ -22,24 +22,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     workers = Workers(plan_of(tmp_path, shards=3))
     yield workers
     workers.close()
-
-
-def test_save_is_complete_with_its_last_part(workers: Workers) -> None:
-    parts = Parts(workers.ticket(STEP, 1, parts=3))
-    found = []
-    for part in (2, 0, 0, 1):
-        parts.digests[part] = "00"
-        found.append(parts.is_complete)
-
-    assert found == [False, False, False, True]
-
-
-def test_states_that_differ_are_refused(workers: Workers) -> None:
-    ticket = workers.ticket(STEP, 1, parts=3)
-    parts = Parts(ticket, {0: "00", 1: "00", 2: "01"})
-
-    with pytest.raises(CommitRefused, match="states differ after step 30"):
-        HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[ticket.buffer])
 
 
 def test_records_are_those_of_the_last_part_and_not_of_the_next_save(workers: Workers) -> None:

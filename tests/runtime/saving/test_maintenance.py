@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import threading
 from pathlib import Path
@@ -11,212 +10,154 @@ from typing import Any
 import numpy as np
 import pytest
 from committing_report import StrikeResult
-from host_saves import LAUNCH, Workers, begin_run, plan_of
+from holders import damage
+from host_saves import LAUNCH, begin_run, plan_of
+from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
-from holdfast.checkpoint.names import StagingName, removed_name
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.store import CheckpointStore, save
-from holdfast.runtime.saving import maintenance
-from holdfast.runtime.saving.committer import Committer
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance
 
 BOUND_S = 60.0
 
 
-class CaringCommitter:
-    """A process that commits, with its care of old steps."""
+class Care:
+    """The steps of a run, and the care of them in one process after the other."""
 
     def __init__(self, run_dir: Path, **terms: Any) -> None:
         begin_run(run_dir)
         self.store = CheckpointStore(run_dir)
         self.told = StrikeResult()
-        usual: dict[str, Any] = {"retention": Retention(2), "generation": 7}
-        self.maintenance = CheckpointMaintenance(plan_of(run_dir, **(usual | terms)), self.told)
-        self.idle()
+        usual: dict[str, Any] = {"retention": Retention(2), "generation": LAUNCH}
+        self._plan = plan_of(run_dir, **(usual | terms))
 
-    def commit(self, step: int) -> None:
-        save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-        self.maintenance.committed(step)
-        self.idle()
+    def begin(self, **ways: Any) -> CheckpointMaintenance:
+        return CheckpointMaintenance(self._plan, self.told, **ways)
 
-    def idle(self) -> None:
-        """Wait until everything that was asked for is done."""
-        self.maintenance._thread.submit(lambda: None).result()
+    def add(self, *steps: int) -> None:
+        for step in steps:
+            save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
 
-
-@pytest.fixture
-def caring(tmp_path: Path) -> CaringCommitter:
-    return CaringCommitter(tmp_path / "run")
-
-
-def damage(store: CheckpointStore, step: int) -> None:
-    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
+    def commit(self, *steps: int) -> None:
+        """Save steps, and let the care end what follows."""
+        self.add(*steps)
+        maintenance = self.begin()
+        for step in steps:
+            maintenance.committed(step)
+        maintenance.close(BOUND_S)
 
 
-def test_commit_prunes(caring: CaringCommitter) -> None:
-    for step in (10, 20, 30):
-        caring.commit(step)
+def test_damage_that_stops_the_pruning_is_recorded(tmp_path: Path) -> None:
+    care = Care(tmp_path / "run")
+    care.add(10, 20, 30)
+    damage(care.store, 20)
+    damage(care.store, 30)
 
-    assert caring.store.steps() == (30, 20)
-    assert caring.told.of("prune_failed") == []
+    care.begin().close(BOUND_S)
 
-
-def test_damage_that_stops_the_pruning_is_recorded(caring: CaringCommitter) -> None:
-    caring.commit(10)
-    caring.commit(20)
-    damage(caring.store, 20)
-    save(caring.store, {"a": np.full(1000, 30)}, header=Header("run", 1, 30))
-    damage(caring.store, 30)
-    caring.maintenance.committed(30)
-    caring.idle()
-
-    assert caring.store.steps() == (30, 20, 10)
-    reasons = [record["reason"] for record in caring.told.of("prune_failed")]
-    assert [reason.split(":")[0] for reason in reasons] == [
-        "step 30 does not verify, so it replaces no older step",
-    ]
+    assert care.store.steps() == (30, 20, 10)
+    reasons = [record["reason"].split(":")[0] for record in care.told.of("prune_failed")]
+    assert reasons == ["step 30 does not verify, so it replaces no older step"]
 
 
-def test_step_that_a_restore_has_rejected_replaces_no_older_one(tmp_path: Path) -> None:
-    caring = CaringCommitter(tmp_path / "run", unsound=frozenset({20}))
-    for step in (10, 20, 30):
-        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-    damage(caring.store, 20)
+def test_step_that_a_restore_has_rejected_does_not_count_until_it_is_saved_again(
+    tmp_path: Path,
+) -> None:
+    care = Care(tmp_path / "run", unsound=frozenset({20}))
+    care.add(10, 20)
+    damage(care.store, 20)
 
-    caring.commit(40)
-    assert caring.store.steps() == (40, 30)
+    care.commit(30)
+    assert care.store.steps() == (30, 20, 10)
 
-
-def test_rejected_step_does_not_count_until_it_is_saved_again(tmp_path: Path) -> None:
-    caring = CaringCommitter(tmp_path / "run", unsound=frozenset({20}))
-    for step in (10, 20):
-        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-    damage(caring.store, 20)
-
-    caring.commit(30)
-    assert caring.store.steps() == (30, 20, 10)
-
-    shutil.rmtree(caring.store.directory / "step-000000000020")
-    caring.commit(20)
-    assert caring.store.steps() == (30, 20)
+    shutil.rmtree(care.store.directory / "step-000000000020")
+    care.commit(20)
+    assert care.store.steps() == (30, 20)
 
 
 def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "run")
-    (tmp_path / "run").mkdir()
+    care = Care(tmp_path / "run")
     for generation in (5, 6, 7, 8):
-        store.staging(30, generation, 1).open()
+        care.store.staging(30, generation, 1).open()
 
-    CaringCommitter(tmp_path / "run")
+    care.begin().close(BOUND_S)
 
-    assert store.names() == (".tmp-000000000030-g7-a1", ".tmp-000000000030-g8-a1")
+    assert care.store.names() == (".tmp-000000000030-g7-a1", ".tmp-000000000030-g8-a1")
 
 
-def test_steps_that_wait_for_the_care_are_pruned_at_once(
-    caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class SlowRemoval(LocalFileSystem):
+    """Whoever lists the steps or removes a file of one waits for the test; listings count."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+        self.listings = 0
+
+    def list(self, path: Path) -> tuple[str, ...]:
+        self.listings += 1
+        return super().list(path)
+
+    def wait(self, path: Path) -> None:
+        self.has_begun.set()
+        self.goes_on.wait(BOUND_S)
+
+    def unlink(self, path: Path) -> None:
+        self.wait(path)
+        super().unlink(path)
+
+
+def test_steps_that_wait_for_the_care_are_pruned_at_once(tmp_path: Path) -> None:
     """A run directory that is slow gets one pruning for all the saves meanwhile."""
-    pruned: list[Pruner] = []
-    goes_on = threading.Event()
-    plain = Pruner.prune
+    care, files = Care(tmp_path / "run"), SlowRemoval(tmp_path / "run")
+    care.add(1, 2, 3)
+    maintenance = care.begin(files=files)
+    assert files.has_begun.wait(BOUND_S)
+    before = files.listings
+    for step in range(10, 110, 10):
+        care.add(step)
+        maintenance.committed(step)
 
-    def prune(pruner: Pruner) -> tuple[str, ...]:
-        pruned.append(pruner)
-        goes_on.wait(BOUND_S)
-        return plain(pruner)
+    files.goes_on.set()
+    maintenance.close(BOUND_S)
 
-    monkeypatch.setattr(Pruner, "prune", prune)
-    for step in (10, 20, 30, 40):
-        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.maintenance.committed(step)
-    goes_on.set()
-    caring.idle()
-
-    assert caring.store.steps() == (40, 30)
-    assert len(pruned) < 4
-
-
-def test_care_that_hangs_is_waited_for_no_longer_than_told(
-    caring: CaringCommitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(Pruner, "prune", lambda pruner: goes_on.wait(BOUND_S) and ())
-    caring.maintenance.committed(10)
-
-    caring.maintenance.close(0.01)
-
-    assert not goes_on.is_set()
-    goes_on.set()
-    for thread in caring.maintenance._thread._threads:
-        thread.join(BOUND_S)
-
-
-def test_care_ends_what_was_asked_for_before_it_closes(
-    caring: CaringCommitter,
-) -> None:
-    for step in (10, 20, 30):
-        save(caring.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        caring.maintenance.committed(step)
-
-    caring.maintenance.close(BOUND_S)
-
-    assert caring.store.steps() == (30, 20)
-
-
-def test_step_that_is_being_read_back_is_read_no_further_and_nothing_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At this rate a step would take minutes."""
-    slow = functools.partial(PacedFileSystem, bytes_per_s=100.0)
-    monkeypatch.setattr(maintenance, "PacedFileSystem", slow)
-    workers = Workers(plan_of(tmp_path, retention=Retention(2)))
-    before = set(threading.enumerate())
-    committer = Committer(workers.plan, StrikeResult())
-    for step in (1, 2, 3, 4):
-        committer.commit(workers.held(step))
-
-    committer.close(0.0)
-
-    for thread in set(threading.enumerate()) - before:
-        thread.join(BOUND_S)
-        assert not thread.is_alive()
-    assert CheckpointStore(tmp_path).steps() == (4, 3, 2, 1)
-    workers.close()
+    assert care.store.steps() == (100, 90)
+    assert files.listings - before < 40, "each pruning lists a few directories"
 
 
 def test_care_that_was_given_up_takes_nothing_that_is_staged_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mend may be staged, under the generation of its step."""
-    removed = tmp_path / "checkpoints" / removed_name(3)
-    removed.mkdir(parents=True)
-    (removed / "shard").write_bytes(b"x")
-    is_removing, go = threading.Event(), threading.Event()
-    plain = LocalFileSystem.unlink
-
-    def unlink(files: LocalFileSystem, path: Path) -> None:
-        is_removing.set()
-        go.wait(BOUND_S)
-        plain(files, path)
-
-    monkeypatch.setattr(LocalFileSystem, "unlink", unlink)
-    workers = Workers(plan_of(tmp_path))
+    """It is waited for no longer than told, and the next care completes the removal."""
+    care, slow = Care(tmp_path / "run"), SlowRemoval(tmp_path / "run")
+    care.add(1, 2, 3)
     before = set(threading.enumerate())
-    committer = Committer(workers.plan, StrikeResult())
-    assert is_removing.wait(BOUND_S)
+    monkeypatch.setattr(LocalFileSystem, "unlink", lambda _, path: slow.wait(path))
+    maintenance = care.begin()
+    assert slow.has_begun.wait(BOUND_S)
 
-    committer.close(0.0)
-    staged = tmp_path / "checkpoints" / str(StagingName(20, LAUNCH - 1, 1))
+    maintenance.close(0.01)
+    staged = care.store.directory / str(StagingName(20, LAUNCH - 1, 1))
     staged.mkdir()
-    go.set()
+    slow.goes_on.set()
 
     for thread in set(threading.enumerate()) - before:
         thread.join(BOUND_S)
-    assert removed.exists(), "the next care completes the removal"
     assert staged.exists()
-    workers.close()
+    assert [name for name in care.store.names() if name.startswith(".del-")] != []
+
+
+def test_step_that_is_being_read_back_is_read_no_further_and_nothing_goes(tmp_path: Path) -> None:
+    """At this rate a step would take minutes."""
+    care = Care(tmp_path)
+    care.add(1, 2, 3, 4)
+    before = set(threading.enumerate())
+
+    care.begin(bytes_per_s=100.0).close(0.0)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+    assert care.store.steps() == (4, 3, 2, 1)

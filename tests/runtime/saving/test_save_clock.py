@@ -10,7 +10,6 @@ from holdfast.recovery.schedule import (
     EverySteps,
     FailureHistory,
     Schedule,
-    best_interval_s,
 )
 from holdfast.runtime.run.checkpoint_events import SaveInterval
 from holdfast.runtime.saving.save_clock import SaveClock
@@ -81,25 +80,6 @@ def test_seconds_count_from_the_first_step_and_then_from_the_beginning_of_each_s
     assert training.is_due
 
 
-def test_save_that_was_asked_for_counts_too() -> None:
-    training = Training(EverySeconds(10.0))
-    training.steps(9, 1.0)
-    training.save(1.0)
-
-    assert not training.is_due
-
-
-def test_none_is_due_while_one_is_in_flight() -> None:
-    training = Training(EverySeconds(10.0))
-    training.steps(20, 1.0)
-    training.clock.began(training.now)
-    training.steps(20, 1.0, is_saving=True)
-    assert not training.is_due
-
-    training.commit(1.0)
-    assert training.is_due
-
-
 def test_cost_is_what_the_steps_beside_it_took_longer() -> None:
     training = Training(Auto())
     training.steps(10, 0.5)
@@ -119,31 +99,6 @@ def test_evaluations_do_not_count() -> None:
     training.commit(0.5)
 
     assert training.costs_s == pytest.approx((0.5,))
-
-
-def test_cost_is_never_negative() -> None:
-    training = Training(Auto())
-    training.steps(10, 1.0)
-
-    training.save(0.1, 0.1)
-
-    assert training.costs_s == (0.0,)
-
-
-def test_slow_first_steps_and_slow_saves_are_outvoted() -> None:
-    training = Training(Auto())
-    training.commit(120.0)  # compiling
-    training.steps(20, 1.0)
-    for seconds in (31.0, 1.5, 1.5):
-        training.save(seconds)
-        training.steps(5, 1.0)
-
-    interval = training.interval_s
-    assert interval is not None
-    history = FailureHistory(training.now - 1000.0, 0)
-    assert interval == pytest.approx(
-        best_interval_s(0.5, history.mean_time_between_failures_s), rel=1e-3
-    )
 
 
 def test_auto_saves_early_then_by_cost_and_failures() -> None:
@@ -172,15 +127,6 @@ def test_interval_is_told_with_its_reasons() -> None:
             mean_time_between_failures_s=round((3600 + 11.5 + 8640) / 2.1, 3),
         )
     ]
-
-
-@pytest.mark.parametrize("schedule", [EverySteps(1), EverySeconds(1.0)])
-def test_interval_that_was_asked_for_is_not_told(schedule: Schedule) -> None:
-    training = Training(schedule)
-    training.steps(10, 1.0)
-    training.save(1.5)
-
-    assert training.told == []
 
 
 def test_save_before_any_usual_step_measures_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -11,20 +10,15 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import pytest
-from agents import Agent, Host
-from host_saves import LAUNCH, STEP, request_of, state_of
-from host_writer import RunningWriter
+from agents import Host
+from host_saves import plan_of, state_of
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving import agent_saver, save_memory
-from holdfast.runtime.saving.agent_saver import AgentSaver, MemoryInUse, PendingSave
-from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.saving import save_memory
 from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Resource, Usage
@@ -139,21 +133,6 @@ def test_lack_is_told_with_the_values_and_what_follows(make: Make) -> None:
     )
 
 
-def test_limits_are_read_once_a_launch_and_layout() -> None:
-    looks: list[None] = []
-
-    def limits() -> list[Usage]:
-        looks.append(None)
-        return []
-
-    memory = SaveMemory(limits)
-    for _ in range(3):
-        memory.buffers(1, question())
-    memory.close()
-
-    assert len(looks) == 1
-
-
 @pytest.mark.parametrize("made_before", [0, 1])
 def test_memory_that_the_system_refuses_is_done_without(
     make: Make, monkeypatch: pytest.MonkeyPatch, made_before: int
@@ -196,15 +175,6 @@ def test_user_may_allow_less_than_the_host_has(
     assert len(buffers.fds) == count
 
 
-def test_what_the_user_allows_is_told_if_it_is_too_little(make: Make) -> None:
-    found, _ = make(usage(9 * _MIB)).buffers(1, question() | {"most": 3 * _MIB})
-
-    assert found.lack == (
-        "two snapshots of 2.0 MiB do not fit: --snapshot-memory allows 3.0 MiB; "
-        "one save waits for the end of the one before"
-    )
-
-
 @pytest.fixture
 def fds() -> list[int]:
     return [sealed_memory("holdfast-test", BUFFER_BYTES) for _ in range(2)]
@@ -239,18 +209,6 @@ def test_all_who_have_mapped_a_buffer_see_what_one_of_them_copies(
     other.close()
     for fd in fds:
         os.close(fd)
-
-
-def test_descriptors_are_closed_and_the_memory_stays(fds: list[int]) -> None:
-    kept = os.dup(fds[0])
-    buffers = HostBuffers.of_agent(fds)
-    assert not any(is_open(fd) for fd in fds)
-
-    buffers[0][:4] = b"left"
-    buffers.close()
-
-    assert os.pread(kept, 4, 0) == b"left"
-    os.close(kept)
 
 
 def test_descriptors_are_closed_when_one_cannot_be_mapped(fds: list[int]) -> None:
@@ -384,68 +342,20 @@ def host(tmp_path: Path) -> Iterator[Host]:
     found.close()
 
 
-def begun(way: AgentSaver, step: int, attempt: int) -> PendingSave:
-    request = request_of(step, attempt)
-    return way.begin(request, state_of(step))
+def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: Path) -> None:
+    other_state = ShardLayout(specs_of({**state_of(0), "d": state_of(0)["c"]}), 2)
+    plan = plan_of(tmp_path / "run")
 
+    same = [
+        plan_of(tmp_path),
+        plan_of(tmp_path / "run", fields={"stage": 1}),
+        plan_of(tmp_path / "run", unsound={1}),
+    ]
+    others = [
+        plan_of(tmp_path / "run", shards=3),
+        plan_of(tmp_path / "run", layout=other_state),
+        plan_of(tmp_path / "run", run_id="other"),
+    ]
 
-def copied(agent: Agent, step: int, attempt: int) -> dict[str, Any]:
-    begun(agent.way, step, attempt).hand_over(state_of(step), "00")
-    return cast(dict[str, Any], agent.copied[-1])
-
-
-def assert_whole(run_dir: Path, *steps: int) -> None:
-    store = CheckpointStore(run_dir)
-    assert store.steps() == steps
-    for step in steps:
-        store.scan(step).verify()
-
-
-def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
-    host: Host, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_saver, "FREE_WITHIN_S", 0.01)
-    host.buffers = 1
-    agent, writer = host.agent(), RunningWriter()
-    agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
-    first = copied(agent, STEP, 1)
-    writer.use(host.memories[host.plan.layout_id])
-    writer.tell(first)
-    slow_disk.wait()
-
-    for attempt in (2, 3):
-        with pytest.raises(MemoryInUse, match="is still being written to the disk after"):
-            begun(agent.way, STEP + 1, attempt)
-    slow_disk.go()
-
-    assert writer.answer()["kind"] == "saved"
-    assert_whole(host.run_dir, STEP)
-    agent.page.answer_save(1, is_durable=True)
-    writer.tell(copied(agent, STEP + 1, 4))  # nobody will ever answer attempts 2 and 3
-    assert writer.answer()["kind"] == "saved"
-    assert_whole(host.run_dir, STEP + 1, STEP)
-    writer.close()
-
-
-def test_lack_of_memory_for_digests_fails_the_save_and_not_the_worker(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lack(*_: object) -> NoReturn:
-        raise MemoryError
-
-    agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
-    save = begun(agent.way, STEP, 1)
-    monkeypatch.setattr(ShardImage, "piece_digest", lack)
-    page = SimpleNamespace(needing_no_peer=contextlib.nullcontext)
-    member = SimpleNamespace(communicator=SimpleNamespace(size=1))
-    check = MemoryCheck(cast(Any, SimpleNamespace(page=page)), cast(Any, member), cast(Any, None))
-    check.take(STEP, state_of(STEP), then=save.hand_over)
-
-    check.compare()
-    save.compared()
-
-    assert save.is_done
-    assert isinstance(save.failure, MemoryError)
-    assert agent.copied == []
-    assert CheckpointStore(host.run_dir).steps() == ()
+    assert {found.layout_id for found in same} == {plan.layout_id}
+    assert len({found.layout_id for found in [plan, *others]}) == 4

@@ -6,10 +6,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -79,11 +79,35 @@ class FailingSave:
         return self._looks < 0
 
 
+class Way:
+    """Begins the saves that a test gives it; an error is raised instead, and the last one stays."""
+
+    def __init__(self, *saves: FailingSave | Exception) -> None:
+        self.saves = [*saves]
+
+    def prepare(self, *_arguments: object, **_named: object) -> None: ...
+
+    def keep_only(self, attempt: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
+        found = self.saves[0]
+        del self.saves[: len(self.saves) > 1]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 class SavingWorker:
     """One worker of a world, and what its agent hears of it; its agent may give it memory."""
 
     def __init__(
-        self, config: WorkerConfig, workers: Workers | None = None, world: tuple[int, ...] = (0,)
+        self,
+        config: WorkerConfig,
+        workers: Workers | None = None,
+        world: tuple[int, ...] = (0,),
+        way: Way | None = None,
     ) -> None:
         begin_run(config.run_dir, config.run_id)
         self.told: list[dict[str, Any]] = []
@@ -99,6 +123,7 @@ class SavingWorker:
             gives_nothing if workers is None else self._give,
         )
         self._workers = workers
+        self.way = way or Way()
         self.membership = Membership(
             config.worker, World(1, tuple(map(WorkerId, world)), 1), communicator, lambda: 0.0
         )
@@ -106,7 +131,9 @@ class SavingWorker:
         request = TrainingRequest(samples, None, global_batch=2, epochs=1)
         job = describe_job(request, config, Numerics.here(threads=1))
         records = LoopRecords(context, self.membership)
-        self.saver = Saver(context, self.membership, job.work_plan, job.save_terms, records)
+        self.saver = Saver(
+            context, self.membership, job.work_plan, job.save_terms, records, cast(Any, way)
+        )
 
     @property
     def kinds(self) -> list[str]:
@@ -123,11 +150,21 @@ class SavingWorker:
         return {"kind": "memory", FDS: [os.dup(fd) for fd in self._workers.fds]}
 
 
+Make = Callable[..., SavingWorker]
+
+
 @pytest.fixture
-def saver(tmp_path: Path) -> Iterator[Saver]:
-    worker = SavingWorker(worker_config(run_dir=tmp_path))
-    yield worker.saver
-    worker.close()
+def saving(tmp_path: Path) -> Iterator[Make]:
+    """Return what makes a worker whose saves are these."""
+    made: list[SavingWorker] = []
+
+    def make(*saves: FailingSave | Exception) -> SavingWorker:
+        made.append(SavingWorker(worker_config(run_dir=tmp_path), way=Way(*saves)))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
 
 
 @pytest.fixture
@@ -146,7 +183,6 @@ def test_worker_of_another_host_compares_its_state_and_takes_no_memory(far: Savi
     saver = far.saver
     saver.prepare(lambda: state_of(1))
     saver.begin(Cursor.start(1), lambda: state_of(1))
-    assert saver._check._pending is not None
     saver.before_sum()
 
     assert saver.bits() == Bit.SETTLED | Bit.INTACT
@@ -209,10 +245,9 @@ def test_save_after_a_durable_one_takes_the_same_memory_and_one_after_a_failure_
 
 @pytest.mark.parametrize("looks", range(5))
 def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int
+    saving: Make, looks: int
 ) -> None:
-    save = FailingSave(looks)
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: save)
+    saver = saving(FailingSave(looks)).saver
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     bits = saver.bits()
@@ -220,11 +255,9 @@ def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     assert bits != Bit.SETTLED | Bit.INTACT
 
 
-def test_failure_that_not_all_have_heard_of_ends_no_save(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_that_not_all_have_heard_of_ends_no_save(saving: Make) -> None:
     """Its memory may still be read, and all must begin the next one together."""
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=0))
+    saver = saving(FailingSave(looks=0)).saver
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     saver.hear(_agreed(saver.bits() & Bit.INTACT))
@@ -250,11 +283,12 @@ class DigestedSave(FailingSave):
 
 
 def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
+    saving: Make,
 ) -> None:
-    page = saver._context.page
+    worker = saving(FailingSave(looks=0))
+    saver, page = worker.saver, worker.page
     save = DigestedSave(page)
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: save)
+    worker.way.saves = [save]
     page.begin_turn(waits_for_peers=True)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert page.turn[1]
@@ -267,9 +301,9 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
 
 
 def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
+    saving: Make,
 ) -> None:
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=9))
+    saver = saving(FailingSave(looks=9)).saver
     saver.want(replace(_agreed(Bit(0)), is_save_wanted=True))
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert saver.serves_requests
@@ -280,9 +314,9 @@ def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
 
 
 def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch
+    saving: Make,
 ) -> None:
-    monkeypatch.setattr(AgentSaver, "begin", lambda *arguments: FailingSave(looks=0))
+    saver = saving(*(FailingSave(looks=0) for _ in range(MAX_FAILURES))).saver
     for _ in range(MAX_FAILURES):
         saver.give_up_if_hopeless(Cursor.start(1))
         saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
@@ -306,17 +340,12 @@ def _agreed(save: Bit) -> Outcome:
     ("error", "reason"), [(OSError("no memory"), "no memory"), (MemoryError(), "MemoryError")]
 )
 def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
-    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+    saving: Make, tmp_path: Path, error: Exception, reason: str
 ) -> None:
-    def begin(*_arguments: object) -> None:
-        raise error
-
-    state = {"a": np.zeros(3)}
-    with monkeypatch.context() as patch:
-        patch.setattr(AgentSaver, "begin", begin)
-        assert saver.begin(Cursor.start(1), lambda: state)
-        assert saver.bits() == Bit.SETTLED
-        saver.hear(_agreed(saver.bits()))
+    saver, state = saving(error, FailingSave(looks=9)).saver, {"a": np.zeros(3)}
+    assert saver.begin(Cursor.start(1), lambda: state)
+    assert saver.bits() == Bit.SETTLED
+    saver.hear(_agreed(saver.bits()))
 
     assert not saver.is_busy
     failed = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
@@ -327,14 +356,15 @@ def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
 
 
 def test_committer_that_cannot_begin_fails_saves_until_it_can(
-    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked for when a world begins, in the loop of training."""
 
     def refuse(*_arguments: object) -> None:
         raise OSError("the local disk is gone")
 
-    state = {"a": np.zeros(3)}
+    worker, state = SavingWorker(worker_config(run_dir=tmp_path)), {"a": np.zeros(3)}
+    saver = worker.saver
     with monkeypatch.context() as patch:
         patch.setattr(agent_saver, "Committer", refuse)
         saver.prepare(lambda: state)
@@ -347,6 +377,7 @@ def test_committer_that_cannot_begin_fails_saves_until_it_can(
     saver.wait(BOUND_S)
 
     assert saver.bits() == Bit.SETTLED | Bit.INTACT
+    worker.close()
 
 
 def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> None:
@@ -398,6 +429,7 @@ def test_request_that_comes_during_the_copy_leads_to_another_save(
 )
 def test_larger_state_has_more_shards(nbytes: int, expected: int) -> None:
     assert shard_count(nbytes) == expected
+    assert shard_count(nbytes, 7) == 7, "the user has the last word"
 
 
 @given(st.integers(0, 2**45))
@@ -410,8 +442,3 @@ def test_file_is_worth_its_name_and_never_too_large(nbytes: int) -> None:
         assert nbytes / count > WORTH_A_FILE_BYTES / 2
     if count > MOST_THREADS:
         assert nbytes / (count - 1) > LARGEST_FILE_BYTES
-
-
-@given(st.integers(0, 2**45), st.integers(1, 1000))
-def test_user_has_the_last_word(nbytes: int, asked: int) -> None:
-    assert shard_count(nbytes, asked) == asked

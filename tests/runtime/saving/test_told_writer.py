@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_writer import PARTS, AgentOfFakes
@@ -21,237 +20,17 @@ from holdfast.runtime.saving.writer_link import (
     KILLED_SETTLES_WITHIN_S,
     SLOWEST_BYTES_PER_S,
     FailedSaves,
-    WriterReplay,
-    _split,
 )
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.channel import FDS, Message
 
 FILE_BYTES = 500_000_000
 FILE_S = FILE_BYTES / SLOWEST_BYTES_PER_S
-FULL = "cannot allocate /run/.tmp-000000000{0}-g1-a{1}/shard: No space left on device (ENOSPC)"
 EVENTS = st.lists(st.sampled_from(["serve", "die", "hang", "refuse", "allow"]), max_size=3)
 SAVES = st.lists(
     st.tuples(st.permutations(range(PARTS)), st.integers(1, PARTS), EVENTS, EVENTS),
     min_size=1,
     max_size=6,
 )
-
-
-class StrikeResult:
-    """A ``WriterReplay``, and the writers that it tells."""
-
-    def __init__(self) -> None:
-        self.told = WriterReplay()
-        self._channels: list[Channel] = []
-        self.told.memory(memory(), ())
-
-    def copied(self, attempt: int, part: int, **fields: object) -> bool | None:
-        """Copy a part; return whether its save is complete, None if it has no use."""
-        save = self.told.part(copied(attempt, part, **fields))
-        return None if save is None else save.is_complete
-
-    def save(self, attempt: int) -> None:
-        self.copied(attempt, 0)
-        assert self.copied(attempt, 1)
-
-    def heard(self, *, at_settle: bool) -> list[Message]:
-        """Return what a new writer is told at its start, or before a settle."""
-        ours, theirs = pair()
-        self._channels += [ours, theirs]
-        (self.told.repeat_saves if at_settle else self.told.repeat)(ours)
-        return theirs.drain()
-
-    def heard_parts(self, *, at_settle: bool) -> list[tuple[int, int, Any]]:
-        """Return attempt, part and earlier answer of each part that a new writer is told."""
-        return [
-            (found["attempt"], found["part"], found.get("answered"))
-            for found in self.heard(at_settle=at_settle)
-            if found["kind"] == "copied"
-        ]
-
-    def close(self) -> None:
-        self.told.close()
-        for channel in self._channels:
-            channel.close()
-
-
-def memory(launch: int = 1, layout: str = "L") -> Message:
-    return {"kind": "memory", "launch": launch, "layout": layout, "bytes": 1000}
-
-
-def copied(attempt: int, part: int, **fields: object) -> Message:
-    message = {
-        "kind": "copied",
-        "launch": 1,
-        "layout": "L",
-        "generation": 1,
-        "attempt": attempt,
-        "part": part,
-        "parts": 2,
-        "buffer": attempt % 2,
-    }
-    return {**message, **fields}
-
-
-def descriptor() -> int:
-    return os.memfd_create("test", os.MFD_CLOEXEC)
-
-
-def is_open(fd: int) -> bool:
-    return os.path.exists(f"/proc/self/fd/{fd}")
-
-
-@pytest.fixture
-def told() -> Iterator[StrikeResult]:
-    told = StrikeResult()
-    yield told
-    told.close()
-
-
-def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: StrikeResult) -> None:
-    buffers = (descriptor(), descriptor())
-    told.told.memory(memory(2), buffers)
-    told.told.plan({"kind": "plan", "generation": 1, FDS: [descriptor()]})
-
-    first, second = told.heard(at_settle=False)
-
-    assert (first["kind"], first["launch"], len(first[FDS])) == ("memory", 2, 2)
-    assert (second["kind"], len(second[FDS])) == ("plan", 1)
-    for fd in (*buffers, *first[FDS], *second[FDS]):
-        os.close(fd)
-
-
-def test_host_that_saves_no_more_says_so_to_the_next_writer_until_another_plan_comes(
-    told: StrikeResult,
-) -> None:
-    assert told.told.end_maintenance() is None, "there is nothing to look after"
-    told.told.plan({"kind": "plan", "generation": 1, FDS: [descriptor()]})
-
-    ended = told.told.end_maintenance()
-
-    assert ended is not None
-    assert told.told.end_maintenance() is None
-    _, plan = told.heard(at_settle=False)
-    assert (plan["has_maintenance"], len(plan[FDS])) == (False, 1)
-    told.told.plan({"kind": "plan", "generation": 2, FDS: [descriptor()]})
-    _, later = told.heard(at_settle=False)
-    assert "has_maintenance" not in later
-    for fd in (*plan[FDS], *later[FDS]):
-        os.close(fd)
-
-
-def test_save_is_complete_with_its_last_part(told: StrikeResult) -> None:
-    assert told.copied(1, 1) is False
-    assert told.copied(1, 1) is False
-    assert told.copied(1, 0) is True
-
-
-def test_incomplete_save_is_told_to_the_next_writer_at_once(told: StrikeResult) -> None:
-    told.save(1)
-    told.copied(2, 1)
-    told.told.lost()
-
-    assert told.heard_parts(at_settle=False) == [(2, 1, None)]
-    assert told.heard_parts(at_settle=True) == [(1, 0, "unsaved"), (1, 1, "unsaved")]
-
-
-def test_incomplete_save_is_not_told_if_a_later_one_is_complete(told: StrikeResult) -> None:
-    told.copied(1, 1)
-    told.save(2)
-    told.told.lost()
-
-    assert told.heard_parts(at_settle=False) == []
-
-
-def test_complete_saves_are_told_once_and_the_oldest_first(told: StrikeResult) -> None:
-    told.save(3)
-    told.save(4)
-    assert not told.told.has_lost_saves
-    told.told.lost()
-    assert told.told.has_lost_saves
-
-    parts = told.heard_parts(at_settle=True)
-
-    assert [(attempt, part) for attempt, part, _ in parts] == [(3, 0), (3, 1), (4, 0), (4, 1)]
-    assert told.heard_parts(at_settle=True) == []
-
-
-def test_save_that_a_living_writer_was_told_is_not_repeated(told: StrikeResult) -> None:
-    told.save(1)
-    told.told.lost()
-    told.save(2)
-
-    assert {attempt for attempt, _, _ in told.heard_parts(at_settle=True)} == {1}
-
-
-def test_durable_save_is_told_as_such_and_older_ones_are_not(told: StrikeResult) -> None:
-    told.save(1)
-    told.save(2)
-    told.told.saved({"kind": "saved", "launch": 1, "attempt": 2})
-    told.told.lost()
-
-    assert told.heard_parts(at_settle=True) == [(2, 0, "saved"), (2, 1, "saved")]
-
-
-def test_answer_about_another_launch_changes_nothing(told: StrikeResult) -> None:
-    told.save(1)
-    told.told.saved({"kind": "saved", "launch": 9, "attempt": 5})
-    told.told.lost()
-
-    assert told.heard_parts(at_settle=True) == [(1, 0, "unsaved"), (1, 1, "unsaved")]
-
-
-def test_part_of_an_older_save_has_no_use_once_a_later_one_has_begun(told: StrikeResult) -> None:
-    told.copied(1, 0)
-    told.copied(2, 0, generation=2)
-
-    assert told.copied(1, 1) is None
-    assert told.copied(3, 1) is None, "the older world"
-
-
-@pytest.mark.parametrize("other", [{"launch": 2}, {"layout": "other"}])
-def test_part_for_other_memory_has_no_use(told: StrikeResult, other: dict[str, object]) -> None:
-    assert told.copied(1, 0, **other) is None
-
-
-def test_new_memory_forgets_the_saves_of_the_old_one(told: StrikeResult) -> None:
-    told.save(1)
-    told.told.memory(memory(2), ())
-    told.told.lost()
-
-    assert not told.told.has_lost_saves
-    assert told.heard_parts(at_settle=False) == []
-
-
-def test_descriptors_of_what_is_replaced_are_closed_once_they_have_left(told: StrikeResult) -> None:
-    ours, theirs = pair()
-    plan, cursor, late, newer = (descriptor() for _ in range(4))
-    told.told.plan({"kind": "plan", "generation": 1, FDS: [plan]})
-    told.copied(1, 0, **{FDS: [cursor]})
-    while not ours.wants_write:
-        ours.post({"text": "x" * 100_000})
-
-    told.told.plan({"kind": "plan", "generation": 1, FDS: [newer]})
-    told.copied(3, 0)
-    told.copied(1, 1, **{FDS: [late]})
-    told.told.close_unused(ours)
-    assert all(map(is_open, (plan, cursor, late)))
-    while ours.wants_write:
-        theirs.drain()
-        ours.flush()
-    told.told.close_unused(ours)
-
-    assert not any(map(is_open, (plan, cursor, late)))
-    assert is_open(newer)
-    told.told.close()
-    assert not is_open(newer)
-    ours.close()
-    theirs.close()
-
-
-def test_message_is_sent_without_the_field_of_its_descriptors() -> None:
-    assert _split({"kind": "plan", FDS: [7]}) == ({"kind": "plan"}, (7,))
-    assert _split({"kind": "plan"}) == ({"kind": "plan"}, ())
 
 
 @pytest.fixture
@@ -383,6 +162,25 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentOfFakes]:
     agent.close()
 
 
+def test_host_that_saves_no_more_says_so_to_each_writer_until_another_plan_comes(
+    agent: AgentOfFakes,
+) -> None:
+    def plan(generation: int) -> None:
+        fd = os.memfd_create("test", os.MFD_CLOEXEC)
+        agent.link.plan({"kind": "plan", "generation": generation, FDS: [fd]})
+
+    agent.link.end_maintenance()  # there is nothing to look after
+    plan(1)
+    agent.link.end_maintenance()
+    agent.link.replace("killed")
+    agent.link.start()
+    plan(2)
+
+    assert agent.writer is not None
+    agent.writer.serve()
+    assert agent.writer.plans == [False, True]
+
+
 def settle(agent: AgentOfFakes) -> list[Message]:
     """Ask for a settle, and let the writer begin with it."""
     found: list[Message] = []
@@ -395,27 +193,23 @@ def wait(agent: AgentOfFakes, seconds: float) -> None:
     agent.link.poll(agent.now)
 
 
-def test_writer_that_has_begun_no_file_is_waited_for_a_minute(
-    agent: AgentOfFakes,
+@pytest.mark.parametrize(
+    ("told_bytes", "seconds"),
+    [
+        ((), ANSWERED_WITHIN_S),  # however large the state is: a relaunch may wait behind it
+        ((FILE_BYTES,), ANSWERED_WITHIN_S + FILE_S),
+        ((FILE_BYTES, 0), ANSWERED_WITHIN_S),
+    ],
+    ids=["no file has begun", "a file is written", "nothing is written any more"],
+)
+def test_settle_is_waited_for_as_long_as_the_file_in_hand_takes(
+    agent: AgentOfFakes, told_bytes: tuple[int, ...], seconds: float
 ) -> None:
-    """However large the state is: a relaunch may wait behind it."""
     found = settle(agent)
+    for nbytes in told_bytes:
+        agent.progress(nbytes)
 
-    wait(agent, ANSWERED_WITHIN_S - 1)
-    assert found == []
-    wait(agent, 2)
-
-    assert found[0]["step"] is None
-
-
-def test_file_that_is_being_written_has_the_time_that_its_bytes_take(
-    agent: AgentOfFakes,
-) -> None:
-    """A settle that waits behind a save has as long as that."""
-    found = settle(agent)
-    agent.progress(FILE_BYTES)
-
-    wait(agent, ANSWERED_WITHIN_S + FILE_S - 1)
+    wait(agent, seconds - 1)
     assert found == []
     wait(agent, 2)
 
@@ -424,15 +218,12 @@ def test_file_that_is_being_written_has_the_time_that_its_bytes_take(
 
 def test_wait_begins_anew_with_each_file_and_with_each_read(agent: AgentOfFakes) -> None:
     found = settle(agent)
+
     for nbytes in (0, 0, FILE_BYTES, 0, FILE_BYTES):
         agent.progress(nbytes)
         wait(agent, ANSWERED_WITHIN_S - 1)
+
     assert found == []
-
-    agent.progress(0)
-    wait(agent, ANSWERED_WITHIN_S + 1)
-
-    assert found[0]["step"] is None, "nothing is being written any more"
 
 
 def test_new_writer_is_not_waited_for_as_long_as_the_file_of_the_one_before(
@@ -472,36 +263,20 @@ def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) 
     assert found[0]["step"] is None
 
 
-def test_reason_that_comes_again_is_told_in_full_once() -> None:
+def test_reason_is_told_in_full_once_until_there_is_another_or_a_success() -> None:
     failed = FailedSaves()
+    full = "cannot allocate /run/.tmp-000000000{0}-g1-a{1}/shard: No space left on device (ENOSPC)"
 
-    told = [failed.sentence(10 * n, FULL.format(10 * n, n)) for n in (1, 2, 3)]
+    told = [failed.sentence(10 * n, full.format(10 * n, n)) for n in (1, 2)]
+    told.append(failed.sentence(30, "it is read-only"))
+    told += [failed.succeeded(35) or "", failed.succeeded(36) or "nothing"]
+    told.append(failed.sentence(40, "it is read-only"))
 
     assert told == [
-        f"the checkpoint of step 10 failed: {FULL.format(10, 1)}",
+        f"the checkpoint of step 10 failed: {full.format(10, 1)}",
         "the checkpoint of step 20 failed for the same reason",
-        "the checkpoint of step 30 failed for the same reason",
+        "the checkpoint of step 30 failed: it is read-only",
+        "checkpoints are saved again, from step 35 on",
+        "nothing",
+        "the checkpoint of step 40 failed: it is read-only",
     ]
-
-
-def test_another_reason_is_told_in_full() -> None:
-    failed = FailedSaves()
-    failed.sentence(10, FULL.format(10, 1))
-
-    assert (
-        failed.sentence(20, "it is read-only")
-        == "the checkpoint of step 20 failed: it is read-only"
-    )
-    told = failed.sentence(30, FULL.format(30, 3))
-    assert told.endswith("(ENOSPC)")
-
-
-def test_reason_is_told_in_full_again_after_a_save_that_succeeded() -> None:
-    failed = FailedSaves()
-    failed.sentence(10, "it is full")
-
-    told = failed.succeeded(15)
-    assert told == "checkpoints are saved again, from step 15 on"
-    assert failed.succeeded(16) is None
-    told = failed.sentence(20, "it is full")
-    assert told == "the checkpoint of step 20 failed: it is full"

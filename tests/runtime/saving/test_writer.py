@@ -14,15 +14,145 @@ import pytest
 from host_saves import LAUNCH, RUN, STEP, Copied, Workers, plan_of, saved_steps, state_of
 from host_simulation import HostSimulation
 from host_writer import Disk, RunningWriter
+from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 
 ACTIONS = 60
-SAVES = ((10, 1), (20, 2))
+
+TRANSCRIPTS = {
+    "saves take turns in the buffers": ("1 saved:1 2 saved:2 3 saved:3", "30 20 10", ""),
+    "a part that is told twice counts once": ("1/0 1/0 rest 1/1 saved:1", "10", ""),
+    "states that differ are refused": ("1! unsaved:1 settle:- 2 saved:2", "20", "10"),
+    "parts of two attempts make no checkpoint": ("1/0 2/1 given-up:1 settle:-", "", ""),
+    # A worker died, and the survivors save again in a world of their own.
+    "a later save ends an incomplete one": ("1/0 2/0g8 given-up:1 2/1g8 saved:2", "20", ""),
+    "a late part of an older save is passed over": (
+        "2/0g8 1/0 1/1 rest 2/1g8 saved:2", "20", "",
+    ),
+    # A dying worker's last message is read late.
+    "a late part of a save that was given up is not answered again": (
+        "1/0 2g8 given-up:1 saved:2 1/1 3g8 saved:3", "30 20", "",
+    ),
+    # The agent tells a new writer all saves in memory, when all workers have died.
+    "parts of a save that is done change nothing": ("1 saved:1 1 settle:10", "10", ""),
+    # With one buffer the survivors wait for the answer before they copy again.
+    "a new world ends an incomplete save": ("1/0 plan:8 given-up:1 1/1 rest", "", ""),
+    # It has another channel to the agent than the worker that tells the plan.
+    "a part may come before the plan of its world": ("1/1g9 plan:9 1/0g9 saved:1", "10", ""),
+    "a plan that comes again costs nothing": ("1 saved:1 plan:7 2 saved:2", "20 10", ""),
+    "a durable step is said again": ("1 saved:1 settle:10 settle:10", "10", ""),
+    "a part alone is not committed": ("1/0 settle:- 1/1 settle:-", "", ""),
+    "the newest save that the disk refused is committed": (
+        "1 saved:1 full 2 unsaved:2 3 unsaved:3 4 unsaved:4 free settle:40", "40 10", "20 30 40",
+    ),
+    # The workers were told of the failure, so the writer answers no second time.
+    "a disk that is still full has the step before": (
+        "1 saved:1 full 2 unsaved:2 settle:10 free settle:20", "20 10", "20",
+    ),
+    "a buffer that is written over in part is never committed": (
+        "full 2 unsaved:2 3 unsaved:3 ~4/0 free settle:30 ~5/1 6 saved:6", "60 30", "20 30",
+    ),
+    "nor is the only one": ("full 1 unsaved:1 ~3/0 free settle:- rest", "", "10"),
+    "whichever part it is": ("full 1 unsaved:1 ~3/1 free settle:- rest", "", "10"),
+    # The first writer died before it could answer, and all workers with it.
+    "a new writer is told everything again": ("1 saved:1 new 1 2 saved:1 saved:2", "20 10", ""),
+    # The first writer died at step 10.  The states differed after step 20, and all died.
+    "a new writer has refused a later save": ("2! unsaved:2 1 saved:1 settle:10", "10", "20"),
+    "a damaged image replaces nothing that is kept": (
+        "1 saved:1 ~2 flip:2 =2 unsaved:2 settle:10", "10", "20",
+    ),
+    "nor do damaged records": ("1 saved:1 ~2 flip-record:2 =2 unsaved:2 settle:10", "10", "20"),
+    "a save that is found damaged is kept no longer": (
+        "full 1 unsaved:1 flip:1 free settle:- rest", "", "10",
+    ),
+}  # fmt: skip
+"""What happens, which steps are there in the end, and of which a failure was recorded.
+
+Attempt N saves step 10 N.  ``N`` copies and tells it, ``N/P`` a part of it, ``gG`` in the world of
+generation G, ``N!`` with states that differ; ``~N`` only copies, and ``=N`` tells that later.
+``saved``, ``unsaved`` and ``given-up`` are the next answer.
+"""
+
+
+class Play:
+    """Plays a transcript."""
+
+    def __init__(self, workers: Workers, writer: RunningWriter, disk: Disk) -> None:
+        self.writers = [writer]
+        self._workers, self._disk = workers, disk
+        self._later: list[Copied] = []
+
+    def happen(self, word: str) -> None:
+        """Do or expect one thing."""
+        name, _, value = word.partition(":")
+        writer, workers = self.writers[-1], self._workers
+        match name:
+            case "saved" | "unsaved" | "given-up":
+                answer = writer.answer()
+                found = "given-up" if answer.get("is_expected") else answer["kind"]
+                assert (found, answer["attempt"]) == (name, int(value))
+            case "settle":
+                assert writer.settle() == (None if value == "-" else int(value))
+            case "full" | "free":
+                self._disk.is_full = name == "full"
+            case "plan":
+                writer.plan(workers.plan, int(value))
+            case "new":
+                self.writers.append(RunningWriter())
+                self.writers[-1].use(workers)
+            case "flip":
+                workers.flip_a_bit(int(value))
+            case "flip-record":
+                workers.flip_a_record(int(value))
+            case "rest":
+                writer.rest()
+            case _ if name.startswith("="):
+                writer.tell(*self._later)
+            case _ if name.startswith("~"):
+                self._later = self._copied(name[1:])
+            case _:
+                writer.tell(*self._copied(name))
+
+    def _copied(self, save: str) -> list[Copied]:
+        save, _, generation = save.partition("g")
+        attempt, _, part = save.rstrip("!").partition("/")
+        ticket = self._workers.ticket(
+            10 * int(attempt), int(attempt), generation=int(generation or 0)
+        )
+        if part:
+            return [self._workers.copy(ticket, int(part))]
+        return self._workers.copy_all(ticket, ("00", "01") if save.endswith("!") else ())
+
+
+@pytest.mark.parametrize(("words", "steps", "failed"), TRANSCRIPTS.values(), ids=TRANSCRIPTS.keys())
+def test_transcript(
+    workers: Workers,
+    writer: RunningWriter,
+    disk: Disk,
+    tmp_path: Path,
+    words: str,
+    steps: str,
+    failed: str,
+) -> None:
+    play = Play(workers, writer, disk)
+
+    for word in words.split():
+        play.happen(word)
+
+    assert saved_steps(tmp_path) == tuple(map(int, steps.split()))
+    records = [r for one in play.writers for r in one.recorded("checkpoint", "checkpoint_failed")]
+    told = {kind: {r["step"] for r in records if r["event"] == kind} for kind in
+            ("checkpoint", "checkpoint_failed")}  # fmt: skip
+    assert told["checkpoint"] == set(saved_steps(tmp_path))
+    assert told["checkpoint_failed"] == set(map(int, failed.split()))
+    assert not any(one.notices for one in play.writers)
+    for one in play.writers[1:]:
+        one.close()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
@@ -46,27 +176,6 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     assert writer.being_written[-1] == 0
 
 
-def test_saves_take_turns_in_the_buffers(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    for attempt in range(1, 6):
-        assert writer.save(workers, 10 * attempt, attempt)["kind"] == "saved"
-
-    assert saved_steps(tmp_path) == (50, 40, 30, 20, 10)
-
-
-def test_part_that_is_told_twice_counts_once(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    first, second = workers.copy_all(workers.ticket(STEP, 1))
-    writer.tell(first, first)
-    writer.rest()
-
-    writer.tell(second)
-
-    assert writer.answer()["kind"] == "saved"
-
-
 def test_parts_of_states_that_differ_are_refused(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:
@@ -81,119 +190,6 @@ def test_parts_of_states_that_differ_are_refused(
     assert writer.settle() is None
     assert saved_steps(tmp_path) == ()
     assert writer.save(workers, 40, 2)["kind"] == "saved"
-
-
-def test_parts_of_two_attempts_do_not_make_one_checkpoint(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.tell(workers.copy(workers.ticket(STEP, 1), 0))
-    writer.tell(workers.copy(workers.ticket(STEP, 2), 1))
-    assert writer.answer()["attempt"] == 1
-
-    assert writer.settle() is None
-    assert saved_steps(tmp_path) == ()
-
-
-def test_save_that_stays_incomplete_is_answered_when_a_later_one_begins(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """A worker died, and the survivors save again in a world of their own."""
-    writer.tell(workers.copy(workers.ticket(20, 1), 0))
-    later = workers.copy_all(workers.ticket(30, 2, generation=8))
-
-    writer.tell(later[0])
-
-    expected = {"kind": "unsaved", "launch": 7, "attempt": 1, "step": 20, "is_expected": True}
-    assert writer.answer() == expected
-    writer.tell(later[1])
-    assert (writer.answer()["kind"], saved_steps(tmp_path)) == ("saved", (30,))
-    assert writer.recorded("checkpoint_failed") == []
-    assert writer.notices == []
-
-
-def test_late_part_of_an_older_save_changes_nothing_for_the_one_in_hand(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    late = workers.copy_all(workers.ticket(20, 1))
-    newer = workers.copy_all(workers.ticket(30, 2, generation=8))
-    writer.tell(newer[0], *late)
-    writer.rest()
-
-    writer.tell(newer[1])
-
-    assert (writer.answer()["step"], saved_steps(tmp_path)) == (30, (30,))
-
-
-def test_part_of_an_older_save_that_comes_after_a_newer_one_is_not_answered_again(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """A dying worker's last message was read late: the failure of save 2 must stay the last."""
-    first, late = workers.copy_all(workers.ticket(20, 1))
-    writer.tell(first)
-    newer = workers.copy_all(workers.ticket(30, 2, generation=8))
-    writer.tell(*newer)
-    assert [writer.answer()["attempt"] for _ in range(2)] == [1, 2]
-
-    writer.tell(late)
-
-    answer = writer.save(workers, 40, 3, generation=8)
-    assert (answer["kind"], answer["attempt"]) == ("saved", 3)
-    assert saved_steps(tmp_path) == (40, 30)
-
-
-def test_parts_of_a_save_that_is_done_change_nothing(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """The agent tells a new writer all saves in memory, when all workers have died."""
-    copied = workers.copy_all(workers.ticket(STEP, 1))
-    writer.tell(*copied)
-    writer.answer()
-
-    writer.tell(*copied)
-
-    assert writer.settle() == STEP
-    assert len(writer.recorded("checkpoint")) == 1
-
-
-def test_new_world_ends_the_wait_for_a_save_that_stays_incomplete(
-    workers: Workers, writer: RunningWriter
-) -> None:
-    """With one buffer the survivors wait for the answer before they copy again."""
-    ticket = workers.ticket(20, 1)
-    writer.tell(workers.copy(ticket, 0))
-
-    writer.plan(workers.plan, ticket.generation + 1)
-
-    answer = writer.answer()
-    assert (answer["kind"], answer["attempt"], answer["is_expected"]) == ("unsaved", 1, True)
-    writer.tell(workers.copy(workers.ticket(20, 1), 1))
-    writer.rest()
-
-
-def test_part_that_comes_before_the_plan_of_its_world_counts(
-    workers: Workers, writer: RunningWriter
-) -> None:
-    """It has another channel to the agent than the worker that tells the plan."""
-    first, second = workers.copy_all(workers.ticket(20, 1, generation=9))
-    writer.tell(second)
-
-    writer.plan(workers.plan, 9)
-    writer.tell(first)
-
-    assert writer.answer()["kind"] == "saved"
-
-
-def test_committed_step_that_is_saved_again_is_left_alone(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, STEP, 1)
-    (manifest,) = tmp_path.glob("checkpoints/*/MANIFEST.json")
-    before = manifest.stat().st_ino
-
-    assert writer.save(workers, STEP, 2)["kind"] == "saved"
-
-    assert manifest.stat().st_ino == before
-    assert CheckpointStore(tmp_path).names() == ("step-000000000030",)
 
 
 def test_older_save_of_the_step_that_is_damaged_is_replaced(
@@ -218,38 +214,6 @@ def test_staging_that_a_killed_writer_has_begun_is_no_hindrance(
 
     assert writer.save(workers, STEP, 1)["kind"] == "saved"
     assert saved_steps(tmp_path) == (STEP,)
-
-
-@pytest.mark.parametrize("shard", [0, 1, 2])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_save_that_fails_at_any_shard_leaves_nothing_and_the_next_one_succeeds(
-    writer: RunningWriter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shard: int,
-    number: int,
-) -> None:
-    workers = Workers(plan_of(tmp_path, shards=3))
-    writer.use(workers)
-    plain = LocalFileSystem.create_exclusive
-
-    def create(files: LocalFileSystem, path: Path) -> int:
-        if path.name.startswith(f"shard-{shard:05d}"):
-            raise OSError(number, "not now")
-        return plain(files, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalFileSystem, "create_exclusive", create)
-        answer = writer.save(workers, 20, 1)
-
-    assert (answer["kind"], answer["attempt"]) == ("unsaved", 1)
-    assert f"({errno.errorcode[number]})" in answer["reason"]
-    assert CheckpointStore(tmp_path).names() == ()
-    (record,) = writer.recorded("checkpoint_failed")
-    assert (record["step"], record["reason"]) == (20, answer["reason"])
-    assert writer.save(workers, 30, 2)["kind"] == "saved"
-    assert saved_steps(tmp_path) == (30,)
-    workers.close()
 
 
 def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
@@ -312,16 +276,6 @@ def test_stage_of_another_model_is_saved_from_memory_of_its_own(
     other.close()
 
 
-def test_plan_that_comes_again_for_another_world_costs_nothing(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, 10, 1)
-    writer.plan(workers.plan)
-
-    assert writer.save(workers, 20, 2)["kind"] == "saved"
-    assert saved_steps(tmp_path) == (20, 10)
-
-
 def test_writer_whose_host_saves_no_more_only_settles_until_its_host_saves_again(
     writer: RunningWriter, disk: Disk, tmp_path: Path
 ) -> None:
@@ -362,193 +316,6 @@ def test_checkpoints_that_somebody_removed_are_told_of_once(
     assert writer.notices == [
         f"{directory} was removed, or its disk unmounted: it has no checkpoint before step 20"
     ]
-
-
-def test_step_that_is_durable_is_said_again(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.save(workers, STEP, 1)
-
-    assert writer.settle() == STEP
-    assert writer.settle() == STEP
-    assert len(writer.recorded("checkpoint")) == 1
-
-
-def test_part_of_one_worker_alone_is_not_committed(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    writer.tell(workers.copy(workers.ticket(STEP, 1), 0))
-
-    assert writer.settle() is None
-    assert saved_steps(tmp_path) == ()
-
-
-def test_part_that_comes_after_the_end_of_its_save_completes_nothing(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    first, second = workers.copy_all(workers.ticket(STEP, 1))
-    writer.tell(first)
-    writer.settle()
-
-    writer.tell(second)
-
-    assert writer.settle() is None
-    assert saved_steps(tmp_path) == ()
-
-
-def test_newest_complete_save_that_the_disk_refused_is_committed(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk
-) -> None:
-    writer.save(workers, 10, 1)
-    disk.is_full = True
-    for attempt in (2, 3, 4):
-        assert writer.save(workers, 10 * attempt, attempt)["kind"] == "unsaved"
-    disk.is_full = False
-
-    assert writer.settle() == 40
-
-    assert saved_steps(tmp_path) == (40, 10)
-    assert [record["step"] for record in writer.recorded("checkpoint")] == [10, 40]
-
-
-def test_disk_that_is_still_full_has_the_step_before(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk
-) -> None:
-    """The workers were told of the failure, so the writer answers no second time."""
-    writer.save(workers, 10, 1)
-    disk.is_full = True
-    writer.save(workers, 20, 2)
-
-    assert writer.settle() == 10
-
-    assert CheckpointStore(tmp_path).names() == ("step-000000000010",)
-    assert [r["step"] for r in writer.recorded("checkpoint_failed")] == [20, 20]
-    disk.is_full = False
-    assert writer.settle() == 20
-
-
-def test_staging_that_the_workers_have_lost_is_made_again_from_memory(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk
-) -> None:
-    disk.is_full = True
-    writer.save(workers, STEP, 1)
-    disk.is_full = False
-    staging = CheckpointStore(tmp_path).staging(STEP, 7, 1)
-    staging.open()
-    (staging.path / "shard-00000-of-00002.h5").write_bytes(b"half of ")
-
-    assert writer.settle() == STEP
-    assert saved_steps(tmp_path) == (STEP,)
-
-
-def test_buffer_that_is_written_over_while_its_save_is_not_durable_is_never_committed(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk
-) -> None:
-    """Step 40 was copied in part where step 20 was, and then all workers died."""
-    disk.is_full = True
-    writer.save(workers, 20, 2)
-    writer.save(workers, 30, 3)
-    workers.copy(workers.ticket(40, 4), 0)
-    disk.is_full = False
-
-    assert writer.settle() == 30
-    assert saved_steps(tmp_path) == (30,)
-    workers.copy(workers.ticket(50, 5), 1)
-    assert writer.save(workers, 60, 6)["kind"] == "saved"
-    assert saved_steps(tmp_path) == (60, 30)
-
-
-@pytest.mark.parametrize("part", [0, 1])
-def test_only_buffer_that_is_written_over_in_part_is_never_committed(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk, part: int
-) -> None:
-    disk.is_full = True
-    writer.save(workers, 20, 1)
-    workers.copy(workers.ticket(30, 3), part)
-    disk.is_full = False
-
-    assert writer.settle() is None
-    assert saved_steps(tmp_path) == ()
-    writer.rest()
-
-
-def test_new_writer_that_is_told_everything_again_commits_it(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """The first writer has died before it could answer, and all workers with it."""
-    saves = [workers.copy_all(workers.ticket(step, attempt)) for step, attempt in SAVES]
-    other = RunningWriter()
-    other.use(workers)
-    other.tell(*(part for copied in saves for part in copied))
-
-    assert [other.answer()["step"] for _ in SAVES] == [10, 20]
-    assert other.settle() == 20
-
-    assert saved_steps(tmp_path) == (20, 10)
-    other.close()
-
-
-def test_new_writer_is_told_a_save_that_is_durable_already(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    copied: list[Copied] = workers.copy_all(workers.ticket(STEP, 1))
-    writer.tell(*copied)
-    writer.answer()
-    other = RunningWriter()
-    other.use(workers)
-
-    other.tell(*copied)
-
-    assert other.answer()["kind"] == "saved"
-    assert other.settle() == STEP
-    assert CheckpointStore(tmp_path).names() == ("step-000000000030",)
-    other.close()
-
-
-def test_new_writer_that_has_refused_a_later_save_still_commits_an_older_one(
-    workers: Workers, writer: RunningWriter, tmp_path: Path
-) -> None:
-    """The first writer died at step 20.  The states differed after step 30, and all died."""
-    older = workers.copy_all(workers.ticket(20, 1))
-    writer.tell(*workers.copy_all(workers.ticket(30, 2), digests=("00", "01")))
-    assert writer.answer()["kind"] == "unsaved"
-
-    writer.tell(*older)
-
-    assert (writer.answer()["step"], writer.settle()) == (20, 20)
-    assert saved_steps(tmp_path) == (20,)
-
-
-@pytest.mark.parametrize("flip", [Workers.flip_a_bit, Workers.flip_a_record])
-def test_damaged_save_does_not_replace_what_is_kept(
-    workers: Workers, writer: RunningWriter, tmp_path: Path, flip: Callable[[Workers, int], None]
-) -> None:
-    writer.save(workers, 30, 1)
-    copied = workers.copy_all(workers.ticket(40, 2))
-    flip(workers, 2)
-    writer.tell(*copied)
-    answer = writer.answer()
-    assert (answer["kind"], answer["step"]) == ("unsaved", 40)
-
-    assert writer.settle() == 30
-    assert saved_steps(tmp_path) == (30,)
-
-
-def test_save_that_is_found_damaged_when_it_is_settled_is_kept_no_longer(
-    workers: Workers,
-    writer: RunningWriter,
-    tmp_path: Path,
-    disk: Disk,
-) -> None:
-    disk.is_full = True
-    writer.save(workers, STEP, 1)
-    workers.flip_a_bit(1)
-    disk.is_full = False
-
-    assert writer.settle() is None
-
-    writer.rest()
-    assert saved_steps(tmp_path) == ()
 
 
 def open_memory() -> int:

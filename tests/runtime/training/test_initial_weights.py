@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import worker_config
+from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from resumed_run import Run, Weights
+from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import save
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import UsageError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.reactor import Reactor
 
 PARTS = 2
@@ -25,6 +25,8 @@ class FakeWriter:
         self.saves: dict[int, set[int]] = {}
         self.held: dict[int, int] = {}
         """The step of each complete save."""
+        self.plans: list[bool] = []
+        """Whether it is to look after old steps, by each plan."""
 
     def serve(self) -> None:
         """Do what the messages so far ask for."""
@@ -33,6 +35,10 @@ class FakeWriter:
         for message in self.channel.drain():
             if message["kind"] == "copied":
                 self._copied(message)
+            elif message["kind"] == "plan":
+                self.plans.append(message.get("has_maintenance", True))
+                for fd in message[FDS]:
+                    os.close(fd)
             elif message["kind"] == "settle":
                 step = self.held[max(self.held)] if self.held else None
                 self.channel.post({"kind": "settled", "step": step})

@@ -25,9 +25,8 @@ from host_writer import PING, PONG, Answering
 from simulation import PromptExecutor
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving import writer_link
-from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SaveTicket
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message
@@ -93,9 +92,8 @@ class _Process:
         return 0
 
     def _run(self) -> None:
-        self._host.files_of[threading.get_ident()] = self.files
         try:
-            HostWriter(Answering(self._channel)).run()  # type: ignore[arg-type]
+            HostWriter(Answering(self._channel), self.files).run()  # type: ignore[arg-type]
         except _Died:
             pass
         finally:
@@ -149,7 +147,6 @@ class HostSimulation:
         self.dice = random.Random(seed)
         self.run_dir = run_dir
         self.is_full = False
-        self.files_of: dict[int, _Files] = {}
         self.processes: list[_Process] = []
         self._patch(patch)
         self._reactor = _Reactor()
@@ -330,10 +327,6 @@ class HostSimulation:
         self._reactor.ping()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        def open_store(plan: SavePlan, files: object = None) -> CheckpointStore:
-            mine: Any = self.files_of[threading.get_ident()]
-            return CheckpointStore(plan.run_dir, mine)
-
         def start(command: Sequence[str], **_: Any) -> _Process:
             fd = int(command[command.index("--control-fd") + 1])
             self.processes.append(_Process(self, Channel.adopt(os.dup(fd))))
@@ -342,7 +335,6 @@ class HostSimulation:
         timeout = subprocess.TimeoutExpired
         names = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=timeout)
         patch.setattr(writer_link, "subprocess", names)
-        patch.setattr(SavePlan, "open_store", open_store)
         patch.setattr("holdfast.runtime.saving.writer.WriterReport", _Report)
         for room in ("committer", "maintenance"):
             name = f"holdfast.runtime.saving.{room}.DaemonExecutor"

@@ -10,6 +10,7 @@ from typing import Any
 
 from host_saves import LAUNCH, Copied, Workers
 
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.writer import HostWriter
@@ -37,14 +38,14 @@ class Answering:
 class RunningWriter:
     """Tells a writer what an agent tells it, and hears the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: FileSystem | None = None) -> None:
         self.channel, theirs = pair()
         self.notices: list[str] = []
         self.being_written: list[int] = []
         """What the writer has told of its disk."""
         self._records: list[Record] = []
         self._answers: deque[Message] = deque()
-        self._thread = threading.Thread(target=_run, args=(theirs,), name="writer")
+        self._thread = threading.Thread(target=_run, args=(theirs, files), name="writer")
         self._thread.start()
 
     def use(self, workers: Workers) -> None:
@@ -128,9 +129,9 @@ class Disk:
     is_full: bool = False
 
 
-def _run(channel: Channel) -> None:
+def _run(channel: Channel, files: FileSystem | None) -> None:
     try:
-        HostWriter(Answering(channel)).run()
+        HostWriter(Answering(channel), files).run()
     finally:
         channel.close()
 
