@@ -49,8 +49,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.runtime.commands.run_report import Report
-from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.commands.summary import Report, summarize
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory

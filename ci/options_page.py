@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.runtime.commands.help import GROUPS
+from holdfast.runtime.commands.main import all_commands
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import Option
 
@@ -78,8 +78,8 @@ def page(users: dict[str, str]) -> str:
         for name, found in options:
             flags = ", ".join(f"`{flag}`" for flag in _flags(found))
             text += row(flags, _default(name, found), found.help)
-    for group, names in GROUPS.items():
-        text += _COMMANDS.format(group=group) + "".join(row(f"`{name}`") for name in names)
+    for group, commands in all_commands().items():
+        text += _COMMANDS.format(group=group) + "".join(row(f"`{one.name}`") for one in commands)
     without = ((name, found) for name, found in OPTIONS.items() if not found.flags)
     reasons = (f"| `{name}` | {found.help} |\n" for name, found in without)
     return text + _WITHOUT + "".join(reasons)

@@ -66,7 +66,12 @@ _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
 
 
-@click.command(cls=Documented, context_settings={"auto_envvar_prefix": "HOLDFAST"})
+@click.command(
+    cls=Documented,
+    place=("Trouble", 1),
+    examples=("doctor", "doctor --hosts a:4,b:4"),
+    context_settings={"auto_envvar_prefix": "HOLDFAST"},
+)
 @click.option("--run-dir", type=PATH, default=Path("."), show_default=True)
 @click.option("--mpiexec", type=PATH, help="The mpiexec to examine.")
 @click.option("--mpi", "only_mpi", is_flag=True, help="Examine MPI alone.")

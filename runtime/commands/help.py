@@ -1,4 +1,4 @@
-"""The help of the commands: which there are, by what they are for, and two examples of each.
+"""The help of the commands: by what they are for, and of each its options and two examples.
 
 click's own formatter writes it: plain text at any width, that a pipe and a search can read.
 """
@@ -7,53 +7,32 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from holdfast.runtime.options.job_options import OPTIONS
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Run": ("run", "attach", "stop", "demo"),
-    "Look": ("status", "logs", "report", "list"),
-    "Checkpoints": ("save", "inspect", "verify", "repair", "export"),
-    "Trouble": ("doctor",),
-}
-"""The commands, by what a user wants to do."""
-
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "attach": ("attach", "attach holdfast-train"),
-    "demo": ("demo", "demo --keep"),
-    "doctor": ("doctor", "doctor --hosts a:4,b:4"),
-    "export": (
-        "export --to weights.npz",
-        "export holdfast-train --to model.keras --model train.py",
-    ),
-    "inspect": ("inspect", "inspect holdfast-train --diff 100 200"),
-    "list": ("list", "list /scratch/runs"),
-    "logs": ("logs -f", "logs holdfast-train --worker 2"),
-    "repair": (
-        "repair --from /backup/holdfast-train",
-        "repair holdfast-train --from /backup/holdfast-train --step 200",
-    ),
-    "report": ("report", "report holdfast-train --html"),
-    "run": (
-        "run -n 4 train.py --epochs 20",
-        "run --hosts a:4,b:4 --save-every 10min train.py",
-    ),
-    "save": ("save", "save holdfast-train --timeout 60"),
-    "status": ("status", "status holdfast-train --watch"),
-    "stop": ("stop", "stop holdfast-train --now"),
-    "verify": ("verify", "verify holdfast-train --step 200"),
-}
-"""Two command lines for each command; a test parses them."""
+GROUPS = ("Run", "Look", "Checkpoints", "Trouble")
+"""What the commands are for, in the order of the help."""
 
 _LONGEST_SUMMARY = 200
 """Letters: more than the first sentence on any command has."""
 
 
 class Documented(click.Command):
-    """A command whose help has options in groups, and examples."""
+    """A command with a place in one of ``GROUPS``, whose help has options in groups, and examples.
+
+    ``examples`` are command lines; a test parses them.
+    """
+
+    def __init__(
+        self, *args: Any, place: tuple[str, int], examples: tuple[str, ...], **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.place = place
+        self.examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of a job under the names of their groups, and all others after them."""
@@ -73,27 +52,25 @@ class Documented(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, and then what else there is to say."""
-        examples = EXAMPLES.get(self.name or "", ())
-        if examples:
-            with formatter.section("Examples"):
-                for example in examples:  # as it is: a line that is broken cannot be copied
-                    formatter.write(f"{'':{formatter.current_indent}}holdfast {example}\n")
+        with formatter.section("Examples"):
+            for example in self.examples:  # as it is: a line that is broken cannot be copied
+                formatter.write(f"{'':{formatter.current_indent}}holdfast {example}\n")
         super().format_epilog(ctx, formatter)
 
 
-def write_commands(formatter: click.HelpFormatter, commands: dict[str, click.Command]) -> None:
+def write_commands(
+    formatter: click.HelpFormatter, groups: Mapping[str, Sequence[click.Command]]
+) -> None:
     """Write the first sentence on each command in full, by groups; click cuts it to a line."""
-    others = tuple(name for name in commands if not any(name in of for of in GROUPS.values()))
-    width = max(map(len, commands))
-    for title, names in (*GROUPS.items(), ("Other commands", others)):
-        lines = [
-            (f"{name:{width}}", commands[name].get_short_help_str(_LONGEST_SUMMARY))
-            for name in names
-            if name in commands
-        ]
-        if lines:
-            with formatter.section(title):
-                formatter.write_dl(lines)
+    width = max(len(str(command.name)) for group in groups.values() for command in group)
+    for title, members in groups.items():
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (f"{one.name:{width}}", one.get_short_help_str(_LONGEST_SUMMARY))
+                    for one in members
+                ]
+            )
 
 
 def hint_for(word: str, names: Sequence[str]) -> str:

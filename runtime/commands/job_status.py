@@ -17,14 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
 from holdfast.runtime.commands.living_job import Ending, JobSocket, ending_of, find_life
-from holdfast.runtime.commands.run_report import finite
-from holdfast.runtime.commands.summary import (
-    Entries,
-    Goodput,
-    goodput_of,
-    newest_job,
-)
+from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
 from holdfast.runtime.run.events import (
@@ -46,6 +41,7 @@ from holdfast.runtime.run.progress import (
     CONCLUDING,
     StepReport,
     WorkerReport,
+    duration,
     phase,
 )
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -318,3 +314,11 @@ def slowest_in_words(workers: Sequence[WorkerReport]) -> str:
         f"worker {slowest.worker}{host}, most of it in {busy}: the others wait for {others:.0%} of "
         f"their time, and it for {waits[slowest.worker]:.0%}"
     )
+
+
+def saved_in_words(found: JobStatus) -> str:
+    """Return the newest checkpoint and its age."""
+    last = found.last_save
+    if last is None:
+        return "none yet"
+    return f"step {last.step}, {duration(last.age_s)} ago"

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.runtime.batch.schedulers import find_allocation, options_of
-from holdfast.runtime.commands.reported_run import read_reported_run
-from holdfast.runtime.commands.run_report import metric_columns
+from holdfast.runtime.commands.reported_run import metric_columns, read_reported_run
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import RUN

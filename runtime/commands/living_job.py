@@ -243,58 +243,7 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
     return next(found, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A requested checkpoint; ``seconds`` passed from the request to the commit."""
-
-    step: int
-    seconds: float
-
-
-def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -> Saved | None:
-    """Ask the job in ``directory`` for a checkpoint; return it once it is committed.
-
-    Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
-
-    Raises:
-        NotSaved: no job runs there, or none has begun the run yet; it ended or failed to save, or
-            time ran out.
-    """
-    path, order = directory.path, {"kind": "save", "is_waiting": is_waiting}
-    with contextlib.closing(_answers(directory, order, timeout_s, _END_OF_SAVE)) as answers:
-        answer = next(found for found in answers if found["kind"] != "asked" or not is_waiting)
-    match answer["kind"]:
-        case "asked":
-            return None
-        case "saved":
-            return Saved(answer["step"], answer["seconds"])
-        case "unsaved" if answer["reason"]:
-            raise NotSaved(f"the job in {path} goes on but cannot save: {answer['reason']}")
-    raise NotSaved(f"the job in {path} ended without another checkpoint; run it again")
-
-
-def order_stop(
-    directory: RunDirectory, *, timeout_s: float, is_waiting: bool, is_urgent: bool
-) -> int | None:
-    """Ask the job in ``directory`` to stop with a checkpoint; return its exit code once it has.
-
-    Returns ``None`` as soon as it was told unless ``is_waiting``.  If it is urgent, the job stops
-    at once: what was trained since the newest checkpoint is lost.
-
-    Raises:
-        NotSaved: no job runs there, or time ran out.
-    """
-    order = {"kind": "stop", "is_urgent": is_urgent}
-    with contextlib.closing(_answers(directory, order, timeout_s, _END_OF_STOP)) as answers:
-        answer = next(found for found in answers if found["kind"] == "ended" or not is_waiting)
-    return int(answer["exit_code"]) if is_waiting else None
-
-
-_END_OF_SAVE = "has not committed a checkpoint"
-_END_OF_STOP = "has not stopped"
-
-
-def _answers(
+def answers_to(
     directory: RunDirectory, order: Message, timeout_s: float, until: str
 ) -> Generator[Message, None, None]:
     """Send an order to a job, and yield each answer; ``until`` says what has not been yet.

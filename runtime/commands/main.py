@@ -1,11 +1,12 @@
-"""The ``holdfast`` command: its subcommands, and how every error leaves it."""
+"""The ``holdfast`` command: how it finds its subcommands, and how every error leaves it."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
+import importlib.util
 import os
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -19,8 +20,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.runtime.commands.help import hint_for, write_commands
-from holdfast.runtime.commands.run import attach, run
+from holdfast.runtime.commands.help import GROUPS, Documented, hint_for, write_commands
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
@@ -35,42 +35,23 @@ from holdfast.runtime.options.sources import (
 )
 from holdfast.runtime.system.signals import write_in_background
 
-_HOMES = {
-    "demo": "demo",
-    "doctor": "doctor",
-    "export": "export",
-    "inspect": "checkpoints",
-    "list": "status",
-    "logs": "status",
-    "repair": "checkpoints",
-    "report": "report",
-    "save": "status",
-    "status": "status",
-    "stop": "status",
-    "verify": "checkpoints",
-}
-"""Commands that are imported when they are asked for, by the files that hold them.
-
-Together they take 0.2 s, and some load NumPy: a job begins without them."""
-
-_FUNCTIONS = {"list": "list_runs"}
-"""Functions of commands whose names mean something else in Python."""
-
 _OF_JOBS = ("run", "attach")
 """Commands that have a job to mind, which a terminal may not stop."""
 
 
 class _Commands(click.Group):
-    """The subcommands; some are imported when they are asked for."""
+    """The subcommands: each is in the module of its name, which is imported when it is asked for.
+
+    Together they take 0.2 s, and some load NumPy: a job begins without them.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, for the help."""
-        return sorted([*self.commands, *_HOMES])
+        return sorted(str(one.name) for group in all_commands().values() for one in group)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write all commands by what they are for."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        write_commands(formatter, {name: found for name, found in commands.items() if found})
+        write_commands(formatter, all_commands())
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,15 +63,23 @@ class _Commands(click.Group):
             raise UsageError(removal_of(word) or f"no such command {word!r}; {hint}")
         return super().resolve_command(ctx, args)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Documented | None:
         """Return a subcommand by its name, None if there is none."""
-        home = _HOMES.get(cmd_name)
-        if home is None:
-            return super().get_command(ctx, cmd_name)
-        function = _FUNCTIONS.get(cmd_name, cmd_name)
-        command = getattr(importlib.import_module(f"holdfast.runtime.commands.{home}"), function)
-        assert isinstance(command, click.Command)
-        return command
+        home = f"{__package__}.{cmd_name}"
+        if not cmd_name.isidentifier() or importlib.util.find_spec(home) is None:
+            return None
+        found = vars(importlib.import_module(home)).values()
+        commands = (one for one in found if isinstance(one, Documented) and one.name == cmd_name)
+        return next(commands, None)
+
+
+def all_commands() -> dict[str, list[Documented]]:
+    """Import all commands, and return them by what they are for, in the order of the help."""
+    context = click.Context(holdfast)
+    names = (module.name for module in pkgutil.iter_modules(sys.modules[str(__package__)].__path__))
+    found = (holdfast.get_command(context, name) for name in names)
+    ordered = sorted(filter(None, found), key=lambda command: command.place[1])
+    return {name: [one for one in ordered if one.place[0] == name] for name in GROUPS}
 
 
 @click.group(
@@ -116,10 +105,6 @@ def holdfast(context: click.Context) -> None:
         for name, table in context.obj.items()
         if name != RUN
     }
-
-
-holdfast.add_command(run)
-holdfast.add_command(attach)
 
 
 def main(argv: list[str] | None = None) -> None:

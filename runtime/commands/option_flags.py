@@ -1,4 +1,4 @@
-"""The flags of the options of a job, made from the options themselves."""
+"""What several commands take: RUN_DIR, and the flags of a job, made from its options."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class _AnyPath(click.Path):
 
 
 PATH = _AnyPath(path_type=Path)
-SETTINGS = {"allow_interspersed_args": False}
-"""Everything after the script's name is the script's own."""
 
 _EPILOG = (
     "Options stand before SCRIPT; what follows SCRIPT goes to the script.  `--` before SCRIPT says "
@@ -47,18 +45,16 @@ _EPILOG = (
 )
 
 
-_OF_LIVING_RUNS = ("attach", "logs", "save", "status", "stop")
-"""Commands that mean the run that lives, if only one of those in the working directory does."""
+def _argument(*, or_living: bool) -> Callable[[_Command], _Command]:
+    def run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
+        """Return the run that is named, or the one that is here, and say which that is."""
+        if given is not None or context.resilient_parsing:
+            return given or Path()
+        found = the_run_here(context.command_path, _lives, or_living=or_living)
+        say(f"the run here is {found}")
+        return found
 
-
-def _run_here(context: click.Context, _: click.Parameter, given: Path | None) -> Path:
-    """Return the run that is named, or the one that is here, and say which that is."""
-    if given is not None or context.resilient_parsing:
-        return given or Path()
-    or_living = context.command.name in _OF_LIVING_RUNS
-    found = the_run_here(context.command_path, _lives, or_living=or_living)
-    say(f"the run here is {found}")
-    return found
+    return click.argument("run_dir", type=PATH, required=False, callback=run_here)
 
 
 def _lives(run: Path) -> bool:
@@ -67,8 +63,19 @@ def _lives(run: Path) -> bool:
     return life_of(RunDirectory(run.absolute())) in LIVES
 
 
-run_dir_argument = click.argument("run_dir", type=PATH, required=False, callback=_run_here)
+run_dir_argument = _argument(or_living=False)
 """The argument RUN_DIR; without it a command takes the run of the working directory."""
+
+living_run_argument = _argument(or_living=True)
+"""The same, but of several runs here a command takes the one that lives, if only one does."""
+
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Give up after this long.",
+)
 
 _QUOTED = r"""["']{}["']"""
 

@@ -13,21 +13,22 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from holdfast.runtime.commands.reported_run import ReportedRun
-from holdfast.runtime.commands.run_report import (
-    EpochReport,
+from holdfast.runtime.commands.goodput import parts_of
+from holdfast.runtime.commands.living_job import LIVES
+from holdfast.runtime.commands.reported_run import (
+    ReportedRun,
     describe_evidence,
     describe_failure,
-    describe_ledger,
     describe_metric,
     describe_time,
     describe_troubles,
     epoch_table,
+    facts_of,
     metric_columns,
     metric_names,
 )
-from holdfast.runtime.commands.summary import parts_of
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.commands.summary import EpochReport
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import refusal, write_whole
 
@@ -39,6 +40,9 @@ _PARTS = {
     **{"saving stall": _VALIDATION, "renewal": "#f0c987"},
 }
 """A colour for each part of the wall time: what a death has cost is red."""
+
+_ELSEWHERE = ("run", "outcome", "metrics")
+"""Facts that stand above, in other words."""
 
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "mape", "msle", "divergence", "perplexity")
 _MOST_PLOTS, _MOST_POINTS = 12, 500
@@ -91,7 +95,7 @@ def page_of(run: ReportedRun, now: str) -> str:
         _element("meta", charset="utf-8"),
         _element("meta", **{"http-equiv": "Content-Security-Policy", "content": _POLICY}),
         _element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        _element("title", f"{run.name}: {run.state}"),
+        _element("title", f"{_name(run)}: {_state(run)}"),
         _element("style", _STYLE),
     )
     whole = _element("html", head, _element("body", *body), lang="en")
@@ -152,23 +156,19 @@ def _table(
 
 def _head(run: ReportedRun, now: str) -> list[Element]:
     report = run.report
-    facts: list[tuple[str, Element | str]] = [
-        ("wall time", f"{progress.brief(report.wall_s)} in {progress.count(report.jobs, 'job')}"),
-        ("goodput", f"{report.goodput:.1%} of it went into steps that count"),
-        ("speed", f"{run.speed} samples/s"),
-        ("epochs", f"{len(report.epochs)}: {describe_ledger(report)}"),
-        ("checkpoints", str(len(report.checkpoints))),
-        ("state sha256", _element("code", report.final_sha256 or "not complete yet")),
-    ]
+    speed = f"{report.samples / report.step_s:,.0f}" if report.step_s else "-"
+    told = {name: text for name, text in facts_of(run).items() if name not in _ELSEWHERE}
+    facts = [*(told | {"speed": f"{speed} samples/s"}).items()]
     made = f"run {report.run_id or 'without an id'} in {run.path.absolute()}, as of {now}"
     metrics = [
         (name, *_final_and_best(name, column, report.epochs))
         for name, column in metric_columns(report.epochs).items()
     ]
+    state = _state(run)
     return [
-        _element("h1", run.name),
+        _element("h1", _name(run)),
         _element("p", made, class_="path"),
-        _element("p", _element("b", run.state), ": ", run.verdict, class_=f"verdict {run.state}"),
+        _element("p", _element("b", state), ": ", _verdict(run), class_=f"verdict {state}"),
         *([_table(("metric", "final", "best"), metrics, (1,))] if metrics else []),
         _table(("", ""), facts),
     ]
@@ -188,6 +188,40 @@ def _final_and_best(
     value, epoch = (min if is_low else max)(finite, key=lambda one: one[0])
     kind = "lowest" if is_low else "highest"
     return final, f"{describe_metric(value)}, the {kind}, in epoch {epoch}"
+
+
+def _name(run: ReportedRun) -> str:
+    """The name of its script, else of its directory."""
+    script = run.started.script if run.started else None
+    return (script or str(run.path.absolute())).rpartition("/")[2]
+
+
+def _state(run: ReportedRun) -> str:
+    """One word on how it stands: complete, running, stopped, failed or lost."""
+    code = run.report.exit_code
+    if code is None:
+        return "running" if run.life in LIVES else "lost"
+    words = {int(ExitCode.DONE): "complete", int(ExitCode.STOPPED_EARLY): "stopped"}
+    return words.get(code, "failed")
+
+
+def _verdict(run: ReportedRun) -> str:
+    """How the run stands in one sentence, with what it has done."""
+    report, counts = run.report, progress.count
+    steps = f"{report.steps:,} {'step' if report.steps == 1 else 'steps'}"
+    done = f"{steps} in {counts(len(report.epochs), 'epoch')}"
+    if run.started is not None:
+        done += f" on {counts(run.started.workers, 'worker')}"
+    deaths = counts(len(report.failures), "death") + " of a worker" if report.failures else ""
+    ways = [
+        f"{len(report.recoveries)} recovered in place" if report.recoveries else "",
+        counts(len(report.relaunches), "relaunch", "relaunches") if report.relaunches else "",
+    ]
+    came = ", ".join(way for way in ways if way)
+    survived = f"; {deaths}" + (f" ({came})" if came else "") if deaths else "; no worker died"
+    if _state(run) == "complete":
+        return f"{done}{survived}."
+    return f"{run.outcome}. {done}{survived}."
 
 
 def _epochs(run: ReportedRun) -> list[Element]:
@@ -310,5 +344,27 @@ def _troubles(run: ReportedRun) -> list[Element]:
 
 
 def _options(run: ReportedRun) -> list[Element]:
+    """Return what the run was asked for, and what its bits depend on."""
+    rows: list[tuple[str, object]] = []
+    if run.started is not None:
+        started = run.started
+        rows += [
+            ("script", started.script),
+            ("arguments", " ".join(started.argv or ())),
+            ("workers", started.workers),
+            ("spares", started.spares),
+            ("hosts", " ".join(started.hosts or ())),
+            *(option.partition(" ")[::2] for option in started.options or ()),
+        ]
+    if run.record is not None:
+        record = run.record
+        rows += [
+            ("seed", record.seed),
+            ("microbatches", record.microbatches),
+            ("threads of a worker", record.threads),
+            *(item for item in record.numerics.items() if item[0] != "threads"),
+            ("script sha256", record.script_sha256),
+        ]
     lacks = [] if run.record else [_words("RUN.json is missing, or makes no sense.")]
-    return [*lacks, _table(("", ""), run.options)]
+    told = [(name, str(value)) for name, value in rows if value not in (None, "")]
+    return [*lacks, _table(("", ""), told)]

@@ -13,25 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.commands.goodput import parts_of
 from holdfast.runtime.commands.help import Documented
 from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
 from holdfast.runtime.commands.page import page_of, write_page
-from holdfast.runtime.commands.reported_run import ReportedRun, read_reported_run
-from holdfast.runtime.commands.run_report import (
-    Report,
-    describe_checkpoints,
+from holdfast.runtime.commands.reported_run import (
+    ReportedRun,
     describe_evidence,
     describe_failure,
-    describe_journal,
-    describe_ledger,
-    describe_lost_lines,
-    describe_ms,
     describe_time,
     describe_troubles,
     epoch_table,
-    to_json,
+    facts_of,
+    read_reported_run,
 )
-from holdfast.runtime.commands.summary import parts_of
+from holdfast.runtime.commands.summary import Report, to_json
 from holdfast.runtime.commands.terminal import fitted, grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
@@ -49,7 +45,9 @@ _IN_RUN_DIR = "\0"
 """What no shell can give as a name: --html without FILE."""
 
 
-@click.command(cls=Documented)
+@click.command(
+    cls=Documented, place=("Look", 3), examples=("report", "report holdfast-train --html")
+)
 @run_dir_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
@@ -105,8 +103,9 @@ def _write_trace(run: ReportedRun, path: Path) -> None:
 
 def _print(run: ReportedRun, console: Console) -> None:
     summary = run.report
-    outcome = fitted(run.outcome, console)
-    console.print(_facts(summary, outcome, describe_journal(summary, run.life)))
+    facts = facts_of(run)
+    facts["outcome"] = fitted(facts["outcome"], console)
+    console.print(grid(facts.items()))
     for wide in (_table(*epoch_table(run.report.epochs), console.width), _time(run)):
         if wide.row_count:
             console.print(wide)
@@ -151,25 +150,6 @@ def _time(run: ReportedRun) -> Table:
     return table
 
 
-def _facts(summary: Report, outcome: str, journal: str) -> Table:
-    pauses = f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
-    rows = (
-        ("run", summary.run_id or "-"),
-        ("outcome", outcome),
-        ("steps", str(summary.steps)),
-        ("samples", f"{summary.samples:,}"),
-        ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
-        ("metrics", ", ".join(progress.metrics(summary.metrics)) or "-"),
-        ("wall time", f"{progress.brief(summary.wall_s)} in {progress.count(summary.jobs, 'job')}"),
-        ("goodput", f"{summary.goodput:.1%} of the wall time went into steps that count{pauses}"),
-        ("checkpoints", describe_checkpoints(summary)),
-        ("journal", journal),
-        ("output", describe_lost_lines(summary)),
-        ("final sha256", summary.final_sha256 or "-"),
-    )
-    return grid(rows)
-
-
 def _evidence(summary: Report) -> list[str]:
     """Return what was found out of the workers that died last, in lines."""
     told = [(failure, describe_evidence(failure)) for failure in summary.failures]
@@ -196,7 +176,7 @@ def _lists(summary: Report) -> Iterator[tuple[Row, list[Row]]]:
         [
             (
                 *(str(one.step), named_workers(one.lost), named_workers(one.survivors)),
-                *(str(one.attempts), describe_ms(one.since_failure_ms)),
+                *(str(one.attempts), _since_death(one.since_failure_ms)),
             )
             for one in summary.recoveries
         ],
@@ -207,7 +187,7 @@ def _lists(summary: Report) -> Iterator[tuple[Row, list[Row]]]:
             (
                 *(one.reason, named_workers(one.workers)),
                 "-" if one.restored_step is None else str(one.restored_step),
-                describe_ms(one.since_failure_ms),
+                _since_death(one.since_failure_ms),
             )
             for one in summary.relaunches
         ],
@@ -222,3 +202,8 @@ def _filled(heads: Row, rows: Iterable[Row]) -> Table:
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def _since_death(milliseconds: float | None) -> str:
+    """Return a duration with its unit, or a dash for one that never ended."""
+    return "-" if milliseconds is None else progress.brief(milliseconds / 1000)

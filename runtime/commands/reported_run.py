@@ -1,26 +1,30 @@
-"""A run as a report tells of it: its journal, its record, and what both mean.
+"""A run as reports tell of it: its journal, its record, and the words for both.
 
 Reading changes nothing, so a job that owns the directory is not disturbed.  What it has not
-written yet is not told.
+written yet is not told.  How a run stands whose journal has no end is told by the lease (``Life``).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.commands.living_job import LIVES, JobSocket, Life, ending_of, find_life
-from holdfast.runtime.commands.run_report import Report
-from holdfast.runtime.commands.summary import Entries, newest_job, summarize
-from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.commands.goodput import Entries, newest_job
+from holdfast.runtime.commands.living_job import JobSocket, Life, ending_of, find_life
+from holdfast.runtime.commands.summary import EpochReport, Report, summarize
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.entries import Entry, last_of, read_on
-from holdfast.runtime.run.events import JobStarted
+from holdfast.runtime.run.entries import Entry, Event, last_of, read_on, words_of
+from holdfast.runtime.run.events import Failure, JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+
+_MOST_SAMPLES = 20
+"""So many are named of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,71 +50,6 @@ class ReportedRun:
         begun = started and started.event
         return ReportedRun(path, entries, report, record, begun, left[0], outcome)
 
-    @property
-    def name(self) -> str:
-        """The name of its script, else of its directory."""
-        script = self.started.script if self.started else None
-        return (script or str(self.path.absolute())).rpartition("/")[2]
-
-    @property
-    def state(self) -> str:
-        """One word on how it stands: complete, running, stopped, failed or lost."""
-        code = self.report.exit_code
-        if code is None:
-            return "running" if self.life in LIVES else "lost"
-        words = {int(ExitCode.DONE): "complete", int(ExitCode.STOPPED_EARLY): "stopped"}
-        return words.get(code, "failed")
-
-    @property
-    def speed(self) -> str:
-        """How many samples a second the steps took that count."""
-        report = self.report
-        return f"{report.samples / report.step_s:,.0f}" if report.step_s else "-"
-
-    @property
-    def options(self) -> list[tuple[str, str]]:
-        """What the run was asked for, and what its bits depend on, as names and texts."""
-        rows: list[tuple[str, object]] = []
-        if self.started is not None:
-            started = self.started
-            rows += [
-                ("script", started.script),
-                ("arguments", " ".join(started.argv or ())),
-                ("workers", started.workers),
-                ("spares", started.spares),
-                ("hosts", " ".join(started.hosts or ())),
-                *(option.partition(" ")[::2] for option in started.options or ()),
-            ]
-        if self.record is not None:
-            record = self.record
-            rows += [
-                ("seed", record.seed),
-                ("microbatches", record.microbatches),
-                ("threads of a worker", record.threads),
-                *(item for item in record.numerics.items() if item[0] != "threads"),
-                ("script sha256", record.script_sha256),
-            ]
-        return [(name, str(value)) for name, value in rows if value not in (None, "")]
-
-    @property
-    def verdict(self) -> str:
-        """How the run stands in one sentence, with what it has done."""
-        report, counts = self.report, progress.count
-        steps = f"{report.steps:,} {'step' if report.steps == 1 else 'steps'}"
-        done = f"{steps} in {counts(len(report.epochs), 'epoch')}"
-        if self.started is not None:
-            done += f" on {counts(self.started.workers, 'worker')}"
-        deaths = counts(len(report.failures), "death") + " of a worker" if report.failures else ""
-        ways = [
-            f"{len(report.recoveries)} recovered in place" if report.recoveries else "",
-            counts(len(report.relaunches), "relaunch", "relaunches") if report.relaunches else "",
-        ]
-        came = ", ".join(way for way in ways if way)
-        survived = f"; {deaths}" + (f" ({came})" if came else "") if deaths else "; no worker died"
-        if self.state == "complete":
-            return f"{done}{survived}."
-        return f"{self.outcome}. {done}{survived}."
-
 
 def read_reported_run(run_dir: Path) -> ReportedRun:
     """Read the run in a directory.
@@ -128,3 +67,136 @@ def read_reported_run(run_dir: Path) -> ReportedRun:
     with contextlib.suppress(UsageError):
         record = directory.load_record()
     return ReportedRun.of(run_dir, entries, record, left)
+
+
+def facts_of(run: ReportedRun) -> dict[str, str]:
+    """Return what a report says of a whole run, by the names of its lines."""
+    report, counts = run.report, progress.count
+    wrong = [str(epoch.epoch) for epoch in report.epochs if not epoch.exact]
+    ledger = f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
+    paused = f", the whole job stood still for {report.paused_s:.0f} s" if report.paused_s else ""
+    lost = "1 line was" if report.lost_lines == 1 else f"{report.lost_lines} lines were"
+    saves = {
+        "committed": len(report.checkpoints),
+        "failed": len(report.failed_checkpoints),
+        "rejected": len(report.rejected_checkpoints),
+        "could not be read": len(report.unread_checkpoints),
+        "skipped": report.skipped_checkpoints,
+    }
+    always = ("committed", "failed", "rejected")
+    return {
+        "run": report.run_id or "-",
+        "outcome": run.outcome,
+        "steps": str(report.steps),
+        "samples": f"{report.samples:,}",
+        "epochs": f"{len(report.epochs)} ({ledger if report.epochs else 'none has ended'})",
+        "metrics": ", ".join(progress.metrics(report.metrics)) or "-",
+        "wall time": f"{progress.brief(report.wall_s)} in {counts(report.jobs, 'job')}",
+        "goodput": f"{report.goodput:.1%} of the wall time went into steps that count{paused}",
+        "checkpoints": ", ".join(f"{n} {k}" for k, n in saves.items() if n or k in always),
+        "journal": _journal(report, run.life),
+        "output": f"{lost} lost, because stdout or stderr took nothing"
+        if report.lost_lines
+        else "whole",
+        "final sha256": report.final_sha256 or "-",
+    }
+
+
+def _journal(report: Report, life: Life) -> str:
+    """Return whether the journal has every event, in words, or what it lacks."""
+    events = "1 event" if report.lost_events == 1 else f"{report.lost_events} events"
+    has_no_end = report.jobs > 0 and report.exit_code is None and life is Life.ENDED
+    lacks = {
+        f"{events} that could not be written": report.lost_events > 0,
+        "the end of the last job": has_no_end,
+    }
+    named = [what for what, is_lacking in lacks.items() if is_lacking]
+    if not named:
+        return "whole"
+    return f"lacks {', and '.join(named)}; so the numbers here are lower bounds"
+
+
+def metric_names(epochs: Sequence[EpochReport]) -> list[str]:
+    """Return the names of all metrics, the loss first."""
+    names = dict.fromkeys(name for e in epochs for name in (*e.metrics, *e.validation))
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def metric_columns(epochs: Sequence[EpochReport]) -> dict[str, tuple[float | None, ...]]:
+    """Return the values of each metric by the name that Keras gives it, one for each epoch."""
+    columns = {
+        prefix + name: tuple(getattr(epoch, values).get(name) for epoch in epochs)
+        for name in metric_names(epochs)
+        for prefix, values in (("", "metrics"), ("val_", "validation"))
+    }
+    return {head: column for head, column in columns.items() if set(column) != {None}}
+
+
+def epoch_table(epochs: Sequence[EpochReport]) -> tuple[list[str], list[list[str]]]:
+    """Return the epochs as heads and rows of texts: when each ended, and each of its metrics."""
+    columns = metric_columns(epochs)
+    times = ["-" if epoch.seconds is None else progress.brief(epoch.seconds) for epoch in epochs]
+    rows = [
+        [str(epoch.epoch), str(epoch.step), time, *map(describe_metric, values)]
+        for epoch, time, *values in zip(epochs, times, *columns.values(), strict=True)
+    ]
+    return ["epoch", "step", "time", *columns], rows
+
+
+def describe_metric(value: float | None) -> str:
+    """Return a metric as the live line shows it."""
+    return "-" if value is None else progress.number(value)
+
+
+def describe_troubles(report: Report) -> list[str]:
+    """Return a line on each trouble with checkpoints and with memory."""
+    failed = report.failed_checkpoints
+    of_all = f" (the last of {len(failed)} that failed)" if len(failed) > 1 else ""
+    others: tuple[Event, ...] = (
+        *report.rejected_checkpoints,
+        *report.unread_checkpoints,
+        *report.memory_differences,
+        *report.pressures,
+    )
+    return [*(words_of(event) + of_all for event in failed[-1:]), *map(words_of, others)]
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return the worker that died, the cause, the step and the phase."""
+    where = f" after step {failure.step}" if failure.step is not None else ""
+    phase = f" while {failure.phase}" if failure.phase else ""
+    is_said = failure.cause.startswith("fenced")
+    fenced = ", fenced" if failure.fenced and not is_said else ""
+    # The cause names a lost host by itself.
+    limit = f" ({failure.limit} limit)" if failure.limit not in (None, "host") else ""
+    return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}{limit}"
+
+
+def describe_time(failure: Failure) -> str:
+    """Return the job of a death and the time in it."""
+    if failure.job is None or failure.after_s is None:
+        return "-"
+    return f"job {failure.job}, {failure.after_s:.1f} s"
+
+
+def describe_evidence(failure: Failure) -> list[str]:
+    """Return what is known of a death beside its cause, in lines; none if nothing is."""
+    lines: list[str] = []
+    if failure.samples:
+        lines += ["computing", f"  {_describe_work(failure.samples)}"]
+    if failure.traceback:
+        lines += [f"  {line}" for line in failure.traceback.splitlines()]
+    if failure.stacks:
+        lines += ["stacks", *failure.stacks.splitlines()]
+    if failure.stderr:
+        lines += ["last lines of stderr", *(f"  {line}" for line in failure.stderr)]
+    return lines
+
+
+def _describe_work(samples: Mapping[str, Any]) -> str:
+    """Return a microbatch and its samples in words."""
+    of = "validation samples" if samples["is_validation"] else "samples"
+    shown = samples["ids"][:_MOST_SAMPLES]
+    left = samples["count"] - len(shown)
+    ids = ", ".join(map(str, shown)) + (f" and {left} more" if left else "")
+    return f"microbatch {samples['microbatch']}, {of} {ids}"

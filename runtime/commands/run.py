@@ -1,4 +1,4 @@
-"""``holdfast run`` and ``attach``: start a job, or take it over."""
+"""``holdfast run``: start a job."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from holdfast.runtime.batch.schedulers import (
     refuse_copies,
     refuse_mpi_copies,
 )
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import (
-    SETTINGS,
-    OfScript,
-    flags_of,
-    given_flags,
-    run_dir_argument,
-)
+from holdfast.runtime.commands.option_flags import OfScript, flags_of, given_flags
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options
 
 
-@click.command(cls=OfScript)
+@click.command(
+    cls=OfScript,
+    place=("Run", 1),
+    examples=(
+        "run -n 4 train.py --epochs 20",
+        "run --hosts a:4,b:4 --save-every 10min train.py",
+    ),
+)
 @flags_of(RUN)
 @click.option(
     "--show-config",
@@ -58,15 +58,3 @@ def run(
 
     refuse_copies(allocation)
     sys.exit(run_batch_job(built.options, allocation))
-
-
-@click.command(cls=Documented, context_settings=SETTINGS)
-@run_dir_argument
-def attach(run_dir: Path) -> None:
-    """Show the job in RUN_DIR whose client is gone: its output, its live line, its exit code.
-
-    Ctrl-C stops the job, as it does for `holdfast run`.
-    """
-    from holdfast.runtime.head.client import attach as show
-
-    sys.exit(show(run_dir.absolute()))

@@ -1,92 +1,42 @@
-"""``holdfast status``, ``list``, ``logs``, ``save``, ``stop``: how a job stands; orders to it."""
+"""``holdfast status``: how a job stands."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import click
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.commands.goodput import Bucket
 from holdfast.runtime.commands.help import Documented
 from holdfast.runtime.commands.job_status import (
     JobStatus,
     StatusSource,
+    saved_in_words,
     shares_in_words,
     slowest_in_words,
     to_json,
 )
-from holdfast.runtime.commands.living_job import LIVES, life_of, order_save, order_stop
-from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
-from holdfast.runtime.commands.summary import Bucket
-from holdfast.runtime.commands.terminal import fitted, grid, output
-from holdfast.runtime.errors import ExitCode, JobError, UsageError
+from holdfast.runtime.commands.option_flags import living_run_argument
+from holdfast.runtime.commands.terminal import fitted, grid, moment, output, ruled
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
-from holdfast.runtime.run.find_run import runs_below
-from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.worker_logs import LogReader
 
-_RULED = box.SIMPLE_HEAD
-_WIDEST = 1 << 16
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
-_FOLLOWED_S = 0.5
 
 
-_timeout_option = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    metavar="SECONDS",
-    help="Give up after this long.",
+@click.command(
+    cls=Documented, place=("Look", 1), examples=("status", "status holdfast-train --watch")
 )
-
-
-@click.command(cls=Documented, context_settings={"show_default": True})
-@run_dir_argument
-@click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
-@_timeout_option
-def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
-    """Ask the job that runs in RUN_DIR for a checkpoint now, and wait until it is committed.
-
-    Exits with 0 when it is, with 75 when no job runs there (yet) or it could not be saved.
-    """
-    saved = order_save(RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait)
-    if saved is None:
-        click.echo("asked for a checkpoint")
-    else:
-        click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
-
-
-@click.command(cls=Documented, context_settings={"show_default": True})
-@run_dir_argument
-@click.option("--now", "is_urgent", is_flag=True, help="Stop at once, without a checkpoint.")
-@click.option("--wait/--no-wait", default=True, help="Whether to wait until it has stopped.")
-@_timeout_option
-def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
-    """Stop the job that runs in RUN_DIR at its next step, with a checkpoint, as SIGTERM does.
-
-    Exits with 0 when it has stopped, with 75 when no job runs there or it goes on.
-    """
-    code = order_stop(
-        RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait, is_urgent=is_urgent
-    )
-    click.echo("asked to stop" if code is None else f"stopped: its exit code is {code}")
-
-
-@click.command(cls=Documented)
-@run_dir_argument
+@living_run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look instead.")
 @click.option("--watch", is_flag=True, help="Look again each second, until the job has ended.")
 def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
@@ -102,61 +52,6 @@ def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
             raise
     finally:
         source.close()
-
-
-@click.command("list", cls=Documented)
-@click.argument("directory", type=PATH, default=Path())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead.")
-def list_runs(directory: Path, *, as_json: bool) -> None:
-    """List the runs in DIRECTORY and below it, the living ones first: script, state, and steps.
-
-    Without DIRECTORY it is the working directory.  Looking changes nothing.
-    """
-    if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory; give one that holds runs")
-    found = sorted(_found_below(directory), key=lambda each: each[1].is_over)
-    if as_json:
-        click.echo(json.dumps([{"run_dir": str(run), **to_json(look)} for run, look in found]))
-        return
-    if not found:
-        click.echo(f"no run is in {directory.absolute()} or below it")
-        return
-    table = Table("run directory", "script", "state", "step", "newest checkpoint", box=_RULED)
-    previous = [RunDirectory(run).previous_runs for run, _ in found]
-    if any(previous):
-        table.add_column("previous")
-    for (run, look), kept in zip(found, previous, strict=True):
-        script = "-" if look.script is None else Path(look.script).name
-        cells = (str(run), script, _state(look), str(look.step), _saved(look), str(kept))
-        table.add_row(*map(Text, cells[: len(table.columns)]))
-    console = output()
-    at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied
-    wanted = Measurement.get(console, at_any_width, table).maximum
-    console.width = max(console.width, wanted)
-    console.print(table)
-    if any(previous):
-        console.print(
-            "previous: runs that --fresh has set aside; `rm -r RUN_DIR/previous-*` removes them"
-        )
-
-
-def _state(found: JobStatus) -> str:
-    """Return how a job stands in few words; `holdfast status` has all of them."""
-    words: dict[int | None, str] = {ExitCode.DONE: "complete", ExitCode.STOPPED_EARLY: "stopped"}
-    first_words: str = re.split("[:;]", found.outcome)[0]
-    return words.get(found.exit_code, first_words) if found.is_over else first_words
-
-
-def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
-    """Yield each run below a directory with its status; say which cannot be looked at."""
-    for run in runs_below(directory):
-        source = StatusSource(run.absolute())
-        try:
-            yield run, source.poll(time.time())
-        except JobError as error:
-            say(str(error))
-        finally:
-            source.close()
 
 
 def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterator[JobStatus]:
@@ -265,17 +160,10 @@ def _metrics(found: JobStatus) -> str:
 
 
 def _saves(found: JobStatus) -> str:
-    parts = [_saved(found)]
+    parts = [saved_in_words(found)]
     if found.next_save is not None and not found.is_over:
         parts.append(f"next {found.next_save}")
     return "; ".join(parts)
-
-
-def _saved(found: JobStatus) -> str:
-    last = found.last_save
-    if last is None:
-        return "none yet"
-    return f"step {last.step}, {progress.duration(last.age_s)} ago"
 
 
 def _goodput(found: JobStatus) -> str:
@@ -296,7 +184,7 @@ def _goodput(found: JobStatus) -> str:
 def _workers(found: JobStatus) -> Table:
     has_hosts = any(worker.host for worker in found.workers)
     columns = ("worker", *(("host",) if has_hosts else ()), "pid", "phase", "step", "memory")
-    table = Table(*columns, "last heartbeat", box=_RULED, pad_edge=False)
+    table = ruled(*columns, "last heartbeat", pad_edge=False)
     for worker in sorted(found.workers, key=lambda worker: worker.worker):
         size, silent = worker.resident_bytes, worker.silent_s
         table.add_row(
@@ -313,40 +201,11 @@ def _workers(found: JobStatus) -> Table:
 
 def _shares(found: JobStatus) -> Table:
     """Return what each worker has spent its steps on, since it began."""
-    table = Table("worker", "time of its steps", box=_RULED, pad_edge=False)
+    table = ruled("worker", "time of its steps", pad_edge=False)
     for worker in sorted(found.workers, key=lambda worker: worker.worker):
         table.add_row(str(worker.worker), shares_in_words(worker) or "-")
     return table
 
 
 def _events(found: JobStatus, console: Console) -> Table:
-    moments = (datetime.fromtimestamp(event.time).astimezone() for event in found.events)
-    return grid(
-        (f"{moment:%Y-%m-%d %H:%M:%S}", fitted(event.text, console))
-        for moment, event in zip(moments, found.events, strict=True)
-    )
-
-
-@click.command(cls=Documented)
-@run_dir_argument
-@click.option(
-    "-w", "--worker", type=click.IntRange(min=0), metavar="ID", help="Show this worker alone."
-)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-def logs(run_dir: Path, *, worker: int | None, follow: bool) -> None:
-    """Show what all workers of the run in RUN_DIR have printed, shown on the screen or not.
-
-    Without a worker the lines of all come in their order, each behind its worker, with those of
-    holdfast.  The files are RUN_DIR/logs/worker-ID.log.
-    """
-    directory = RunDirectory(run_dir.absolute())
-    with answering(directory.path, say):
-        reader = LogReader(directory, worker)
-    is_last = not follow
-    while True:
-        for piece in reader.read():
-            click.echo(piece, nl=False)
-        if is_last:
-            return
-        is_last = life_of(directory) not in LIVES
-        time.sleep(_FOLLOWED_S)
+    return grid((moment(event.time), fitted(event.text, console)) for event in found.events)

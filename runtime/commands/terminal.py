@@ -10,7 +10,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -34,6 +37,16 @@ def output() -> Console:
 def fitted(text: str, console: Console) -> str:
     """Return a text whose digests no line of a terminal breaks; a program reads them whole."""
     return text if console.width >= _WIDE else _DIGEST.sub(r"\1…", text)
+
+
+def ruled(*heads: str, **settings: Any) -> Table:
+    """Return a table with a line below its heads alone."""
+    return Table(*heads, box=box.SIMPLE_HEAD, **settings)
+
+
+def moment(since_1970_s: float) -> str:
+    """Return a moment by the clock of this place."""
+    return f"{datetime.fromtimestamp(since_1970_s).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def grid(rows: Iterable[tuple[str, str]]) -> Table:

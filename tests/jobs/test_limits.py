@@ -9,7 +9,7 @@ import pytest
 from cgroups import enter, memory_cgroup
 from workload import LONG, PreparedJob, Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.runtime.commands.run_report import describe_failure, describe_troubles
+from holdfast.runtime.commands.reported_run import describe_failure, describe_troubles
 from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]

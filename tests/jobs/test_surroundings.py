@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from cluster import wait_until
+from commands import holdfast_code
 from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, listeners_of, request_of
 
-from holdfast.runtime.commands.living_job import order_save
-from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRequest, start_job
@@ -206,14 +205,14 @@ def test_private_directory_that_is_removed_is_made_again(
         running.wait_for("checkpoint")
         (directory,) = Path("/dev/shm").glob(f"holdfast-{running.pid}-*")
         shutil.rmtree(directory)
-        asked = order_save(RunDirectory(plain.run_dir), timeout_s=60.0, is_waiting=False)
+        asked = holdfast_code("save", plain.run_dir, "--no-wait")
         for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
             for worker in range(2):
                 running.signal(number, f"holdfast-w{worker}")
         (tmp_path / "60").touch()
         job = running.wait()
 
-    assert asked is None
+    assert asked == 0
     assert_whole(job, LONG, undisturbed(LONG))
     assert len(job.report.relaunches) == 1
     assert f"private directory {directory} was removed, and was made again" in job.stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.runtime.run.entries import Entry, entry_of
 from holdfast.runtime.run.event_kinds import EVENTS
 
+_Story = TypeVar("_Story", bound="Story")
 _ANYTHING = (0, [], "", False)
 
 
@@ -25,3 +26,16 @@ def entry(event: str, now: float, **fields: Any) -> Entry[Any]:
     found = entry_of(line(event, now, **fields))
     assert found is not None, f"a {event} with {fields} makes no sense"
     return found
+
+
+class Story:
+    """Writes records as a job would, with a clock that only the story moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.entries: list[Entry[Any]] = []
+
+    def tell(self: _Story, event: str, *, after: float = 0.0, **fields: Any) -> _Story:
+        self.now += after
+        self.entries.append(entry(event, self.now, **fields))
+        return self

@@ -11,9 +11,7 @@ import pytest
 from commands import holdfast_code
 from told_run import told_lines
 
-from holdfast.runtime.commands import demonstration
-from holdfast.runtime.commands.run_report import EpochReport, Report
-from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.commands.summary import EpochReport, Report, summarize
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.events import Failure, Recovery, Relaunch
 
@@ -42,7 +40,7 @@ def test_demonstration_says_what_comes_before_it_trains_and_compares_the_bytes(
         (place / name / "journal.jsonl").write_text(text)
         return dataclasses.replace(DISTURBED if faults else WELL, final_sha256=digests[workers])
 
-    monkeypatch.setattr(demonstration, "train", train)
+    monkeypatch.setattr("holdfast.runtime.commands.demo._train", train)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for number, digests[1] in enumerate(("ab", "cd")):
         code = holdfast_code("demo", *["--keep"] * number)
@@ -52,21 +50,3 @@ def test_demonstration_says_what_comes_before_it_trains_and_compares_the_bytes(
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.startswith("not so: the final bytes" if number else "4 of 4 workers died")
         assert len(list(tmp_path.glob("holdfast-demo-*/disturbed"))) == number
-
-
-@pytest.mark.parametrize(
-    ("changes", "broken"),
-    [
-        ({}, ""),
-        ({"failures": DISTURBED.failures[:3]}, "workers 0 to 3 died"),
-        ({"recoveries": ()}, "workers 0 and 2 were survived in place"),
-        ({"relaunches": ()}, "one relaunch"),
-        ({"exit_code": 70}, "both jobs end well"),
-        ({"epochs": EPOCHS[:-1]}, "12 epochs"),
-    ],
-)
-def test_promise_that_is_not_kept_is_named(changes: dict[str, object], broken: str) -> None:
-    found = demonstration.broken_promises(dataclasses.replace(DISTURBED, **changes), WELL)  # type: ignore[arg-type]
-
-    assert len(found) == bool(broken)
-    assert all(broken in sentence for sentence in found)

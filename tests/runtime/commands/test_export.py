@@ -26,11 +26,15 @@ def load(path: Path) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def test_npz_holds_every_tensor(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:
-    code, out, _ = holdfast("export", run_dir, "--to", tmp_path / "state.npz", "--step", 4)
+def test_npz_holds_every_tensor_and_is_the_same_each_time(
+    holdfast: Holdfast, run_dir: Path, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "state.npz", tmp_path / "there.npz"]
+    paths[1].write_text("old")
+    for path in paths:
+        assert holdfast("export", run_dir, "--to", path, "--step", 4, "--force")[0] == 0
 
-    found = load(tmp_path / "state.npz")
-    assert (code, out) == (0, f"step 4, verified, is now {tmp_path}/state.npz\n")
+    found = load(paths[0])
     assert sorted(found) == [
         "cursor/step",
         "optimizer/sgd/iterations",
@@ -39,6 +43,7 @@ def test_npz_holds_every_tensor(holdfast: Holdfast, run_dir: Path, tmp_path: Pat
     ]
     assert found["cursor/step"] == 4
     assert found["weights/dense/kernel"][499, 6] == 3499
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_npz_takes_any_name_and_widens_what_numpy_does_not_know(
@@ -76,14 +81,6 @@ def test_name_with_dots_is_exported(holdfast: Holdfast, tmp_path: Path, name: st
 
     assert holdfast("export", tmp_path / "run", "--to", tmp_path / "x.npz")[0] == 0
     assert list(load(tmp_path / "x.npz")) == [name]
-
-
-def test_same_step_makes_the_same_file(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:
-    paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
-    for path in paths:
-        assert holdfast("export", run_dir, "--to", path)[0] == 0
-
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_weights_are_written_by_the_users_model(
@@ -137,6 +134,7 @@ def test_bad_model_is_one_sentence_and_nothing_is_written(
         (["--to", "x.keras", "--model", f"{SCRIPT}:f.g"], "give it as script.py:function"),
         (["--to", "x.keras", "--model", f"{SCRIPT}:f", "--input-shape", "3x"], "--input-shape"),
         (["--to", "nowhere/x.npz"], "nowhere is not a directory"),
+        (["--to", "dangling.npz"], "exists; choose another --to"),
         (["--to", "there.npz"], "exists; choose another --to, or replace it with --force"),
         (["--to", "folder.npz", "--force"], "is a directory; choose another --to"),
         (["--to", "x.npz", "--step", "5"], "has no step 5"),
@@ -152,13 +150,15 @@ def test_bad_requests_are_one_sentence_and_exit_2(
     monkeypatch.chdir(run_dir.parent)
     Path("there.npz").write_text("mine")
     Path("folder.npz").mkdir()
+    Path("dangling.npz").symlink_to("nowhere")
 
     code, out, err = holdfast("export", run_dir, *argv)
 
     assert (code, out) == (2, "")
     assert complaint in err
     assert Path("there.npz").read_text() == "mine"
-    assert sorted(path.name for path in Path().iterdir()) == ["folder.npz", "run", "there.npz"]
+    names = sorted(path.name for path in Path().iterdir())
+    assert names == ["dangling.npz", "folder.npz", "run", "there.npz"]
 
 
 def test_script_alone_gives_the_model_of_its_trainer(
@@ -191,27 +191,12 @@ def test_model_that_does_not_know_its_input_needs_its_shape(
     holdfast: Holdfast, run_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "m.py").write_text(SCRIPT.read_text().partition("Trainer(")[0])
-    argv = [
-        "export",
-        run_dir,
-        "--to",
-        tmp_path / "w.keras",
-        "--model",
-        f"{tmp_path}/m.py:not_built",
-    ]
+    source = f"{tmp_path}/m.py:not_built"
 
-    code, _, err = holdfast(*argv)
+    code, _, err = holdfast("export", run_dir, "--to", tmp_path / "w.keras", "--model", source)
 
     assert code == 2
     assert "--input-shape 28,28,1" in err
-
-
-def test_force_replaces(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:
-    target = tmp_path / "there.npz"
-    target.write_text("old")
-
-    assert holdfast("export", run_dir, "--to", target, "--force")[0] == 0
-    assert load(target)["cursor/step"] == 6
 
 
 def test_damaged_step_is_not_exported(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:

@@ -21,12 +21,11 @@ from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
-from holdfast.runtime.commands.exporting import (
+from holdfast.runtime.commands.export import (
     ExportFormat,
     ExportRequest,
     ModelSource,
     export_state,
-    format_of,
     load_into,
     publish,
 )
@@ -39,8 +38,6 @@ STATE: dict[str, Tensor] = {
     "weights/bias": np.arange(2, dtype=np.float32),
     "weights/moving": np.full(2, 7, np.float32),
 }
-
-NO_SCRIPT = ModelSource(Path("/nowhere/train.py"), "model")
 
 
 @dataclass
@@ -80,48 +77,6 @@ def restored(folder: Path, state: dict[str, Tensor] | None = None, **cursor: obj
     store = CheckpointStore(folder / "run")
     save(store, state or STATE, header=Header("r", 1, 3), cursor=cursor)
     return restore(store, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("w.npz", ExportFormat.NPZ),
-        ("w.weights.h5", ExportFormat.WEIGHTS),
-        ("w.v2.keras", ExportFormat.KERAS),
-    ],
-)
-def test_name_of_the_target_stands_for_its_format(name: str, kind: ExportFormat) -> None:
-    assert format_of(Path("/out.npz") / name) is kind
-
-
-@pytest.mark.parametrize("name", ["w.h5", "w.txt", "w.NPZ", "served"])
-def test_name_of_no_known_format_is_refused_with_those_that_are(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        format_of(Path(name))
-
-    assert str(caught.value).startswith(
-        f"{name} has a name of no known format; end it in .npz, .weights.h5 or .keras ("
-    )
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ExportFormat if kind is not ExportFormat.NPZ])
-def test_all_formats_but_that_of_numpy_need_the_model(kind: ExportFormat) -> None:
-    with pytest.raises(UsageError, match=rf"^a {kind.value} file needs your model; give "):
-        ExportRequest(Path("w"), kind, None, is_forced=False)
-
-
-@pytest.mark.parametrize("model", [None, NO_SCRIPT], ids=["no model", "a missing script"])
-def test_archive_of_numpy_needs_no_run_of_the_script(
-    model: ModelSource | None, tmp_path: Path
-) -> None:
-    target = tmp_path / "w.npz"
-    request = ExportRequest(target, ExportFormat.NPZ, model, is_forced=False)
-
-    export_state(restored(tmp_path), request)
-
-    with np.load(target) as archive:
-        assert sorted(archive) == sorted(STATE)
-        assert next(iter(archive)).startswith("weights/")
 
 
 def test_compiled_model_takes_weights_and_the_optimizers_state(tmp_path: Path) -> None:
@@ -246,35 +201,6 @@ def build(script: Path, text: str, function: str | None = "model", **options: An
     return ModelSource(script, function, **options).build(stage)
 
 
-@pytest.mark.parametrize(("text", "function"), [("", None), (":model", "model")])
-def test_script_is_named_alone_or_with_its_function(
-    text: str, function: str | None, script: Path
-) -> None:
-    script.touch()
-
-    source = ModelSource.parse(f"{script}{text}", (28, 28))
-
-    assert source == ModelSource(script, function, (28, 28))
-    assert str(source) == f"{script}{text}"
-
-
-@pytest.mark.parametrize("function", ["", "a b", "a.b", "model()"])
-def test_name_that_no_function_can_have_is_refused(function: str, script: Path) -> None:
-    script.touch()
-
-    with pytest.raises(UsageError) as caught:
-        ModelSource.parse(f"{script}:{function}")
-
-    assert str(caught.value) == (f"--model is '{script}:{function}'; give it as script.py:function")
-
-
-@pytest.mark.parametrize("text", ["{}", "{}:model"])
-def test_script_that_is_missing_or_a_folder_is_refused(text: str, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.py"):
-        with pytest.raises(UsageError, match=rf"^{path} does not exist; give --model as "):
-            ModelSource.parse(text.format(path))
-
-
 def test_function_is_called_without_what_stands_behind_the_guard(script: Path) -> None:
     guard = "\nif __name__ == '__main__':\n    raise AssertionError\n"
 
@@ -344,12 +270,6 @@ def test_data_of_the_training_build_a_model_that_knows_no_shape(script: Path) ->
     assert found.optimizer.variables == ["kernel"]
 
 
-def test_built_model_is_not_built_again(script: Path) -> None:
-    found = build(script, MODELS, "model", input_shape=(28, 28))
-
-    assert found.calls == []
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -366,13 +286,6 @@ def test_fault_of_the_users_code_says_where_it_was(text: str, complaint: str, sc
     assert complaint in str(caught.value)
 
 
-def test_error_while_the_model_is_built_is_the_users(script: Path) -> None:
-    broken = "\nModel.build = None\n"
-
-    with pytest.raises(ProgramError, match=r"^building the model of .*train\.py:shapeless raised "):
-        build(script, MODELS + broken, "shapeless", input_shape=(3,))
-
-
 def test_refusal_of_holdfast_itself_reaches_the_user_as_it_is(script: Path) -> None:
     text = "from holdfast.runtime.errors import UsageError\nraise UsageError('mine')"
 
@@ -380,20 +293,8 @@ def test_refusal_of_holdfast_itself_reaches_the_user_as_it_is(script: Path) -> N
         build(script, text)
 
 
-def test_result_that_is_no_model_is_named_with_its_type(script: Path) -> None:
-    with pytest.raises(UsageError, match=r"train\.py:model makes a dict, which is no Keras model"):
-        build(script, "def model(): return {}")
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_directory_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-
-    with pytest.raises(UsageError, match="is a directory; choose another --to"):
-        publish(tmp_path / "home", fail, is_forced=True)
 
 
 @pytest.mark.parametrize(
@@ -437,47 +338,6 @@ def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 def write_file(draft: Path) -> None:
     draft.write_text("new")
-
-
-def fail(_: Path) -> None:
-    raise AssertionError("the target was refused, so nothing may be made for it")
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("there", "/there exists; choose another --to, or replace it with --force"),
-        ("dangling", "/dangling exists; choose another --to"),
-        ("none/file", "/none/file cannot be written: .*/none is not a directory; choose another"),
-        ("there/file", "/there/file cannot be written: .*/there is not a directory"),
-    ],
-)
-def test_target_is_refused_before_any_work_is_done(
-    name: str, complaint: str, tmp_path: Path
-) -> None:
-    (tmp_path / "there").write_text("mine")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-
-    with pytest.raises(UsageError, match=complaint):
-        publish(tmp_path / name, fail, is_forced=False)
-
-    assert names(tmp_path) == ["dangling", "there"]
-
-
-def test_draft_lies_beside_the_target_and_has_its_name(tmp_path: Path) -> None:
-    """Keras looks at the suffix, and a rename needs the same file system."""
-    drafts: list[Path] = []
-
-    def write(draft: Path) -> None:
-        drafts.append(draft)
-        draft.write_text("new")
-
-    publish(tmp_path / "w.weights.h5", write, is_forced=False)
-
-    (draft,) = drafts
-    assert draft.parent.parent == tmp_path
-    assert draft.name == "w.weights.h5"
-    assert names(tmp_path) == ["w.weights.h5"]
 
 
 def test_others_neither_reach_nor_guess_the_draft(tmp_path: Path) -> None:
@@ -540,17 +400,6 @@ def test_link_is_replaced_and_not_the_file_that_it_leads_to(tmp_path: Path) -> N
 
     assert not (tmp_path / "link").is_symlink()
     assert ((tmp_path / "link").read_text(), (tmp_path / "precious").read_text()) == ("new", "mine")
-
-
-def test_refusal_of_the_writer_reaches_the_user_as_it_is(tmp_path: Path) -> None:
-    def write(draft: Path) -> None:
-        draft.write_text("half")
-        raise UsageError("the model is another one")
-
-    with pytest.raises(UsageError, match=r"^the model is another one$"):
-        publish(tmp_path / "file", write, is_forced=False)
-
-    assert names(tmp_path) == []
 
 
 def test_writer_that_makes_nothing_leaves_the_old_file(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_entries import entry
 
-from holdfast.runtime.commands.summary import (
+from holdfast.runtime.commands.goodput import (
     SINCE_LAST_STEP,
     Bucket,
-    Goodput,
     Span,
     buckets_of,
     goodput_of,
@@ -96,25 +95,6 @@ def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lo
     assert relaunched == {Bucket.TRAINING: 3, Bucket.RELAUNCH: 4}
 
 
-def test_waiting_for_the_next_job_is_a_relaunch() -> None:
-    records = [
-        step(1, 1),
-        entry("job_ended", 1.5),
-        entry("job_started", 5),
-        entry("launch", 5),
-        step(2, 8, 1.0, 2),
-    ]
-
-    assert _buckets(records, 0, 8) == {Bucket.TRAINING: 2, Bucket.RELAUNCH: 6}
-
-
-def test_gap_in_which_a_save_began_is_a_stall() -> None:
-    saved = entry("checkpoint", 3.5, seconds=2.25)  # it began at 1.25
-    records = [step(1, 1), step(2, 2.5), saved, step(3, 3.5)]
-
-    assert _buckets(records, 0, 3.5) == {Bucket.TRAINING: 3, Bucket.SAVING: 0.5}
-
-
 def test_records_that_the_next_first_worker_writes_again_count_once() -> None:
     """It has its own clock readings of the same commits."""
     records = [step(1, 1), step(2, 2), step(1, 1.001), step(2, 2.001), step(3, 4, 1.0, 2)]
@@ -129,10 +109,6 @@ def test_steps_of_one_world_are_never_repeated_work_though_their_stamps_run_back
 
     assert _buckets(records, 0, 4) == {Bucket.TRAINING: 4}
     assert _buckets([*records, of_the_next_first_worker], 0, 4) == {Bucket.TRAINING: 4}
-
-
-def test_run_without_a_step_only_starts() -> None:
-    assert _buckets([entry("launch", 1)], 0, 2) == {Bucket.STARTING: 2}
 
 
 RECORDS = st.lists(
@@ -165,12 +141,6 @@ def test_buckets_add_up_to_the_wall_time_exactly(
     assert sum(buckets_of(spans).values()) == whole
     ends = [round(began * S), *(span.end for span in spans)]
     assert [span.begin for span in spans] == ends[:-1]
-
-
-def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
-    records = [step(1, 1), entry("taken_over", 1.5), step(2, 3)]
-
-    assert _buckets(records, 0, 3) == {Bucket.TRAINING: 3}
 
 
 def test_steps_that_a_later_job_does_again_do_not_count() -> None:
@@ -213,11 +183,6 @@ def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
 
     assert jobs_of(records) == [records]
     assert jobs_of([]) == []
-
-
-def test_share_of_no_time_at_all_is_none() -> None:
-    assert Goodput(0.0, {Bucket.TRAINING.value: 0.0}).share == 0.0
-    assert Goodput(4.0, {Bucket.TRAINING.value: 3.0}).share == 0.75
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 from commands import holdfast_code
 
-from holdfast.runtime.commands.help import EXAMPLES, GROUPS
-from holdfast.runtime.commands.main import holdfast
+from holdfast.runtime.commands.main import all_commands, holdfast
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
-
-COMMANDS = sorted(holdfast.list_commands(click.Context(holdfast)))
 
 
 def begin_run(run_dir: Path, script: str = "/a/train.py") -> Path:
@@ -38,40 +34,24 @@ def begin_run(run_dir: Path, script: str = "/a/train.py") -> Path:
     return run_dir
 
 
-def test_each_command_stands_in_one_group_of_the_help() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == COMMANDS
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_two_examples_that_parse(name: str) -> None:
-    examples = EXAMPLES[name]
-    context = click.Context(holdfast, info_name="holdfast", resilient_parsing=True)
-
-    assert len(examples) == 2
-    for example in examples:
-        first, *words = shlex.split(example)
-        assert first == name
-        command = holdfast.get_command(context, name)
-        assert command is not None
-        parsed = command.make_context(name, words, parent=context, resilient_parsing=True)
-        assert "-h" not in words
-        assert parsed.params
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("columns", [80, 120])
-def test_help_shows_examples_unbroken_and_fits(
-    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_each_command_has_two_examples_that_parse_and_are_shown_unbroken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-
-    assert holdfast_code(name, "--help") == ExitCode.DONE
-
-    lines = capsys.readouterr().out.splitlines()
-    assert [f"  holdfast {example}" for example in EXAMPLES[name]] == [
-        line for line in lines if line.startswith("  holdfast ")
-    ][-2:]
-    assert all(len(line) <= columns for line in lines)
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = holdfast.context_settings | {"resilient_parsing": True}
+    context = click.Context(holdfast, info_name="holdfast", **settings)
+    for command in itertools.chain(*all_commands().values()):
+        assert len(command.examples) == 2
+        for example in command.examples:
+            first, *words = shlex.split(example)
+            assert first == command.name
+            parsed = command.make_context(first, words, parent=context, resilient_parsing=True)
+            assert parsed.params
+        assert holdfast_code(first, "--help") == ExitCode.DONE
+        lines = capsys.readouterr().out.splitlines()
+        shown = [line for line in lines if line.startswith("  holdfast ")][-2:]
+        assert shown == [f"  holdfast {example}" for example in command.examples]
+        assert all(len(line) <= 80 for line in lines)
 
 
 def test_options_of_run_stand_in_groups_with_defaults_as_people_write_them(
@@ -103,16 +83,6 @@ def test_word_that_is_no_command_gets_a_hint(
 ) -> None:
     assert holdfast_code(word) == ExitCode.USAGE
     assert capsys.readouterr().err == f"holdfast: error: no such command {word!r}; {hint}\n"
-
-
-@pytest.mark.process
-def test_package_is_the_command_too() -> None:
-    command = [sys.executable, "-m", "holdfast", "stauts"]
-
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert found.returncode == ExitCode.USAGE
-    assert "did you mean `holdfast status`?" in found.stderr
 
 
 def test_command_without_a_directory_takes_the_only_run_here(

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import holdfast_code
 from fake_head import Replies, head_of
 
 from holdfast.runtime.commands import living_job
 from holdfast.runtime.commands.living_job import (
     JobSocket,
     Life,
-    Saved,
     find_life,
     life_of,
     living_head,
-    order_save,
-    order_stop,
 )
-from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.errors import ExitCode, NotSaved
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -35,6 +31,7 @@ from holdfast.runtime.system.channel import Message
 NOBODY = (1 << 22) + 1
 """Linux gives no process so high a number."""
 
+Holdfast = Callable[..., tuple[int, str, str]]
 BOUND_S = 90.0
 SILENT_S = 0.05
 RUN = RunRecord("run", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
@@ -166,9 +163,13 @@ def test_lease_that_names_no_process_is_nobodys(
     ],
     ids=["lost", "complete", "stopped"],
 )
-@pytest.mark.parametrize("order", [order_save, order_stop])
+@pytest.mark.parametrize("order", ["save", "stop"])
 def test_order_without_a_job_tells_how_the_last_one_ended(
-    directory: RunDirectory, order: Any, ended: tuple[int, str] | None, words: str
+    directory: RunDirectory,
+    order: str,
+    ended: tuple[int, str] | None,
+    words: str,
+    holdfast: Holdfast,
 ) -> None:
     journal = Journal(directory.journal_path, run_id=RUN.run_id, source="head")
     for begun in ((2, "an older job"), ended):
@@ -177,13 +178,10 @@ def test_order_without_a_job_tells_how_the_last_one_ended(
             journal.record("job_ended", exit_code=begun[0], reason=begun[1])
     journal.close()
     write_lease(directory, NOBODY)
-    how = {"is_urgent": False} if order is order_stop else {}
 
-    with pytest.raises(NotSaved) as caught:
-        order(directory, timeout_s=BOUND_S, is_waiting=True, **how)
-
-    begin = f"no job runs in {directory.path}: the last one "
-    assert str(caught.value) == begin + words.format(directory.path)
+    begin = f"holdfast: error: no job runs in {directory.path}: the last one "
+    told = begin + words.format(directory.path) + "\n"
+    assert holdfast(order, directory.path) == (ExitCode.STOPPED_EARLY, "", told)
 
 
 def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
@@ -213,19 +211,17 @@ def test_head_that_has_not_been_told_its_job_is_running(directory: RunDirectory)
         assert find_life(directory, {"kind": "status", "run_dir": None}) == (Life.RUNNING, "")
 
 
-def test_head_of_another_directory_does_not_own_a_copy(directory: RunDirectory) -> None:
+def test_head_of_another_directory_does_not_own_a_copy(
+    directory: RunDirectory, holdfast: Holdfast
+) -> None:
     with head_of(directory, lambda _: [status_of(directory)]) as head:
         copy = copy_of(directory)
         told = f"no job runs in {copy.path}; start one with `holdfast run`"
         before = open_descriptors()
 
         assert life_of(copy) is Life.GONE
-        with pytest.raises(NotSaved) as save:
-            order_save(copy, timeout_s=BOUND_S, is_waiting=True)
-        with pytest.raises(NotSaved) as stop:
-            order_stop(copy, timeout_s=BOUND_S, is_waiting=True, is_urgent=False)
-
-        assert (str(save.value), str(stop.value)) == (told, told)
+        for order in ("save", "stop"):
+            assert holdfast(order, copy.path)[2] == f"holdfast: error: {told}\n"
         assert head.heard == [], "and it is ordered nothing"
         while open_descriptors() > before:  # the head sees the end of a connection later
             time.sleep(0.001)
@@ -307,155 +303,77 @@ def test_run_without_a_head_has_nobody_to_ask(socket: JobSocket) -> None:
 
 SAVED = {"kind": "saved", "step": 7, "seconds": 0.5}
 ASKED = {"kind": "asked"}
-
-
-def save(directory: RunDirectory, *, is_waiting: bool = True) -> Saved | None:
-    return order_save(directory, timeout_s=BOUND_S, is_waiting=is_waiting)
-
-
-def test_save_is_waited_for_until_its_step_is_committed(directory: RunDirectory) -> None:
-    """The workers are asked again if they were lost."""
-    with head_of(directory, lambda _: [ASKED, ASKED, SAVED]) as head:
-        assert save(directory) == Saved(7, 0.5)
-    assert head.heard == [{"kind": "save", "is_waiting": True}]
-
-
-def test_save_without_waiting_only_asks(directory: RunDirectory) -> None:
-    with head_of(directory, lambda _: [ASKED]) as head:
-        assert save(directory, is_waiting=False) is None
-    assert head.heard == [{"kind": "save", "is_waiting": False}]
+FULL = {"kind": "unsaved", "reason": "the disk is full"}
+STOPPING, ENDED = {"kind": "stopping"}, {"kind": "ended", "exit_code": 75}
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("command", "replies", "told"),
     [
-        ("the disk is full", "goes on but cannot save: the disk is full"),
-        ("", "ended without another checkpoint; run it again"),
+        ("save", [[ASKED, ASKED, SAVED]], "saved step 7 in 0.50 s"),
+        ("save --no-wait", [[ASKED]], "asked for a checkpoint"),
+        (
+            "save",
+            [[ASKED, FULL]],
+            "job in RUN goes on but cannot save: the disk is full",
+        ),
+        ("save", [[FULL | {"reason": ""}]], "RUN ended without another checkpoint; run it again"),
+        ("save", [[{"kind": "starting"}, None], [None], [ASKED, SAVED]], "saved step 7"),
+        ("save", [[ASKED, None], [ASKED, SAVED]], "saved step 7"),
+        ("save --timeout 0.1", [[ASKED]], "not committed a checkpoint within 0.1 s; give a longer"),
+        ("stop", [[STOPPING, ENDED]], "stopped: its exit code is 75"),
+        ("stop --now", [[STOPPING, ENDED]], "stopped: its exit code is 75"),
+        ("stop --no-wait", [[STOPPING]], "asked to stop"),
+        (
+            "stop --timeout 0.1",
+            [[STOPPING]],
+            "has not stopped within 0.1 s; give a longer",
+        ),
     ],
 )
-def test_save_that_will_not_come_is_told_with_its_reason(
-    directory: RunDirectory, reason: str, told: str
+def test_order_is_given_to_each_head_and_waited_for(
+    command: str, replies: list[Replies], told: str, directory: RunDirectory, holdfast: Holdfast
 ) -> None:
-    with (
-        head_of(directory, lambda _: [ASKED, {"kind": "unsaved", "reason": reason}]),
-        pytest.raises(NotSaved) as caught,
-    ):
-        save(directory)
-
-    assert str(caught.value) == f"the job in {directory.path} {told}"
-
-
-def in_turn(*replies: Replies) -> Callable[[Message], Replies]:
-    """Return what gives a reply after another."""
+    """A head may have no job yet, may be lost, and may ask workers again that were lost."""
     left = iter(replies)
-    return lambda _: next(left)
+    verb, *options = command.split()
+    with head_of(directory, lambda _: next(left)) as head:
+        code, out, err = holdfast(verb, directory.path, *options)
+
+    assert told in (out + err).replace(str(directory.path), "RUN")
+    assert code == (ExitCode.STOPPED_EARLY if err else ExitCode.DONE)
+    how = {"is_waiting": "--no-wait" not in command}
+    order = {"kind": verb} | (how if verb == "save" else {"is_urgent": "--now" in command})
+    assert head.heard == [order] * len(replies)
 
 
-def test_head_that_has_no_job_yet_is_asked_until_it_has(directory: RunDirectory) -> None:
-    """It ends the connection; so does a head whose client has died."""
-    starting = [{"kind": "starting"}, None]
-
-    with head_of(directory, in_turn(starting, [None], [ASKED, SAVED])) as head:
-        assert save(directory) == Saved(7, 0.5)
-    assert len(head.heard) == 3
-
-
-def test_save_is_ordered_again_from_the_head_that_follows_a_lost_one(
-    directory: RunDirectory,
-) -> None:
-    with head_of(directory, in_turn([ASKED, None], [ASKED, SAVED])) as head:
-        assert save(directory) == Saved(7, 0.5)
-    assert head.heard == [{"kind": "save", "is_waiting": True}] * 2
-
-
-def test_waiting_ends_with_the_job(directory: RunDirectory) -> None:
+def test_waiting_ends_with_the_job(directory: RunDirectory, holdfast: Holdfast) -> None:
     def die(_: Message) -> Replies:
         write_lease(directory, NOBODY)
         return [ASKED, None]
 
-    with head_of(directory, die), pytest.raises(NotSaved, match="no job runs in"):
-        save(directory)
+    with head_of(directory, die):
+        assert "no job runs in" in holdfast("save", directory.path)[2]
 
 
-@pytest.mark.parametrize("has_head", [True, False])
-def test_waiting_has_a_bound(directory: RunDirectory, *, has_head: bool) -> None:
-    if not has_head:
-        lease = directory.acquire_lease()
-        with pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s; give a"):
-            order_save(directory, timeout_s=0.1, is_waiting=True)
-        lease.release()
-        return
-    with (
-        head_of(directory, lambda _: [ASKED]),
-        pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s; give a"),
-    ):
-        order_save(directory, timeout_s=0.1, is_waiting=True)
+def test_job_that_is_starting_is_waited_for(
+    directory: RunDirectory, lease: Lease, holdfast: Holdfast
+) -> None:
+    _, _, err = holdfast("save", directory.path, "--timeout", 0.1)
+
+    assert "has not committed a checkpoint within 0.1 s; give a longer --timeout" in err
 
 
 def test_head_that_is_stopped_is_named(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, holdfast: Holdfast
 ) -> None:
     monkeypatch.setattr(living_job, "is_stopped", lambda pid: pid == os.getpid())
 
-    with (
-        head_of(directory, lambda _: []),
-        pytest.raises(NotSaved, match=rf"pid {os.getpid()}, is stopped; .*kill -CONT"),
-    ):
-        order_save(directory, timeout_s=0.1, is_waiting=True)
+    with head_of(directory, lambda _: []):
+        _, _, err = holdfast("save", directory.path, "--timeout", 0.1)
+
+    assert f"pid {os.getpid()}, is stopped; let it go on with `kill -CONT {os.getpid()}`" in err
 
 
-@pytest.mark.parametrize("is_urgent", [True, False])
-def test_stop_is_waited_for_until_the_job_has_ended(
-    directory: RunDirectory, *, is_urgent: bool
-) -> None:
-    ended = {"kind": "ended", "exit_code": 75}
-
-    with head_of(directory, lambda _: [{"kind": "stopping"}, ended]) as head:
-        code = order_stop(directory, timeout_s=BOUND_S, is_waiting=True, is_urgent=is_urgent)
-
-    assert code == 75
-    assert head.heard == [{"kind": "stop", "is_urgent": is_urgent}]
-
-
-def test_stop_without_waiting_only_asks(directory: RunDirectory) -> None:
-    with head_of(directory, lambda _: [{"kind": "stopping"}]):
-        code = order_stop(directory, timeout_s=BOUND_S, is_waiting=False, is_urgent=False)
-
-    assert code is None
-
-
-def test_stop_has_a_bound(directory: RunDirectory) -> None:
-    with (
-        head_of(directory, lambda _: [{"kind": "stopping"}]),
-        pytest.raises(NotSaved, match=r"has not stopped within 0\.1 s; give a longer --timeout"),
-    ):
-        order_stop(directory, timeout_s=0.1, is_waiting=True, is_urgent=False)
-
-
-def test_commands_tell_what_was_done(
-    directory: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = {
-        "save": [ASKED, SAVED],
-        "stop": [{"kind": "stopping"}, {"kind": "ended", "exit_code": 75}],
-    }
-
-    with head_of(directory, lambda message: said[message["kind"]]):
-        codes = [holdfast_code(verb, directory.path) for verb in ("save", "stop")]
-
-    assert codes == [0, 0]
-    out = capsys.readouterr().out.splitlines()
-    assert out == ["saved step 7 in 0.50 s", "stopped: its exit code is 75"]
-
-
-@pytest.mark.parametrize("verb", ["save", "stop"])
-def test_command_says_that_no_job_runs(
-    directory: RunDirectory, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
-    assert holdfast_code(verb, directory.path) == 75
-    assert capsys.readouterr().err.startswith("holdfast: error: no job runs in ")
-
-
-def test_order_to_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotSaved, match=r"/nosuch does not exist"):
-        save(RunDirectory(tmp_path / "nosuch"))
+def test_order_to_a_directory_that_is_missing_says_so(tmp_path: Path, holdfast: Holdfast) -> None:
+    assert "/nosuch does not exist" in holdfast("save", tmp_path / "nosuch")[2]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.commands import status
 from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.main import main
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
@@ -62,7 +62,7 @@ def test_following_ends_with_the_job_and_shows_its_last_lines(
         written.write(2, "b", b"%d\n" % len(lives), 0)
         return lives.pop(0)
 
-    monkeypatch.setattr(status, "life_of", life)
-    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    monkeypatch.setattr("holdfast.runtime.commands.logs.life_of", life)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
 
     assert shown(tmp_path, capsysbinary, "-f", "-w", "2") == b"two\n3\n2\n1\n"

@@ -15,7 +15,6 @@ from holdfast.runtime.commands import main as main_file
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.system.own_process import module_command
 
-COMMANDS = ("doctor", "export", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
 
 
@@ -77,19 +76,6 @@ def test_interrupt_ends_with_130(
 
     assert holdfast_code("run") == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "holdfast: error: interrupted\n"
-
-
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert holdfast_code("--help") == ExitCode.DONE
-
-    text = capsys.readouterr().out
-    assert all(f"\n  {command} " in text for command in COMMANDS)
-    assert "..." not in text.partition("Commands:")[2]
-
-
-def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert holdfast_code() == ExitCode.USAGE
-    assert "Checkpoints:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ import pytest
 from fake_head import head_of
 from journal_entries import line
 from told_run import told_lines
+from whole_save import save
 
 from holdfast.checkpoint.record import Header
-from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -170,14 +171,18 @@ def test_checkpoints(run_dir: Path, place: Path, holdfast: Holdfast) -> None:
     state = {"[bold]/[/red]": np.zeros(3), "weights/dense/bias": np.full(7, np.nan, np.float32)}
     save(CheckpointStore(place / "other"), state, header=Header("x", 1, 27), cursor=cursor)
     shutil.copytree(run_dir, place / "copy")
+    (place / "run/checkpoints/.bad-000000000002-g1-a1").mkdir()
+    (place / "run/checkpoints/notes.txt").touch()
     commands = [
         *("inspect run", "inspect run --step 4 --full", "inspect run --json", "verify run"),
+        *("verify run --step 4", "inspect other --json", "inspect run --diff 6 other --json"),
         *("inspect run --diff 4 6", "inspect run --diff 4 6 --json", "inspect run --diff 6 copy"),
         *("inspect run --diff 6 other", "inspect other --full", "repair run --from copy"),
         "export run --to state.npz",
     ]
     dated(place)
     printed = [(command, holdfast(*command.split())) for command in commands]
+    save(CheckpointStore(run_dir), state, header=Header("another", 1, 8))
     step = run_dir / "checkpoints/step-000000000006"
     (step / "MANIFEST.json").write_text("{}")
     (step / "shard-00001-of-00002.h5").unlink()

@@ -1,255 +1,292 @@
+"""``holdfast report``: its sentences, its width, and its page; test_printed.py has whole runs."""
+
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import os
 import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
-from commands import holdfast_code
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_entries import line
+from told_run import DIGEST, told_lines, told_run
 
+from holdfast.runtime.commands.living_job import Life
+from holdfast.runtime.commands.page import page_of
+from holdfast.runtime.commands.reported_run import describe_failure, facts_of
+from holdfast.runtime.commands.summary import Report, finite, to_json
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.events import Failure
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
-SHA256 = "0123456789abcdef" * 4
+EVIL = "a<script>alert(1)<img src=x>&amp;.py"
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2)
-    journal.record("step", step=1, epoch=0, seconds=0.5, samples=8, generation=1)
-    journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
-    journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
-    journal.record("relaunch", reason="all workers died", spent=1, workers=[2, 3])
-    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, generation=1)
-    journal.record("checkpoint_skipped", step=2)
-    journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
-    journal.record("job_ended", exit_code=0, reason="done")
-    journal.close()
-    return tmp_path
+def write_lines(run_dir: Path, *lines: dict[str, Any]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_dir / "journal.jsonl").write_text(text, encoding="utf-8")
 
 
-def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert holdfast_code("report", run_dir, "--json") == ExitCode.DONE
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (Failure(2, "signal SIGKILL"), "worker 2: signal SIGKILL"),
+        (Failure(2, "exit 1", step=0), "worker 2: exit 1 after step 0"),
+        (Failure(2, "silent for 1 s", fenced=True), "worker 2: silent for 1 s, fenced"),
+        (
+            Failure(2, "fenced after 9 s", fenced=True, limit="stall"),
+            "worker 2: fenced after 9 s (stall limit)",
+        ),
+        (
+            Failure(2, "silent for 1 s", 7, "training", fenced=True, limit="heartbeat"),
+            "worker 2: silent for 1 s after step 7 while training, fenced (heartbeat limit)",
+        ),
+        (
+            Failure(2, "host b was lost: the connection has ended", 7, limit="host"),
+            "worker 2: host b was lost: the connection has ended after step 7",
+        ),
+    ],
+)
+def test_death_is_told_with_all_that_is_known(failure: Failure, sentence: str) -> None:
+    assert describe_failure(failure) == sentence
 
-    content = json.loads(capsys.readouterr().out)
-    assert content["final_sha256"] == SHA256
-    assert content["steps"] == 2
-    assert content["failures"][0]["worker"] == 1
-    assert content["checkpoints"] == [{"step": 1, "seconds": 0.1, "bytes": 10, "generation": 1}]
+
+@pytest.mark.parametrize(
+    ("lines", "life", "words"),
+    [
+        ([{}], Life.RUNNING, "whole"),
+        ([{}], Life.GONE, "whole"),
+        ([{}, {"exit_code": 0, "reason": ""}], Life.ENDED, "whole"),
+        ([], Life.ENDED, "whole"),
+        ([{}], Life.ENDED, "lacks the end of the last job; so the numbers"),
+        ([{}, {"lines": 1}], Life.RUNNING, "lacks 1 event that could not be written; so"),
+        (
+            [{}, {"lines": 3}],
+            Life.ENDED,
+            "lacks 3 events that could not be written, and the end of the last job; so",
+        ),
+    ],
+)
+def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
+    lines: list[dict[str, Any]], life: Life, words: str
+) -> None:
+    kinds = {"exit_code": "job_ended", "lines": "journal_gap"}
+    told = [line(kinds.get(next(iter(one), ""), "job_started"), 1.0, **one) for one in lines]
+
+    assert facts_of(dataclasses.replace(told_run(told), life=life))["journal"].startswith(words)
 
 
-def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert holdfast_code("report", run_dir) == ExitCode.DONE
+def test_lost_output_is_counted_in_words() -> None:
+    lost = told_run([line("job_started", 1.0, workers=1), line("output_dropped", 2.0, lines=1)])
 
-    text = capsys.readouterr().out
-    for fact in (
-        SHA256,
-        "r1",
-        "ended with exit code 0: done",
-        "loss: 0.2500",
-        "signal SIGKILL",
-        "9 ms",
-        "from step",
-        "workers 2 and 3",
-        "1 committed, 0 failed, 0 rejected, 1 skipped",
-    ):
-        assert fact in text
+    told = "1 line was lost, because stdout or stderr took nothing"
+    assert facts_of(lost)["output"] == told
+
+
+def test_json_has_each_field_of_the_report() -> None:
+    content = json.loads(to_json(told_run().report))
+
+    assert set(content) == {field.name for field in dataclasses.fields(Report)}
+
+
+_LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.floats())
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(_VALUES)
+def test_any_value_becomes_strict_json(value: object) -> None:
+    once = finite(value)
+
+    json.dumps(once, allow_nan=False)
+    assert finite(once) == once
+    assert finite({"a": (math.nan, 1.5), "b": -math.inf}) == {"a": [None, 1.5], "b": None}
 
 
 def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, holdfast: Holdfast
 ) -> None:
     """Its disk was full to the end, so not even the gap is in it."""
     lease = RunDirectory(tmp_path).acquire_lease()
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2)
-    journal.close()
+    write_lines(tmp_path, line("job_started", 1.0, workers=2))
     lease.end()
     lease.release()
 
-    assert holdfast_code("report", tmp_path) == ExitCode.DONE
-
-    assert "lacks the end of the last job; so the" in capsys.readouterr().out
-
-
-def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2)
-    seen = {"stacks": "  main thread:\n    contribute (/home/ann/train.py:42)", "limit": "stall"}
-    samples = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validation": False}
-    for worker in (0, 1):
-        journal.record(
-            "failure",
-            worker=worker,
-            cause="fenced",
-            step=7,
-            stderr=["[red]not markup[/red]"],
-            samples=samples,
-            **seen,
-        )
-    place = {"where": "contribute (train.py:42)"}
-    journal.record("suspected", worker=1, seconds=300.1, step=7, **place, **seen)
-    journal.close()
-
-    assert holdfast_code("report", tmp_path) == ExitCode.DONE
-
-    text = capsys.readouterr().out
-    for fact in (
-        "(stall limit)",
-        "    contribute (/home/ann/train.py:42)",
-        "[red]not markup[/red]",
-        "microbatch 1, samples 5, 17",
-        "worker 1 has made no progress for 300 s after step 7, in contribute",
-        "(train.py:42), and no other worker waits for it",
-        "2 deaths: fenced",
-    ):
-        assert fact in text, text
-
-
-def test_tables_tell_each_failure_and_what_came_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2, now=100.0)
-    failure = {
-        "worker": 1,
-        "now": 101.5,
-        "cause": "silent for 1 s",
-        "phase": "training",
-        "fenced": True,
-    }
-    journal.record("failure", step=2, **failure)
-    journal.record("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
-    journal.record("relaunch", reason="all workers died", spent=1, workers=[4])
-    journal.record("epoch", epoch=1, step=3, samples=7, exact=False, metrics={})
-    journal.close()
-
-    assert holdfast_code("report", tmp_path) == ExitCode.DONE
-
-    lines = capsys.readouterr().out.splitlines()
-    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
-    failure = ["worker 1: silent for 1 s after step 2 while training, fenced", "job 1, 1.5 s"]
-    assert failure in cells
-    assert ["3", "worker 1", "worker 0", "1", "12 ms"] in cells
-    assert ["all workers died", "worker 4", "-", "-"] in cells
-    assert any("not exact: 1" in line for line in lines)
+    assert "lacks the end of the last job; so the" in holdfast("report", tmp_path)[1]
 
 
 @pytest.mark.parametrize("content", ["", '{"event": "step"}\n'], ids=["empty", "damaged"])
 def test_journal_without_a_sound_line_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+    tmp_path: Path, holdfast: Holdfast, content: str
 ) -> None:
     (tmp_path / "journal.jsonl").write_text(content)
 
-    assert holdfast_code("report", tmp_path) == ExitCode.USAGE
-    assert "holds no records" in capsys.readouterr().err
+    code, _, err = holdfast("report", tmp_path)
+
+    assert code == ExitCode.USAGE
+    assert "holds no records" in err
 
 
-def test_words_of_the_script_are_shown_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Brackets are no markup, and one that closes nothing is no error."""
-    monkeypatch.setenv("COLUMNS", "250")
-    cause = "ValueError: [red]no[/red] token [/INST] in list[int]"
-    journal = Journal(tmp_path / "journal.jsonl", run_id="[r1]", source="head")
-    journal.record("job_started", workers=2)
-    journal.record("failure", worker=1, cause=cause, step=1)
-    journal.record("relaunch", reason=f"relaunch: {cause}", spent=1, workers=[2, 3])
-    journal.record("rejected", step=1, reason=cause)
-    journal.record("job_ended", exit_code=1, reason=cause)
-    journal.close()
-
-    assert holdfast_code("report", tmp_path) == ExitCode.DONE
-
-    text = capsys.readouterr().out
-    for fact in (
-        f"worker 1: {cause} after step 1",
-        f"relaunch: {cause}",
-        f"rejected the checkpoint of step 1: {cause}",
-        f"ended with exit code 1: {cause}",
-        "[r1]",
-    ):
-        assert fact in text
-
-
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_damaged_lines_of_a_journal_are_left_out(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, holdfast: Holdfast, command: str
 ) -> None:
-    with (run_dir / "journal.jsonl").open("ab") as journal:
+    write_lines(tmp_path, *told_lines())
+    before = holdfast(command, tmp_path, "--json")[1]
+    with (tmp_path / "journal.jsonl").open("ab") as journal:
         journal.write(
             b'{"event": "step", "step": 9}\n'
             b'{"event": "memory_differs", "now": 1, "time": 1, "step": 1, "workers": [0]}\n'
             b'{"event": "recovery", "now": 1, "time": 1, "lost": "all"}\n'
+            b'{"event": "epoch", "now": "late"}\n\xff\xfe{"torn'
         )
 
-    assert holdfast_code("report", run_dir, "--json") == ExitCode.DONE
+    after = holdfast(command, tmp_path, "--json")[1]
 
-    content = json.loads(capsys.readouterr().out)
-    assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
-
-
-def cells_of(text: str) -> list[list[str]]:
-    lines = text.splitlines()
-    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
-
-
-def test_epochs_stand_in_a_table_and_the_parts_of_goodput_add_up(
-    tmp_path: Path, holdfast: Holdfast
-) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2, now=100.0)
-    for epoch in range(1, 31):
-        now, step = 101.0 + epoch, {"step": epoch, "epoch": epoch, "generation": 1}
-        journal.record("step", seconds=0.5, samples=8, now=now, **step)
-        figures = {"metrics": {"[x]": 2.0, "loss": 1 / epoch}, "validation": {"loss": 0.5}}
-        journal.record("epoch", seconds=1.0, now=now, **step, **figures)
-    journal.record("job_ended", exit_code=0, reason="done", now=132.5)
-    journal.close()
-
-    cells = cells_of(holdfast("report", tmp_path)[1])
-
-    assert ["epoch", "step", "time", "loss", "val_loss", "[x]"] in cells
-    epochs = [row[0] for row in cells if len(row) == 6 and row[2] in ("1.0 s", "…")]
-    assert epochs == ["1", "2", "3", "…", *map(str, range(14, 31))]
-    assert ["30", "30", "1.0 s", "0.0333", "0.5000", "2.0000"] in cells
-    parts = [row[:3] for row in cells if row[-1:] and row[0] in ("starting", "training", "ending")]
-    assert parts == [
-        ["starting", "1.50 s", "4.6%"],
-        ["training", "29.50 s", "90.8%"],
-        ["ending", "1.50 s", "4.6%"],
-    ]
-    assert ["sum", "32.50 s", "100.0%", ""] in cells
+    assert re.sub(r'"age_s".*', "", after) == re.sub(r'"age_s".*', "", before)
 
 
 def test_metrics_that_do_not_fit_into_the_terminal_are_counted(
     tmp_path: Path, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     metrics = {f"a metric with number {i}": 0.5 for i in range(9)}
-    journal.record("epoch", epoch=1, step=1, seconds=1.0, metrics=metrics)
-    journal.close()
+    write_lines(tmp_path, line("epoch", 1.0, epoch=1, step=1, seconds=1.0, metrics=metrics))
 
     out = holdfast("report", tmp_path)[1]
 
-    assert ["epoch", "step", "time", *list(metrics)[:2]] in cells_of(out)
+    assert "┃ a metric with number 1 ┃\n" in out
     assert "7 more columns: see --html or --json" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_page_lies_in_the_run_directory_or_where_it_is_wanted(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_no_line_of_a_terminal_breaks_a_digest_and_a_file_has_it_whole(
+    command: str, tmp_path: Path, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = tmp_path / "other.html"
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal.record("job_started", workers=2, script="/a/train.py")
+    journal.record("job_ended", exit_code=0, reason=f"completed step 9, state sha256 {DIGEST}")
+    journal.close()
 
-    assert holdfast_code("report", run_dir, "--html") == ExitCode.DONE
-    assert holdfast_code("report", run_dir, "--html", other) == ExitCode.DONE
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert f"completed step 9, state sha256 {DIGEST}" in holdfast(command, tmp_path)[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    out = holdfast(command, tmp_path)[1]
 
-    out = capsys.readouterr().out.splitlines()
-    for line, path in zip(out, (run_dir / "report.html", other), strict=True):
-        assert line.startswith(f"wrote {path} (")
-        assert SHA256 in path.read_text()
+    assert "completed step 9, state sha256 0123456789abcdef…" in " ".join(out.split())
+    assert "0123456789abcdef0" not in out
+
+
+class Reader(HTMLParser):
+    """What a browser would show: texts, the names of tags, and what would be loaded."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.tags[-1:] == ["style"] else f"{data} "
+
+
+def test_page_loads_and_runs_nothing_and_no_text_of_a_script_is_markup_in_it() -> None:
+    lines = told_lines(script=EVIL)
+    epoch = next(one for one in lines if one["event"] == "epoch")
+    failure = next(one for one in lines if one["event"] == "failure")
+    epoch["metrics"], failure["cause"] = {EVIL: 1.0}, EVIL
+
+    page = Reader(page_of(told_run(lines), "now"))
+
+    assert page.text.count(EVIL) >= 4  # the script, its metric in the head and above the plot, ...
+    assert page.links == []
+    assert {"script", "img", "link"}.isdisjoint(page.tags)
+
+
+def test_metric_without_a_finite_value_is_not_plotted_and_of_others_the_highest_is_best() -> None:
+    lines = [
+        line("epoch", 100 + n, epoch=n, step=n, metrics={"accuracy": accuracy, "loss": math.nan})
+        for n, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7))
+    ]
+
+    page = Reader(page_of(told_run(lines), "now"))
+
+    assert "accuracy 0.7000 0.9000, the highest, in epoch 2" in re.sub(r"\s+", " ", page.text)
+    assert "It has no finite value." in page.text
+    assert page.tags.count("svg") == 1
+
+
+def test_long_run_makes_a_small_page() -> None:
+    epochs = [
+        line("epoch", 101 + i, epoch=i, step=10 * i, metrics={"loss": 1 / i})
+        for i in range(1, 2_001)
+    ]
+
+    page = page_of(told_run([line("job_started", 100, workers=2), *epochs]), "now")
+
+    assert len(page) < 50_000
+    [points] = [one for one in re.findall(r'points="([^"]*)"', page) if one]
+    assert len(points.split()) <= 501
+
+
+def test_page_takes_the_place_of_an_older_one_and_follows_no_link(
+    tmp_path: Path, holdfast: Holdfast
+) -> None:
+    """Another user may have put a link there."""
+    write_lines(tmp_path, *told_lines())
+    (tmp_path / "victim").write_text("mine")
+    page, link = tmp_path / "report.html", tmp_path / "other.html"
+    page.write_text("old")
+    link.symlink_to(tmp_path / "victim")
+    before = os.listdir(tmp_path)
+
+    for path, words in ((page, []), (link, [link])):
+        assert holdfast("report", tmp_path, "--html", *words)[1].startswith(f"wrote {path} (")
+        assert DIGEST in path.read_text()
+
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == sorted(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a-directory", "is a directory"),
+        ("pipe", "no regular file"),
+        ("nowhere/report.html", "No such file"),
+    ],
+)
+def test_name_that_cannot_be_a_page_is_refused(
+    tmp_path: Path, holdfast: Holdfast, name: str, words: str
+) -> None:
+    write_lines(tmp_path, *told_lines())
+    (tmp_path / "a-directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+
+    code, _, err = holdfast("report", tmp_path, "--html", tmp_path / name)
+
+    assert code == ExitCode.USAGE
+    assert words in err
+    assert sorted(os.listdir(tmp_path)) == ["a-directory", "journal.jsonl", "pipe"]

@@ -1,23 +1,374 @@
-"""``holdfast status`` of runs that no job works on, and of directories that hold none."""
+"""``holdfast status``: from a journal and the answer of its head, at each look anew."""
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import holdfast_code
-from rich.console import Console
+from fake_head import head_of
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_entries import Story
 
-from holdfast.runtime.commands.job_status import StatusSource
-from holdfast.runtime.commands.status import page_of
-from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.progress import WorkerReport
+from holdfast.runtime.commands.job_status import (
+    AgentAnswer,
+    JobStatus,
+    StatusSource,
+    job_status,
+    pace_of,
+    shares_in_words,
+    slowest_in_words,
+    to_json,
+)
+from holdfast.runtime.commands.living_job import Ending, JobSocket, Life, ending_of
+from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.run.entries import entries_of
+from holdfast.runtime.run.journal import Journal, Record
+from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.codec import to_plain
+
+RUNNING = Ending("running", is_over=False)
+
+REPORT = StepReport(
+    now=109.0, step=9, steps=60, epoch=1, epochs=6, step_of_epoch=9, steps_per_epoch=10,
+    metrics={"loss": 0.5, "f1": math.nan}, next_save_step=20,
+)  # fmt: skip
+
+WORKER = {
+    "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
+    "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "", "host": "",
+    "spent_s": {"wait": 1.5},
+}  # fmt: skip
+
+ANSWER = {
+    "kind": "status", "now": 110.0, "phase": "training", "workers": [WORKER, {"worker": 1}],
+    "launch": {"workers": [0, 1]}, "progress": to_plain(REPORT),
+}  # fmt: skip
+
+
+class Job(Story):
+    """Writes records of a job whose steps take a second each."""
+
+    def begin(self, *workers: int) -> Job:
+        self.tell("job_started", workers=len(workers), script="/a/train.py")
+        self.tell("launch", workers=list(workers))
+        return self
+
+    def steps(self, *numbers: int, generation: int = 1) -> Job:
+        for number in numbers:
+            fields = {"step": number, "epoch": 1, "samples": 8, "generation": generation}
+            self.tell("step", after=1.0, seconds=1.0, **fields)
+        return self
+
+
+def status_of(
+    story: Story, ending: Ending = RUNNING, answer: dict[str, Any] | None = None
+) -> JobStatus:
+    found = None if answer is None else AgentAnswer.of(answer)
+    return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
+
+
+def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
+    report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
+
+    status = status_of(Job().begin(0, 1), answer=ANSWER | {"progress": to_plain(report)})
+
+    assert status.next_save == "in 1:10"
+
+
+@pytest.mark.parametrize(("after", "told"), [(0.1, None), (-1.0, "at step 20")])
+def test_next_save_that_has_come_since_the_head_was_told_is_none(
+    after: float, told: str | None
+) -> None:
+    """An older checkpoint of that step is of a launch before, which has lost it."""
+    story = Job().begin(0, 1)
+    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, after=REPORT.now - story.now + after)
+
+    assert status_of(story, answer=ANSWER).next_save == told
+
+
+def test_script_that_goes_on_after_its_training_is_not_shown_as_training() -> None:
+    story = Job().begin(0, 1).steps(*range(1, 9))
+
+    status = status_of(story, answer=ANSWER | {"phase": "concluding"})
+
+    assert status.outcome == "running: script after training"
+    assert (status.steps_per_s, status.is_over) == (0.0, False)
+
+
+def test_relaunch_takes_the_step_back() -> None:
+    story = Job().begin(0, 1).steps(1, 2, 3, 4)
+    story.tell("relaunch", reason="all died", workers=[2, 3]).tell("restored", step=2)
+
+    assert status_of(story).step == 2
+
+
+def test_all_jobs_count_for_goodput_and_the_newest_for_the_exit_code() -> None:
+    story = Job().begin(0).steps(1)
+    story.tell("job_ended", exit_code=70, reason="budget", after=1.0)
+    story.now += 1000.0
+    story.begin(0).steps(2, 3)
+
+    status = status_of(story)
+
+    assert status.exit_code is None
+    assert status.goodput is not None
+    assert (status.goodput.wall_s, status.goodput.jobs) == (pytest.approx(4.0), 2)
+    assert status.goodput.share == pytest.approx(3 / 4)
+    assert summarize(story.entries).goodput == pytest.approx(status.goodput.share)
+
+
+@pytest.mark.parametrize(
+    ("story", "per_s"),
+    [
+        (Job(), 0.0),
+        (Job().steps(1), 0.0),
+        (Job().steps(1, 2, 3), 1.0),
+        (Job().steps(1, 2, 3).steps(3, generation=2), 0.0),
+        (Job().steps(*range(1, 40)), 1.0),
+    ],
+)
+def test_pace_is_that_of_the_last_steps_of_a_world(story: Story, per_s: float) -> None:
+    assert pace_of(story.entries).per_s == pytest.approx(per_s)
+
+
+def test_json_has_everything_and_no_number_that_json_lacks() -> None:
+    story = Job().begin(0, 1).steps(1, 2)
+
+    content = json.loads(json.dumps(to_json(status_of(story, answer=ANSWER)), allow_nan=False))
+
+    assert content["progress"]["metrics"] == {"loss": 0.5, "f1": None}
+    assert content["workers"] == [WORKER]
+    assert content["goodput"]["share"] == 1.0
+    assert content["is_over"] is False
+    assert set(content) == {field.name for field in dataclasses.fields(JobStatus)}
+
+
+@pytest.mark.parametrize(
+    ("events", "life", "outcome", "is_over"),
+    [
+        ([], Life.RUNNING, "running", False),
+        (["completed"], Life.RUNNING, "running", False),
+        ([], Life.DETACHED, "running without its command; why", False),
+        (["completed", "job_ended"], Life.GONE, "ended with exit code 0: done", True),
+        (["job_ended"], Life.UNKNOWN, "ended with exit code 0: done", True),
+        (["completed"], Life.GONE, "completed step 5, after its head was lost", True),
+        (["completed"], Life.UNKNOWN, "completed step 5", True),
+        ([], Life.GONE, "lost with its head; go on with `holdfast run`", True),
+        ([], Life.UNKNOWN, "running, or lost: why", False),
+        ([], Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`", True),
+        (["completed"], Life.ENDED, "completed step 5", True),
+        (["job_ended"], Life.ENDED, "ended with exit code 0: done", True),
+    ],
+)
+def test_outcome_of_a_job(
+    events: Sequence[str], life: Life, outcome: str, *, is_over: bool
+) -> None:
+    story = Job().begin(0)
+    fields = {"completed": {"step": 5}, "job_ended": {"exit_code": 0, "reason": "done"}}
+    for event in events:
+        story.tell(event, **fields[event])
+
+    assert ending_of(story.entries, life, "why") == Ending(outcome, is_over)
+
+
+_VALUES = st.sampled_from([None, -1, 0, 7, 1.5, math.nan, "x", [], [1], ["x"], {"a": 1}, True])
+
+_EVENTS = st.sampled_from([
+    "step", "epoch", "failure", "recovery", "relaunch", "launch", "job_started", "job_ended",
+    "checkpoint", "restored", "completed", "world", "warning", "stalled", 7, None,
+])  # fmt: skip
+
+_NAMES = st.sampled_from([
+    "now", "time", "step", "epoch", "seconds", "samples", "generation", "worker", "cause", "lost",
+    "survivors", "reason", "workers", "bytes", "exit_code", "metrics", "validation", "text",
+])  # fmt: skip
+
+_DAMAGED = st.lists(
+    st.builds(
+        lambda event, fields: {"now": 1.0, "time": 1.0, **fields, "event": event},
+        _EVENTS,
+        st.dictionaries(_NAMES, _VALUES, max_size=12),
+    ),
+    max_size=12,
+)
+
+
+@given(_DAMAGED)
+def test_damaged_journal_has_a_status(records: list[Record]) -> None:
+    """Lines that make no sense are left out; whatever is left is shown."""
+    sound = entries_of(records)
+
+    status = job_status(sound, RUNNING, None, (2.0, 2.0))
+
+    json.dumps(to_json(status), allow_nan=False)
+    assert len(sound) <= len(records)
+
+
+SAVING_WORKER = {
+    "worker": 4, "pid": 7, "phase": "saving", "step": 3, "generation": 1,
+    "resident_bytes": None, "silent_s": None,
+}  # fmt: skip
+
+SAVING_ANSWER = {
+    "kind": "status", "now": 1.0, "phase": "saving", "workers": [SAVING_WORKER],
+    "launch": {"workers": [4, 5]}, "progress": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """The journal of a run that lies in the temporary directory, with a launch in it."""
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal.record("job_started", workers=2, script="/a/train.py")
+    journal.record("launch", workers=[0, 1])
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[StatusSource]:
+    source = StatusSource(tmp_path)
+    yield source
+    source.close()
+
+
+def step(journal: Journal, number: int, **changes: Any) -> None:
+    fields = {"step": number, "epoch": 1, "seconds": 0.5, "samples": 8, "generation": 1}
+    journal.record("step", **(fields | changes))
+
+
+def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: Journal) -> None:
+    step(journal, 1)
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10)
+    first = source.poll(0.0)
+    step(journal, 2)
+
+    second = source.poll(0.0)
+
+    assert (first.step, second.step) == (1, 2)
+    assert second.last_save is not None
+    assert (second.last_save.step, second.script, second.launched) == (1, "/a/train.py", 2)
+
+
+def test_age_of_the_last_save_is_counted_from_the_given_moment(
+    source: StatusSource, journal: Journal
+) -> None:
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, time=1000.0)
+
+    ages = [poll.last_save.age_s for poll in map(source.poll, (1012.5, 900.0)) if poll.last_save]
+
+    assert ages == [12.5, 0.0]
+
+
+def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
+    source: StatusSource, journal: Journal, tmp_path: Path
+) -> None:
+    lease = RunDirectory(tmp_path).acquire_lease()
+    journal.record("job_ended", exit_code=75, reason="stopped at step 1")
+    owned = source.poll(0.0)
+    lease.release()
+
+    left = source.poll(0.0)
+
+    assert (owned.outcome, owned.is_over) == ("running", False)
+    assert (left.outcome, left.is_over) == ("ended with exit code 75: stopped at step 1", True)
+
+
+def test_head_tells_what_the_journal_does_not(
+    source: StatusSource, journal: Journal, tmp_path: Path
+) -> None:
+    with head_of(RunDirectory(tmp_path), lambda _: [SAVING_ANSWER]):
+        found = source.poll(0.0)
+
+    assert (found.outcome, found.phase, found.launched) == ("running", "saving", 2)
+    assert [worker.worker for worker in found.workers] == [4]
+
+
+def test_silent_head_is_told_and_the_journal_has_to_do(
+    source: StatusSource, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobSocket.ask, "__defaults__", (0.02,))
+    step(journal, 3)
+
+    with head_of(RunDirectory(tmp_path), lambda _: []):
+        found = source.poll(0.0)
+
+    assert found.outcome == "running; its head does not answer"
+    assert (found.is_over, found.step, found.workers, found.phase) == (False, 3, (), None)
+
+
+def test_run_in_which_no_job_has_started_is_refused(source: StatusSource, tmp_path: Path) -> None:
+    RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
+
+    with pytest.raises(UsageError, match=rf"^no job has started in {tmp_path} yet$"):
+        source.poll(0.0)
+
+
+def test_status_names_the_process_that_a_user_has_started() -> None:
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    words = ["-c", program, "/usr/bin/holdfast", "run", "-n", "2", "my train.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *words], **pipes) as started:  # type: ignore[call-overload]
+        assert started.stdout.readline() == b"\n"
+
+        found = AgentAnswer.of({"now": 1.0, "client": started.pid, "pid": os.getpid()})
+        without = AgentAnswer.of({"now": 1.0, "client": None, "pid": os.getpid()})
+
+    assert (found.pid, found.command) == (started.pid, "holdfast run -n 2 'my train.py'")
+    assert without.pid == os.getpid()
+
+
+def worker(number: int, host: str = "", **spent_s: float) -> WorkerReport:
+    return WorkerReport(number, 7, "training", 5, 1, None, None, host=host, spent_s=spent_s)
+
+
+def test_parts_are_those_of_steps_alone_the_largest_first() -> None:
+    found = worker(0, script=100.0, compile=50.0, wait=1.0, compute=3.0, vote=0.001)
+
+    assert shares_in_words(found) == "compute 75%, wait 25%"
+
+
+def test_worker_before_its_first_step_has_none() -> None:
+    assert shares_in_words(worker(0, script=100.0)) == ""
+
+
+SLOW = worker(2, "node1", read=6.0, compute=3.8, wait=0.2)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([worker(0, wait=4.0, compute=6.0), worker(1, exchange=2.0, compute=8.0)], "30%"),
+        ([worker(0, wait=1.0, compute=9.0)], None),
+        ([worker(0, wait=1.0, vote=8.0, compute=1.0)], None),
+        ([worker(0, script=9.0)], None),
+        ([], None),
+    ],
+    ids=["they wait", "they hardly wait", "they vote", "they have not begun", "alone"],
+)
+def test_slowest_is_named_if_the_others_wait_for_it(
+    others: list[WorkerReport], words: str | None
+) -> None:
+    found = slowest_in_words([*others, SLOW])
+
+    assert found == (
+        f"worker 2 on node1, most of it in read: the others wait for {words} of their time, and "
+        "it for 2%"
+        if words
+        else ""
+    )
 
 
 @pytest.fixture
@@ -34,49 +385,6 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ended_job_is_shown_with_how_it_ended(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert holdfast_code("status", run_dir) == ExitCode.DONE
-
-    lines = " ".join(capsys.readouterr().out.split())
-    for fact in (
-        "run r1",
-        "job train.py, launched on 2 workers",
-        "state ended with exit code 75: stopped at step 1",
-        "progress step 1",
-        "last epoch Epoch 1/3 - loss: 0.5000",
-        "saves step 1, ",
-        "worker 1 died after step 1 (signal [SIGKILL])",
-    ):
-        assert fact in lines
-    assert "metrics" not in lines
-
-
-@pytest.mark.parametrize("command", ["status", "report"])
-def test_no_line_of_a_terminal_breaks_a_digest_and_a_file_has_it_whole(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digest = "0123456789abcdef" * 4
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
-    journal.record("job_started", workers=2, script="/a/train.py")
-    journal.record("job_ended", exit_code=0, reason=f"completed step 9, state sha256 {digest}")
-    journal.close()
-
-    monkeypatch.delenv("COLUMNS", raising=False)
-    holdfast_code(command, tmp_path)
-    assert f"completed step 9, state sha256 {digest}" in capsys.readouterr().out
-    monkeypatch.setenv("COLUMNS", "80")
-    holdfast_code(command, tmp_path)
-
-    out = capsys.readouterr().out
-    assert "completed step 9, state sha256 0123456789abcdef…" in " ".join(out.split())
-    assert "0123456789abcdef0" not in out
-
-
 @pytest.mark.parametrize("watch", [[], ["--watch"]], ids=["once", "watched"])
 def test_json_of_an_ended_job_is_one_object(
     run_dir: Path, capsys: pytest.CaptureFixture[str], watch: list[str]
@@ -85,16 +393,6 @@ def test_json_of_an_ended_job_is_one_object(
 
     content = json.loads(capsys.readouterr().out)
     assert (content["is_over"], content["exit_code"], content["step"]) == (True, 75, 1)
-
-
-def test_damaged_lines_of_a_journal_are_left_out(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (run_dir / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"event": "step"}\n{"event": "epoch", "now": "late"}\n\xff\xfe{"torn')
-
-    assert holdfast_code("status", run_dir) == ExitCode.DONE
-    assert "progress step 1" in " ".join(capsys.readouterr().out.split())
 
 
 def _no_directory(path: Path) -> None:
@@ -163,20 +461,3 @@ def test_looking_changes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[st
 
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
     assert os.listdir(run_dir) == ["journal.jsonl"]
-
-
-def test_page_says_what_steps_are_made_of_and_who_is_slow(run_dir: Path) -> None:
-    source = StatusSource(run_dir)
-    spent: list[Mapping[str, float]] = [{"wait": 6.0, "compute": 4.0}, {"read": 9.0, "wait": 1.0}]
-    workers = tuple(
-        WorkerReport(number, 7, "training", 5, 1, None, None, spent_s=seconds)
-        for number, seconds in enumerate(spent)
-    )
-    console = Console(file=io.StringIO(), width=200)
-
-    console.print(page_of(replace(source.poll(0.0), workers=workers), console))
-
-    lines = " ".join(console.file.getvalue().split())
-    source.close()
-    assert "slowest worker 1, most of it in read: the others wait for 60% of their time" in lines
-    assert "0 wait 60%, compute 40% 1 read 90%, wait 10%" in lines

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from journal_entries import entry
+from journal_entries import Story, entry
 
-from holdfast.runtime.commands.run_report import (
+from holdfast.runtime.commands.summary import (
     Report,
-    describe_checkpoints,
-    describe_ledger,
-    describe_troubles,
-    to_json,
+    summarize,
 )
-from holdfast.runtime.commands.summary import summarize
-from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
 from holdfast.runtime.run.entries import Entry
-from holdfast.runtime.run.events import Failure, FaultStruck, MemoryDiffers
+from holdfast.runtime.run.events import Failure, FaultStruck
 
 
-class Story:
-    """Writes records as a job would, with a clock that only the story moves."""
+class Run(Story):
+    """Writes records of steps and epochs."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.entries: list[Entry[Any]] = []
-
-    def tell(self, event: str, *, after: float = 0.0, **fields: Any) -> Story:
-        self.now += after
-        self.entries.append(entry(event, self.now, **fields))
-        return self
-
-    def steps(self, first: int, last: int, *, generation: int = 1) -> Story:
+    def steps(self, first: int, last: int, *, generation: int = 1) -> Run:
         for step in range(first, last + 1):
             self.tell(
                 "step", after=1.0, step=step, epoch=0, seconds=0.9, samples=8, generation=generation
             )
         return self
 
-    def epoch(self, epoch: int, step: int, *, samples: int, exact: bool = True) -> Story:
+    def epoch(self, epoch: int, step: int, *, samples: int, exact: bool = True) -> Run:
         return self.tell(
             "epoch",
             epoch=epoch,
@@ -52,44 +37,13 @@ class Story:
 
 
 @pytest.fixture
-def story() -> Story:
-    return Story().tell("job_started", workers=4)
+def story() -> Run:
+    run = Run()
+    run.tell("job_started", workers=4)
+    return run
 
 
-def test_undisturbed_job(story: Story) -> None:
-    story.tell("launch", generation=1, workers=[0, 1, 2, 3], relaunch=0)
-    story.steps(1, 4).epoch(0, 4, samples=32)
-    story.tell("checkpoint", step=4, generation=1, seconds=0.1, bytes=1000)
-    story.tell("completed", step=4, epochs=1, sha256="ab" * 32, metrics={"accuracy": 0.9})
-    story.tell("job_ended", after=0.5, exit_code=0, reason="done")
-
-    report = summarize(story.entries)
-
-    assert (report.steps, report.samples, report.jobs) == (4, 32, 1)
-    assert report.metrics == {"accuracy": 0.9}
-    assert report.final_sha256 == "ab" * 32
-    assert (report.exit_code, report.reason) == (0, "done")
-    assert report.wall_s == pytest.approx(4.5)
-    assert report.goodput == pytest.approx(3.9 / 4.5)
-    assert [epoch.exact for epoch in report.epochs] == [True]
-    assert [checkpoint.bytes for checkpoint in report.checkpoints] == [1000]
-    assert report.failures == report.recoveries == report.relaunches == ()
-
-
-def test_journal_without_any_record() -> None:
-    report = summarize([])
-
-    assert (report.steps, report.samples, report.goodput, report.exit_code) == (0, 0, 0.0, None)
-
-
-def test_job_that_goes_on_has_no_exit_code(story: Story) -> None:
-    report = summarize(story.steps(1, 2).entries)
-
-    assert report.exit_code is None
-    assert report.steps == 2
-
-
-def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Story) -> None:
+def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Run) -> None:
     story.steps(1, 2)
     story.tell("fault", worker=2, step=3, site="reduce", kind="kill", attempt=1)
     struck = story.now
@@ -123,28 +77,7 @@ def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Story) -> None
     assert failure.job == 1
 
 
-def test_recovery_of_two_is_timed_from_the_first_death(story: Story) -> None:
-    struck = story.now
-    story.tell("fault", worker=1, step=1, site="compute", kind="stop", attempt=1)
-    story.tell("fault", after=0.2, worker=3, step=1, site="repair", kind="kill", attempt=1)
-    story.tell(
-        "recovery",
-        after=0.3,
-        generation=3,
-        step=1,
-        lost=[1, 3],
-        survivors=[0, 2],
-        attempts=2,
-        detected=struck + 0.3,
-        next_step_ms=100.0,
-    )
-
-    (recovery,) = summarize(story.entries).recoveries
-
-    assert recovery.since_failure_ms == pytest.approx(400.0)
-
-
-def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: Story) -> None:
+def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: Run) -> None:
     story.tell(
         "recovery",
         generation=2,
@@ -160,7 +93,7 @@ def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: 
     assert recovery.since_failure_ms == 30.0
 
 
-def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
+def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Run) -> None:
     story.steps(1, 5).epoch(0, 4, samples=32)
     story.tell("failure", worker=0, cause="signal SIGKILL", step=5)
     story.tell("relaunch", after=0.1, reason="all workers died", spent=1, workers=[4, 5])
@@ -177,7 +110,7 @@ def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
     assert report.relaunches[0].since_failure_ms == pytest.approx(1300.0)
 
 
-def test_line_of_many_steps_is_taken_back_in_part(story: Story) -> None:
+def test_line_of_many_steps_is_taken_back_in_part(story: Run) -> None:
     story.tell("step", step=10, epoch=0, seconds=1.0, samples=40, steps=10)
     story.tell("step", step=20, epoch=0, seconds=3.0, samples=40, steps=10)
     story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
@@ -195,17 +128,7 @@ def test_line_of_many_steps_is_taken_back_in_part(story: Story) -> None:
     assert (repeated.steps, repeated.samples, repeated.step_s) == (18, 72, pytest.approx(2.8))
 
 
-def test_restore_alone_takes_the_run_back(story: Story) -> None:
-    """The job may die again before it applies a step: what was lost is lost already."""
-    story.steps(1, 5)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
-    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
-    story.tell("restored", step=3, seconds=0.01, generation=2)
-
-    assert summarize(story.entries).steps == 3
-
-
-def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: Story) -> None:
+def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: Run) -> None:
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.tell("restored", step=3, generation=2)
     story.steps(4, 5, generation=2)
@@ -214,7 +137,7 @@ def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: 
     assert summarize(story.entries).steps == 5
 
 
-def test_trainings_that_are_only_restored_again_keep_their_steps(story: Story) -> None:
+def test_trainings_that_are_only_restored_again_keep_their_steps(story: Run) -> None:
     """A script with two trainings, of 4 and 3 steps, is run once more."""
     story.tell("launch").steps(1, 7).tell("job_started", workers=4).tell("launch")
     story.tell("restored", step=4).tell("restored", step=7)
@@ -224,7 +147,7 @@ def test_trainings_that_are_only_restored_again_keep_their_steps(story: Story) -
     assert (report.steps, report.samples) == (7, 56)
 
 
-def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
+def test_relaunch_from_nothing_counts_from_the_first_step(story: Run) -> None:
     story.steps(1, 3)
     story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
@@ -237,18 +160,7 @@ def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
     assert report.relaunches[0].since_failure_ms is None
 
 
-def test_relaunch_is_timed_from_the_fault_that_ended_the_job(story: Story) -> None:
-    story.steps(1, 3)
-    story.tell("fault", worker=1, step=4, site="vote", kind="kill", attempt=1)
-    story.tell("failure", after=0.02, worker=1, cause="signal SIGKILL", step=3)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=[4])
-    story.tell("launch", generation=2, workers=[0], relaunch=1)
-    story.steps(1, 1, generation=2)
-
-    assert summarize(story.entries).relaunches[0].since_failure_ms == pytest.approx(1020.0)
-
-
-def test_renewal_is_timed_from_its_stop(story: Story) -> None:
+def test_renewal_is_timed_from_its_stop(story: Run) -> None:
     story.steps(1, 3)
     story.tell("failure", worker=1, cause="signal SIGKILL", step=3)
     story.tell("renewing", after=0.02, reason="1 of 4 workers are left")
@@ -263,7 +175,7 @@ def test_renewal_is_timed_from_its_stop(story: Story) -> None:
     assert renewal.since_failure_ms == pytest.approx(1010.0)
 
 
-def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> None:
+def test_resumed_job_adds_its_time_but_not_the_time_between(story: Run) -> None:
     story.steps(1, 4).tell("stopped", step=4).tell("job_ended", exit_code=75, reason="asked to")
     story.now = 3.0  # another boot: the monotonic clock starts anew
     story.tell("job_started", workers=2).tell("launch", generation=1, workers=[0, 1], relaunch=0)
@@ -276,14 +188,7 @@ def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> Non
     assert report.wall_s == pytest.approx(6.0)
 
 
-def test_limit_that_was_nearly_met_is_among_the_troubles(story: Story) -> None:
-    text = "open files of worker 3: 980 of 1024 in use"
-    story.tell("pressure", resource="open files", place="worker 3", used=980, limit=1024, text=text)
-
-    assert describe_troubles(summarize(story.entries)) == [text]
-
-
-def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> None:
+def test_ledger_counts_samples_that_no_step_record_tells_of(story: Run) -> None:
     """The rank that records a step may die right after it was applied."""
     story.steps(1, 3).steps(5, 5).epoch(0, 5, samples=40).steps(6, 6)
 
@@ -293,72 +198,18 @@ def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> Non
     assert report.steps == 6
 
 
-def test_inexact_epoch_is_named(story: Story) -> None:
-    story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=7, exact=False)
-
-    report = summarize(story.entries)
-
-    assert [epoch.exact for epoch in report.epochs] == [True, False]
-    assert describe_ledger(report) == "not exact: 1"
-
-
-def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Story) -> None:
+def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Run) -> None:
     story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=8)
 
     assert summarize(story.entries).metrics == {"loss": 0.25, "val_loss": 0.75}
 
 
-def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: Story) -> None:
+def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: Run) -> None:
     story.steps(1, 2).epoch(0, 1, samples=8)
     metrics, validation = {"accuracy": 0.9}, {"accuracy": 0.8}
     story.tell("completed", step=2, epochs=1, sha256="ab", metrics=metrics, validation=validation)
 
     assert summarize(story.entries).metrics == {"accuracy": 0.9, "val_accuracy": 0.8}
-
-
-def test_checkpoints_that_failed_or_were_rejected_are_kept_with_their_reasons(
-    story: Story,
-) -> None:
-    story.tell("checkpoint_failed", step=3, reason="No space left on device")
-    story.tell("rejected", step=2, reason="shard 1 is missing")
-
-    report = summarize(story.entries)
-
-    assert report.failed_checkpoints == (CheckpointFailed(3, "No space left on device"),)
-    assert report.rejected_checkpoints == (Rejected(2, "shard 1 is missing"),)
-
-
-def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
-    story.tell("completed", step=1, epochs=1, sha256="00", metrics={"loss": float("nan")})
-
-    content = json.loads(to_json(summarize(story.entries)), parse_constant=pytest.fail)
-
-    assert content["metrics"] == {"loss": None}
-    assert content["final_sha256"] == "00"
-
-
-def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
-    story.tell("checkpoint_skipped", step=2).tell("checkpoint_skipped", step=3)
-    story.tell("checkpoint", step=4, seconds=0.1, bytes=9, generation=1)
-    for reason in ("disk full", "disk gone"):
-        story.tell("checkpoint_failed", step=6, reason=reason)
-    story.tell("rejected", step=4, reason="a bit")
-    story.tell("unreadable", step=5, reason="stale", path="/r", error="ESTALE", seconds=180.0)
-    story.tell("memory_differs", step=5, workers=[0, 2], has_majority=False)
-
-    report = summarize(story.entries)
-
-    assert report.skipped_checkpoints == 2
-    assert report.memory_differences == (MemoryDiffers(5, (0, 2), has_majority=False),)
-    assert describe_checkpoints(report) == (
-        "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped"
-    )
-    assert describe_troubles(report) == [
-        "the checkpoint of step 6 failed: disk gone (the last of 2 that failed)",
-        "rejected the checkpoint of step 4: a bit",
-        "gave up the checkpoint of step 5 after 3:00: stale",
-        "step 5 differs in the memory of workers 0 and 2: no majority shows whose state is right",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +221,7 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     ],
 )
 def test_completed_step_is_that_of_the_last_launch(
-    story: Story, events: list[str], step: int | None
+    story: Run, events: list[str], step: int | None
 ) -> None:
     for event in events:
         story.tell(event, step=325)
@@ -378,7 +229,7 @@ def test_completed_step_is_that_of_the_last_launch(
     assert summarize(story.entries).completed_step == step
 
 
-def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> None:
+def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Run) -> None:
     story.tell("failure", after=2.5, worker=1, cause="signal SIGKILL")
     story.tell("job_ended", exit_code=70).tell("job_started", after=9.0, workers=4)
     story.tell("failure", after=4.0, worker=2, cause="exit 1")
@@ -388,7 +239,7 @@ def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> N
     assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
 
 
-def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
+def test_lost_lines_are_counted_over_jobs_and_agents(story: Run) -> None:
     for lines in (3, 7, 2):  # the third is of another agent
         story.tell("output_dropped", lines=lines)
     story.tell("job_started", workers=4).tell("output_dropped", lines=10)
@@ -441,14 +292,6 @@ def test_epoch_that_a_relaunch_takes_back_counts_no_samples() -> None:
 
     assert [one.epoch for one in report.epochs] == [1]
     assert (report.steps, report.samples) == (1, 10)
-
-
-def test_epoch_that_is_trained_again_counts_once() -> None:
-    report = report_of(
-        step(1, 1.0), epoch(1, 1, 1.1), step(2, 2.0), epoch(2, 2, 2.1), epoch(1, 1, 3.1)
-    )
-
-    assert [(one.epoch, one.step) for one in report.epochs] == [(1, 1)]
 
 
 def test_epoch_without_a_ledger_proves_nothing() -> None:
@@ -546,9 +389,3 @@ def test_deaths_are_counted_by_host_and_cause_over_all_jobs() -> None:
     )
 
     assert report.death_counts == ("2 deaths on b: fenced", "1 death on a: exit 1")
-
-
-def test_single_death_is_not_counted() -> None:
-    report = report_of(entry("failure", 1.0, worker=0, cause="exit 1"))
-
-    assert report.death_counts == ()

@@ -16,7 +16,7 @@ from whole_save import save
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.commands.exporting import (
+from holdfast.runtime.commands.export import (
     ExportFormat,
     ExportRequest,
     ModelSource,

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_entries import entry, line
 
+from holdfast.runtime.commands.goodput import goodput_of
 from holdfast.runtime.commands.job_status import EventLine, job_status, told_events
 from holdfast.runtime.commands.job_status import to_json as status_to_json
 from holdfast.runtime.commands.living_job import Ending
-from holdfast.runtime.commands.run_report import to_json
-from holdfast.runtime.commands.summary import goodput_of, summarize
+from holdfast.runtime.commands.summary import summarize, to_json
 from holdfast.runtime.head.console import PASSED_ON
 from holdfast.runtime.run import checkpoint_events as saves
 from holdfast.runtime.run import events

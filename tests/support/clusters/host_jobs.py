@@ -16,8 +16,7 @@ from cluster import NETWORK, WITHIN_S, Cluster
 from remote_shell import SESSION
 from striker import SIGNALS, Kind, Target, find_victims
 
-from holdfast.runtime.commands.run_report import Report
-from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.commands.summary import Report, summarize
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
