@@ -177,17 +177,3 @@ def test_renamed_checkpoint_is_refused_as_that_of_another_step(
 
     with pytest.raises(CheckpointInvalid, match="its manifest is that of step 200"):
         restore(store, 300)
-
-
-def test_nothing_is_restored_when_every_checkpoint_is_damaged(
-    pristine: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(pristine, tmp_path / "run")
-    store = CheckpointStore(tmp_path / "run")
-    for step in store.steps():
-        flip_bit(store.directory / f"step-{step:012d}", np.random.default_rng(step))
-
-    restored, rejections = restore_newest(store)
-
-    assert restored is None
-    assert [rejection.step for rejection in rejections] == [NEW, OLD]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_filesystem import FakeFileSystem, Survival
+from fake_filesystem import FakeFileSystem
 
 from holdfast.checkpoint import disk as module
 from holdfast.checkpoint.disk import Disk
@@ -27,25 +27,6 @@ def contents(files: FileSystem, path: Path) -> bytes:
         data = bytearray(file.size())
         file.read_into(memoryview(data), 0)
     return bytes(data)
-
-
-def test_file_is_durable_once_its_directory_is() -> None:
-    files = FakeFileSystem()
-    disk = Disk(files)
-
-    disk.write_durably(FILE, BUFFERS)
-    disk.fsync_directory(ROOT)
-
-    assert contents(files.after_power_cut(Survival.NOTHING), FILE) == b"headtail"
-
-
-def test_many_buffers_go_in_batches(tmp_path: Path) -> None:
-    """More than IOV_MAX, some of them empty."""
-    buffers = [memoryview(bytes([i % 251]) * (i % 4)) for i in range(5000)]
-
-    Disk().write_durably(tmp_path / "file", buffers)
-
-    assert (tmp_path / "file").read_bytes() == b"".join(buffers)
 
 
 class OneByteFileSystem(LocalFileSystem):
@@ -121,17 +102,6 @@ def test_missing_directory_sync_is_a_recorded_downgrade(number: int) -> None:
     assert "a power cut may lose names" in told
 
 
-def test_failing_directory_sync_is_an_error() -> None:
-    files = FakeFileSystem()
-    files.fail_at(0, errno.EIO)
-    disk = Disk(files)
-
-    with pytest.raises(StorageFailed):
-        disk.fsync_directory(ROOT)
-
-    assert disk.new_downgrades(set()) == ()
-
-
 def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None:
     files = FakeFileSystem()
     files.fail_at(0, errno.EACCES)
@@ -143,16 +113,6 @@ def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None
         disk.fsync_directory(ROOT)
 
     assert len(disk.new_downgrades(set())) == 1
-
-
-def test_full_device_fails_before_anything_is_written() -> None:
-    files = FakeFileSystem()
-    files.fail_at(1, errno.ENOSPC)
-
-    with pytest.raises(StorageFailed, match=r"cannot allocate /run/file: .*\(ENOSPC\); free space"):
-        Disk(files).write_durably(FILE, BUFFERS)
-
-    assert not any(text.startswith("write") for text in files.calls)
 
 
 @pytest.fixture
@@ -232,17 +192,6 @@ def test_failure_of_what_is_done_beside_leaves_no_file(
     assert files.list(ROOT) == ()
 
 
-def test_existing_file_is_left_alone() -> None:
-    files = FakeFileSystem()
-    disk = Disk(files)
-    disk.write_durably(FILE, [memoryview(b"first")])
-
-    with pytest.raises(StorageFailed, match="EEXIST"):
-        disk.write_durably(FILE, [memoryview(b"second")])
-
-    assert contents(files, FILE) == b"first"
-
-
 def test_reading_past_the_end_fails() -> None:
     files = FakeFileSystem()
     disk = Disk(files)
@@ -250,10 +199,6 @@ def test_reading_past_the_end_fails() -> None:
 
     with disk.reading(FILE) as file, pytest.raises(StorageFailed, match="the file ends early"):
         file.read_into(memoryview(bytearray(6)), 0)
-
-
-def test_removing_what_is_gone_is_no_failure() -> None:
-    Disk(FakeFileSystem()).remove_tree(ROOT / "missing")
 
 
 def test_tree_that_is_deeper_than_calls_may_be_is_removed(tmp_path: Path) -> None:

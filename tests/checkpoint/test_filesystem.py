@@ -21,7 +21,7 @@ from whole_save import save
 from holdfast.checkpoint import filesystem
 from holdfast.checkpoint import filesystem as module
 from holdfast.checkpoint.disk import Disk
-from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInvalid, StorageFailed
+from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFileSystem
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.record import Header
@@ -165,16 +165,6 @@ def test_step_that_became_a_link_is_refused(tmp_path: Path, elsewhere: Path) -> 
         restore(store, 20)
 
 
-def test_run_directory_itself_may_be_a_link(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "scratch")
-
-    restored, _ = restore_newest(save_steps(tmp_path / "run", 10))
-
-    assert restored is not None
-    assert (tmp_path / "scratch" / "checkpoints").is_dir()
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-000000000020"])
 @pytest.mark.parametrize("call", calls_below(24))
 def test_directory_swapped_while_restoring_leads_nowhere(
@@ -246,14 +236,6 @@ def let_fallocate_answer(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list
     return calls
 
 
-def test_blocks_are_reserved_and_the_file_has_its_size(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("wb") as file:
-        LocalFileSystem().allocate(file.fileno(), 2**20)
-        found = os.fstat(file.fileno())
-
-    assert (found.st_size, found.st_blocks * 512 >= 2**20) == (2**20, True)
-
-
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
 def test_file_system_without_reservation_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -297,19 +279,6 @@ def test_interrupted_reservation_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
     LocalFileSystem().allocate(0, 100)
 
     assert len(calls) == 3
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_full_disk_is_an_error_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    let_fallocate_answer(monkeypatch, number)
-
-    with pytest.raises(StorageFailed) as failure:
-        Disk(LocalFileSystem(tmp_path)).write_durably(tmp_path / "file", [memoryview(b"data")])
-
-    assert failure.value.errno == number
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.process
@@ -372,29 +341,6 @@ def test_reads_take_the_time_of_their_bytes(tmp_path: Path, clock: Clock) -> Non
 
     assert content == bytes(range(250)) * 20
     assert clock.now == pytest.approx(100.0 + 5000 / 2000.0)
-
-
-def test_pause_is_short_enough_to_be_ended_between_two(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / "file").write_bytes(bytes(1000))
-
-    read_all(tmp_path / "file", clock, bytes_per_s=100.0)
-
-    assert sum(clock.pauses) == pytest.approx(10.0)
-    assert max(clock.pauses) <= 1.0
-
-
-def test_time_in_which_nothing_was_read_is_not_made_up_for(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / "file").write_bytes(bytes(1000))
-    files = PacedFileSystem(tmp_path, 1000.0, pause=clock.pause, clock=clock)
-    handle = files.open_read(tmp_path / "file")
-    files.read(handle, memoryview(bytearray(500)), 0)
-    clock.now += 60.0
-    before = clock.now
-
-    files.read(handle, memoryview(bytearray(500)), 500)
-
-    files.close(handle)
-    assert clock.now == pytest.approx(before + 0.5)
 
 
 def test_reading_that_was_ended_says_nothing_of_the_bytes(tmp_path: Path, clock: Clock) -> None:

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.image import ShardImage, ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
-from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import shard_name
-from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
@@ -58,44 +56,6 @@ def test_image_is_the_file_that_is_written_of_the_state(
         assert buffer[image.size :] == b"\xff" * 100
 
 
-def test_second_save_in_the_same_buffer_is_whole(
-    state_of: Callable[[int], dict[str, Tensor]],
-) -> None:
-    first = state_of(1)
-    second = {name: np.flip(tensor).copy() for name, tensor in first.items()}
-    image = ShardImage(ShardLayout(specs_of(first), 1), 0, "run")
-    used, fresh = bytearray(image.size), bytearray(image.size)
-
-    filled(image, memoryview(used), first, HEADER)
-    filled(image, memoryview(used), second, Header("run", 8, 31))
-    filled(image, memoryview(fresh), second, Header("run", 8, 31))
-
-    assert used == fresh
-
-
-def test_snapshots_of_all_writers_make_a_checkpoint(
-    store: CheckpointStore, state_of: Callable[[int], dict[str, Tensor]]
-) -> None:
-    """Nothing of the state is needed any more, nor HDF5: only images and records."""
-    state = state_of(3)
-    layout = ShardLayout(specs_of(state), 4)
-    staging = store.staging(HEADER.step, HEADER.generation, 1)
-    records = []
-    for writer in range(4):
-        image = ShardImage(layout, writer, HEADER.run_id)
-        buffer = memoryview(bytearray(image.size))
-        records.append(filled(image, buffer, state, HEADER))
-        staging.write_image(buffer, records[-1], 4)
-
-    staging.commit(Manifest.assemble(layout, records, header=HEADER, cursor={}, numerics={}))
-
-    restored = restore(store, HEADER.step).state
-    assert restored.keys() == state.keys()
-    for name, tensor in state.items():
-        assert restored[name].tobytes() == tensor.tobytes(), name
-        assert (restored[name].dtype, restored[name].shape) == (tensor.dtype, tensor.shape)
-
-
 def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None:
     state: dict[str, Tensor] = {"a": np.arange(40.0), "b": np.arange(3, dtype=np.int8)}
     layout = ShardLayout(specs_of(state), 1)
@@ -131,24 +91,6 @@ def test_damaged_piece_is_not_written_and_leaves_no_shard() -> None:
 
     assert files.list(staging.path) == ()
     assert not any(call.startswith("fsync ") for call in files.calls)
-
-
-def test_image_of_another_length_is_refused() -> None:
-    state: dict[str, Tensor] = {"a": np.arange(40.0)}
-    image = ShardImage(ShardLayout(specs_of(state), 1), 0, "run")
-    buffer = memoryview(bytearray(image.size + 1))
-    record = filled(image, buffer, state, HEADER)
-
-    for length in (image.size - 1, image.size + 1):
-        with pytest.raises(SnapshotDamaged):
-            record.check(buffer[:length])
-
-
-def test_state_of_another_layout_is_refused() -> None:
-    image = ShardImage(ShardLayout(specs_of({"a": np.zeros(3)}), 1), 0, "run")
-
-    with pytest.raises(StateUnsupported, match="does not fit the layout"):
-        filled(image, memoryview(bytearray(image.size)), {"a": np.zeros(4)}, HEADER)
 
 
 def state_of(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:

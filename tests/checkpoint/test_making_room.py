@@ -13,7 +13,6 @@ from whole_save import save
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.names import StagingName, step_name
-from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention, Wanted
 from holdfast.checkpoint.store import CheckpointStore
@@ -128,39 +127,6 @@ def test_newest_two_sound_steps_stay_however_much_is_needed(store: CheckpointSto
     assert store.steps() == (40, 30, 20)
     assert any("step 40 does not verify" in reason for reason in reasons)
     assert any(reason.startswith("step 10 is removed") for reason in reasons)
-
-
-def test_what_a_training_wants_stays(store: CheckpointStore) -> None:
-    add(store, 10, 20, 25, 30, 40)
-
-    pruner(store, Wanted(every=10)).make_room(10**12, SAVE)
-
-    assert store.steps() == (40, 30, 20, 10)
-
-
-def test_nothing_goes_before_a_newer_step_was_read_back(store: CheckpointStore) -> None:
-    add(store, 10, 20, 30)
-    for step in (20, 30):
-        store.disk.remove_file(store.directory / step_name(step) / "shard-00000-of-00001.h5")
-
-    pruner(store).make_room(10**9, SAVE)
-
-    assert store.steps() == (30, 20, 10)
-    assert restore_newest(store)[0] is not None
-
-
-def test_step_that_was_read_back_is_not_read_again(
-    store: CheckpointStore, files: SmallDisk
-) -> None:
-    size = add(store, 10, 20, 30)
-    care = pruner(store)
-    assert care.marks.verify(30) is None
-    before = len(files.calls)
-
-    care.make_room(size, SAVE)
-
-    assert not any("uncache" in call for call in files.calls[before:])
-    assert store.steps() == (30, 20)
 
 
 def test_store_that_cannot_be_listed_is_a_reason_and_no_error(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from manifests import resealed
 
@@ -19,7 +19,6 @@ from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
     EpochMetrics,
     Manifest,
-    ShardEntry,
     TensorEntry,
 )
 from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord, entry_of
@@ -36,9 +35,6 @@ LAYOUT = ShardLayout(
 )
 
 DIGEST = "0" * DIGEST_DIGITS
-COUNTS = st.integers(0, 2**63 - 1)
-DIGESTS = st.text("0123456789abcdef", min_size=DIGEST_DIGITS, max_size=DIGEST_DIGITS)
-PIECES = st.builds(PieceEntry, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, DIGESTS)
 SPEC = TensorSpec("kernel", "float32", (4, 3))
 
 
@@ -70,10 +66,6 @@ def document() -> Any:
     return json.loads(manifest().encode().splitlines()[0])
 
 
-def test_manifest_survives_encoding() -> None:
-    assert Manifest.decode(manifest().encode()) == manifest()
-
-
 def test_it_is_what_version_1_says_to_the_byte() -> None:
     """A constant, so that a change of the format cannot go unnoticed."""
     assert hashlib.sha256(manifest().encode()).hexdigest() == (
@@ -89,14 +81,6 @@ def test_manifest_tells_what_was_saved() -> None:
     assert found.nbytes == 60_000
     assert found.cursor["rate"] == 0.1
     assert found.numerics == {"threads": 1}
-
-
-def test_records_may_come_in_any_order() -> None:
-    backwards = Manifest.assemble(
-        LAYOUT, records()[::-1], header=HEADER, cursor=manifest().cursor, numerics={"threads": 1}
-    )
-
-    assert backwards == manifest()
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -175,12 +159,15 @@ def test_sealed_nonsense_is_refused(change: Callable[[Any], None], reason: str) 
         Manifest.decode(resealed(found))
 
 
-@pytest.mark.parametrize("body", ["[" * 100_000 + "]" * 100_000, "7", "nonsense", '{"a":1}', ""])
-def test_sealed_rubbish_is_refused(body: str) -> None:
-    data = body.encode() + b"\n"
+@given(st.sampled_from(["start", "stop", "bytes"]), st.integers(0, 1), st.integers(-1, 2**63))
+def test_piece_with_any_other_number_is_refused(field: str, index: int, value: int) -> None:
+    found = document()
+    piece = found["tensors"][0]["pieces"][index]
+    assume(piece[field] != value)
+    piece[field] = value
 
     with pytest.raises(ManifestInvalid):
-        Manifest.decode(data + hashlib.sha256(data).hexdigest().encode() + b"\n")
+        Manifest.decode(resealed(found))
 
 
 def test_missing_and_doubled_shards_are_not_committed() -> None:
@@ -217,73 +204,6 @@ def tensor(*cuts: int, shards: int = 1) -> TensorEntry:
         for place, (start, stop) in enumerate(itertools.pairwise(bounds))
     )
     return TensorEntry(SPEC, pieces)
-
-
-@given(st.lists(PIECES, max_size=4), st.lists(st.integers(0, 99), max_size=4))
-def test_tensor_is_read_back_from_its_json(pieces: list[PieceEntry], shape: list[int]) -> None:
-    entry = TensorEntry(TensorSpec("a/b", "float64", tuple(shape)), tuple(pieces))
-
-    assert TensorEntry.of(json.loads(json.dumps(entry.as_json()))) == entry
-
-
-@pytest.mark.parametrize("name", ["shard", "offset", "bytes", "start", "stop"])
-@pytest.mark.parametrize("value", [-1, 2**63, 1.0, "1", True, None])
-def test_number_of_a_piece_that_is_none_is_refused_by_name(name: str, value: object) -> None:
-    document = TensorEntry(SPEC, (PieceEntry(0, 0, 4, 0, 1, DIGEST),)).as_json()
-    (piece,) = json.loads(json.dumps(document["pieces"]))
-
-    with pytest.raises(ValueError, match=f"{name} of a piece"):
-        TensorEntry.of(document | {"pieces": [piece | {name: value}]})
-
-
-@given(st.sets(st.integers(1, 11), min_size=1), st.data())
-def test_piece_that_is_left_out_is_noticed(cuts: set[int], data: st.DataObject) -> None:
-    whole = tensor(*sorted(cuts))
-    left_out = data.draw(st.integers(0, len(whole.pieces) - 1))
-    pieces = whole.pieces[:left_out] + whole.pieces[left_out + 1 :]
-
-    with pytest.raises(ManifestInvalid, match=r"do not tile it|of 12 elements"):
-        TensorEntry(SPEC, pieces).check_tiling(writers=1)
-
-
-@given(st.sets(st.integers(1, 11), min_size=1), st.data())
-def test_pieces_in_another_order_are_noticed(cuts: set[int], data: st.DataObject) -> None:
-    whole = tensor(*sorted(cuts))
-    order = data.draw(st.permutations(whole.pieces).filter(lambda found: found != [*whole.pieces]))
-
-    with pytest.raises(ManifestInvalid, match="do not tile it"):
-        TensorEntry(SPEC, tuple(order)).check_tiling(writers=1)
-
-
-def test_empty_tensor_has_no_pieces() -> None:
-    empty = TensorSpec("none", "float32", (0, 3))
-
-    TensorEntry(empty, ()).check_tiling(writers=1)
-    with pytest.raises(ManifestInvalid):
-        TensorEntry(empty, (PieceEntry(0, 0, 0, 0, 0, DIGEST),)).check_tiling(writers=1)
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=8))
-def test_pieces_lie_apart_if_and_only_if_no_byte_is_of_two(spans: list[tuple[int, int]]) -> None:
-    placed = [
-        (tensor(), PieceEntry(0, offset, size, 0, 1, DIGEST)) for offset, size in sorted(spans)
-    ]
-    taken = [byte for offset, size in spans for byte in range(offset, offset + size)]
-    shard = ShardEntry(0, 100, DIGEST)
-
-    if len(taken) == len(set(taken)):
-        shard.check_apart(placed)
-    else:
-        with pytest.raises(ManifestInvalid, match="overlaps another"):
-            shard.check_apart(placed)
-
-
-def test_shard_that_ends_before_its_last_piece_is_refused() -> None:
-    piece = PieceEntry(0, 90, 12, 0, 3, DIGEST)
-
-    ShardEntry(3, 102, DIGEST).check_apart([(tensor(), piece)])
-    with pytest.raises(ManifestInvalid, match="shard 3 is smaller than its pieces"):
-        ShardEntry(3, 101, DIGEST).check_apart([(tensor(), piece)])
 
 
 def test_metrics_are_read_back_from_a_manifests_cursor() -> None:

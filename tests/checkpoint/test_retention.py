@@ -15,7 +15,6 @@ from whole_save import save
 
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.names import MANIFEST_NAME, removed_name, step_name
-from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import (
     Best,
@@ -27,28 +26,6 @@ from holdfast.checkpoint.retention import (
     prune_plan,
 )
 from holdfast.checkpoint.store import CheckpointStore
-
-
-@pytest.mark.parametrize(
-    ("steps", "keep", "removed"),
-    [
-        ((), 3, ()),
-        ((10,), 3, ()),
-        ((30, 20, 10), 3, ()),
-        ((40, 30, 20, 10), 3, (10,)),
-        ((10, 40, 20, 30), 2, (10, 20)),
-        ((30, 20, 10), 1, (10,)),
-        ((30, 20, 10), 0, (10,)),
-        ((30, 20, 10), -5, (10,)),
-    ],
-)
-def test_plan_keeps_the_newest_and_never_fewer_than_two(
-    steps: tuple[int, ...], keep: int, removed: tuple[int, ...]
-) -> None:
-    plan = prune_plan(map(KnownStep, steps), Retention(keep))
-
-    assert plan.removed == removed
-    assert {*plan.kept, *plan.removed} == set(steps)
 
 
 @pytest.mark.parametrize(
@@ -183,20 +160,6 @@ def test_crafted_metric_does_not_keep_a_prune_from_its_work(store: CheckpointSto
     assert store.steps() == (40, 30, 20)
 
 
-def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30, 40)
-    damage(store, 40)
-    damage(store, 30)
-
-    reasons = Pruner(store, Retention(2)).prune()
-
-    assert store.steps() == (40, 30, 20, 10)
-    assert [reason.split(":")[0] for reason in reasons] == [
-        "step 40 does not verify, so it replaces no older step",
-        "step 30 does not verify, so it replaces no older step",
-    ]
-
-
 @pytest.mark.parametrize(
     ("saved", "damaged", "keep", "left"),
     [
@@ -245,25 +208,6 @@ def test_steps_of_another_run_push_no_own_step_out(
     )
 
 
-def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30)
-    damage(store, 30)
-    pruner, _ = pruner_of(store, Retention(2))
-    for step in (40, 50):
-        fill(store, step)
-        pruner.prune()
-
-    assert store.steps() == (50, 40)
-
-
-def test_step_that_another_process_has_rejected_does_not_count(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30, 40)
-
-    Pruner(store, Retention(2), unsound={30}).prune()
-
-    assert store.steps() == (40, 30, 20)
-
-
 def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
     damage(store, 40)
@@ -274,14 +218,6 @@ def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointSto
     assert len(first) == 1
     assert second == ()
     assert marks.damaged == {40}
-
-
-def test_best_of_the_sound_steps_stays_beside_a_better_damaged_one() -> None:
-    steps = [KnownStep(step, {"loss": float(step)}) for step in (10, 20, 30, 40, 50)]
-
-    plan = prune_plan(steps, Retention(2, (Wanted(best=Best("loss")),)), {10})
-
-    assert plan.kept == (50, 40, 20, 10)
 
 
 @given(STEPS, RETENTIONS, st.sets(st.integers(0, 60)))
@@ -328,30 +264,6 @@ def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) ->
 
     assert store.steps() == (12, 11, 10)
     assert [step for step in range(1, 13) if step in marks] == [4, 7, 10]
-
-
-def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30)
-    pruner, marks = pruner_of(store, Retention(2))
-    assert marks.verify(20) is None
-    damage(store, 30)
-
-    assert pruner.prune() == ()
-    assert store.steps() == (30, 20)
-
-
-def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30, 40)
-
-    reasons = Pruner(store, Retention(2)).prune()
-
-    assert reasons == ()
-    assert store.names() == ("step-000000000030", "step-000000000040")
-    assert restore(store, 30).state["a"].tolist() == [30, 30, 30]
-
-
-def test_prune_of_nothing_does_nothing(tmp_path: Path) -> None:
-    assert Pruner(CheckpointStore(tmp_path / "missing"), Retention(2)).prune() == ()
 
 
 def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
