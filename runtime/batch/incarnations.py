@@ -2,8 +2,7 @@
 
 A chain is one submission: a job with all its requeues, or all jobs with one
 ``HOLDFAST_CHAIN``.  A small file in the run directory remembers its incarnations.
-So a chain ends by itself: at once when its run is complete, and after two incarnations in a
-row that have saved nothing new.
+So a chain ends by itself after two incarnations in a row that have saved nothing new.
 
 The file helps, and is never needed: without it, or when it cannot be read, a chain has
 just begun.
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.files import read_at_most, write_whole
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.codec import decode, to_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 
 FILE_NAME = "incarnations.json"
 _MOST_WITHOUT_PROGRESS = 2
@@ -38,15 +37,11 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a run directory remembers of the newest chain.
-
-    ``complete`` names the program that has come to its end, None while none has.
-    """
+    """What a run directory remembers of the newest chain."""
 
     name: str
     run_id: str
     incarnations: tuple[Incarnation, ...] = ()
-    complete: str | None = None
 
     def with_next(self, incarnation: Incarnation) -> Chain:
         """Return the chain after one more start."""
@@ -90,9 +85,10 @@ class ChainFile:
     def read(self) -> Chain | None:
         """Return what is remembered of this chain and this run, None if nothing is."""
         try:
-            chain = decode(Chain, read_at_most(self.path, _LARGEST_BYTES))
+            fields = json.loads(read_at_most(self.path, _LARGEST_BYTES))
+            chain = from_plain(Chain, fields, allows_more=True)
             record = self._directory.load_record()
-        except (OSError, ValueError, JobError):
+        except (OSError, ValueError, RecursionError, JobError):
             return None  # the job can do without
         is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
         return chain if is_ours else None
@@ -100,7 +96,7 @@ class ChainFile:
     def write(self, chain: Chain) -> OSError | None:
         """Remember a chain; return what kept the disk from taking it, which stops nothing here."""
         try:
-            write_whole(self.path, json.dumps(to_plain(chain), indent=1).encode(), is_synced=True)
+            write_whole(self.path, json.dumps(to_plain(chain), indent=1).encode(), is_durable=True)
         except OSError as error:
             return error
         return None

@@ -114,7 +114,7 @@ def write_page(path: Path, text: str) -> None:
         kind = "a directory" if path.is_dir() else "no regular file"
         raise UsageError(f"{path} is {kind}; give the page another name with --html FILE")
     try:
-        write_whole(path, text.encode(), is_synced=True)
+        write_whole(path, text.encode(), is_durable=True)
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "give the page another place with --html FILE"

@@ -28,8 +28,6 @@ from holdfast.runtime.batch.slurm_calls import SlurmRefused, requeue, time_left_
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import script_terms
-from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _UNKNOWN = "time limit not known: give --deadline"
@@ -148,23 +146,16 @@ def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) ->
 class ChainLink:
     """This start of a run, among those of its chain."""
 
-    def __init__(self, options: JobOptions, allocation: Allocation, program: Program) -> None:
+    def __init__(self, options: JobOptions, allocation: Allocation) -> None:
         self._allocation = allocation
         self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
-        self._program = script_terms(options, program)
         self._before = self._file.read()
         self._begins_afresh = options.fresh and self._before is None
-        self._chain: Chain | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether an earlier link has come to the end of the same program."""
-        return self._before is not None and self._before.complete == self._program
 
     def asked(self, options: JobOptions) -> JobOptions:
-        """Return the options of this link: only the first one begins a fresh run."""
-        if options.fresh and self._before is not None:
-            return dataclasses.replace(options, fresh=False)
+        """Return the options of this link: only the first one begins anew."""
+        if self._before is not None:
+            return dataclasses.replace(options, fresh=False, again=False)
         return options
 
     def begin(self, run_id: str) -> str:
@@ -182,16 +173,10 @@ class ChainLink:
             raise RecoveryImpossible(objection)
         number = max(len(chain.incarnations), self._allocation.restarts) + 1
         label = f"{self._allocation.label}, incarnation {number}"
-        self._chain = chain.with_next(Incarnation(label, step))
-        failure = self._file.write(self._chain)
+        failure = self._file.write(chain.with_next(Incarnation(label, step)))
         if failure is not None and self._begins_afresh:
             raise UsageError(
                 f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
                 f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
             )
         return f"{label}, from step {step}"
-
-    def completed(self) -> None:
-        """Remember that the program has come to its end: later links have nothing to do."""
-        if self._chain is not None:
-            self._file.write(dataclasses.replace(self._chain, complete=self._program))

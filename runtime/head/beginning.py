@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
-from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.options.run_terms import elsewhere
 from holdfast.runtime.run.events import Incarnation, Warned
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
@@ -33,8 +32,8 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
         setup.journal.record("preload_failed", module=module, message=reason)
     for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
         teller.tell(Warned(f"{text} (--strict refuses such hosts)"))
-    if setup.lost_step is not None:
-        teller.tell(Warned(_lost(setup.lost_step, setup)))
+    if setup.run.lost_step is not None:
+        teller.tell(Warned(_lost(setup.run.lost_step, setup)))
     setup.journal.record("job_started", **setup.started)
     if batch:
         teller.tell(Incarnation(batch))
@@ -43,10 +42,10 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
 def _first_line(setup: JobSetup) -> str:
     """Return what begins, where, with which workers and seed."""
     options, record = setup.options, setup.record
-    verb, step = "resuming" if _is_resuming(setup) else "starting", setup.saved_step
+    verb, step = "resuming" if _is_resuming(setup) else "starting", setup.run.saved_step
     begin = " from the beginning" if step is None else f" from step {step}"
     return (
-        f"{verb} {options.script.name}{begin if setup.is_resumed else ''}"
+        f"{verb} {options.script.name}{begin if setup.run.is_resumed else ''}"
         f" on {count(options.workers, 'worker')}"
         + (f" and {count(options.spares, 'spare')}" if options.spares else "")
         + f" ({count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
@@ -61,7 +60,7 @@ def _advice(setup: JobSetup) -> Iterator[str]:
     yield from _of_hosts(setup)
     if _is_resuming(setup):
         yield from _unlike_the_begin(setup)
-    if "horovod" in ScriptSource.of(setup.program.text).imported:
+    if "horovod" in setup.source.imported:
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
             "docs/migration/horovod.md of holdfast shows which lines go"
@@ -116,7 +115,7 @@ def _in_words(argv: Sequence[str]) -> str:
 def _of_hosts(setup: JobSetup) -> Iterator[str]:
     """Yield a line on the hosts of the job if there are several, and on the devices of each."""
     checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
-    before = setup.history.history.hosts
+    before = setup.run.history.history.hosts
     if len(before) > 1 and not setup.options.hosts and _is_resuming(setup):
         yield (
             f"the job before had the hosts {', '.join(before)}, and this one has this host alone; "
@@ -162,11 +161,11 @@ def _devices_of(where: str, workers: int, devices: Devices) -> Iterator[str]:
 
 def _of_the_directory(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that is unusual about the run directory."""
-    options = setup.options
-    if setup.set_aside is not None:
+    options, aside = setup.options, setup.run.set_aside
+    if aside is not None:
         kept = RunDirectory(options.run_dir).previous_runs
         many = f"; {kept} are there now, and `rm -r {options.run_dir}/previous-*` removes them"
-        yield f"moved the previous run to {setup.set_aside} (--fresh)" + (many if kept > 1 else "")
+        yield f"moved the previous run to {aside} (--fresh)" + (many if kept > 1 else "")
     if setup.lease.is_renewed:
         yield (
             f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "
@@ -177,7 +176,7 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
 
 def _lost(step: int, setup: JobSetup) -> str:
     """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
-    newest, place = setup.saved_step, RunDirectory(setup.options.run_dir).checkpoints_path
+    newest, place = setup.run.saved_step, RunDirectory(setup.options.run_dir).checkpoints_path
     left = "none is left" if newest is None else f"step {newest} is the newest"
     begins = "begins at step 0" if newest is None else f"goes on from step {newest}"
     text = f"the journal knows of a checkpoint of step {step}, but {left} in {place}: training "
@@ -186,4 +185,4 @@ def _lost(step: int, setup: JobSetup) -> str:
 
 def _is_resuming(setup: JobSetup) -> bool:
     """Return whether something was trained before; a job that was refused has trained nothing."""
-    return setup.is_resumed and bool(setup.saved_step)
+    return setup.run.is_resumed and bool(setup.run.saved_step)

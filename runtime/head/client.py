@@ -14,11 +14,13 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
@@ -27,16 +29,16 @@ from holdfast.runtime.head.head_process import (
     FoundHead,
     HeadProcess,
     HeadTerms,
-    StoppedHeadEnded,
+    Owner,
     begin_head,
     connect_to_head,
-    find_head,
+    find_owner,
 )
-from holdfast.runtime.head.job_setup import JobSetup, prepare_job
+from holdfast.runtime.head.job_setup import JobSetup, NothingToDo, prepare_job
 from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import complete_run, refuse_other_program
+from holdfast.runtime.options.run_terms import refuse_other_program
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import refuse_no_run
@@ -70,6 +72,8 @@ _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
 _STARTS_WITHIN_S = 30.0
+Connect: TypeAlias = Callable[[HeadTerms, "subprocess.Popen[bytes] | None"], HeadProcess]
+
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """SIGUSR1 may ask for nothing; its default would end this process."""
 
@@ -90,86 +94,100 @@ def run_job(
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
-    with answering(options.run_dir, say):
-        program = Program.of(options.script)
-        refuse_other_program(options, program)
-        complete = complete_run(options, program)
-    if complete is not None:
-        say(complete)
-        return ExitCode.DONE
     around = batch or BatchJob.of(options, None, os.environ)
-    setup = _prepare(options)
-    if isinstance(setup, tuple):
-        return _attached(*setup, options, batch).run()
+    try:
+        setup = settle(options)
+    except NothingToDo as reason:
+        say(str(reason))
+        return ExitCode.DONE
+    if isinstance(setup, Found):
+        return attach_to(setup, options, batch).run()
     try:
         if link is not None:
             around.incarnation = link.begin(setup.record.run_id)
-        client = _begun(setup, around)
+        client = begin_job(setup, around)
     except BaseException:
         setup.lease.end()
         raise
     return client.run()
 
 
-def _prepare(options: JobOptions) -> JobSetup | tuple[FoundHead, SignalPipe]:
-    """Return the job that may begin, or the one to show; wait for its directory if asked to.
+class Found(NamedTuple):
+    """The head of a job that this process shows from now on, and its signals since then."""
+
+    head: FoundHead
+    signals: SignalPipe
+
+
+def settle(
+    options: JobOptions,
+    *,
+    prepare: Callable[[JobOptions, Stillness], JobSetup] = prepare_job,
+    find: Callable[[RunDirectory, JobOptions | None], Owner] = find_owner,
+    sleep: Callable[[float], None] = time.sleep,
+) -> JobSetup | Found:
+    """Return the job that may begin, or the one to show; ask again while another job is busy.
 
     Raises:
-        RunDirectoryBusy: another job still has it.
+        RunDirectoryBusy: another job still has the directory.
+        NothingToDo: the run is complete.
     """
     bound = Bound(options.wait_lease_s)
     watch = Stillness()
     has_said = False
     while True:
         try:
-            return prepare_job(options, watch)
+            return prepare(options, watch)
         except RunDirectoryBusy as error:
             busy = error
         refuse_other_program(options, Program.of(options.script), is_owned=True)
-        try:
-            found = _found(RunDirectory(options.run_dir), options)
-            if found is not None:
-                return found
-        except RunDirectoryBusy as error:  # it knows more about the owner
-            busy = error
-        except StoppedHeadEnded as ended:
-            say(f"{ended}; going on from its newest checkpoint")
+        owner, found = _ask_owner(find, RunDirectory(options.run_dir), options)
+        if found is not None:
+            return found
+        if owner.has_ended:
+            say(f"{owner.words}; going on from its newest checkpoint")
             # Its writer has the lease until it has written what it had in hand.
             bound, has_said = Bound(max(options.wait_lease_s, _ENDS_WITHIN_S)), True
             continue
+        words = owner.words or str(busy)  # it knows more about itself
         if bound.has_passed:
-            raise busy
+            raise RunDirectoryBusy(words)
         if not has_said:
-            say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")
+            say(f"waiting for {options.wait_lease_s:.0f} s at most: {words}")
             has_said = True
-        time.sleep(_LEASE_POLL_S)
+        sleep(_LEASE_POLL_S)
 
 
-def _found(
-    directory: RunDirectory, asked: JobOptions | None = None
-) -> tuple[FoundHead, SignalPipe] | None:
-    """Return the head of a job that this process shows from now on, and its signals since then.
-
-    Raises what `find_head` does.
-    """
+def _ask_owner(
+    find: Callable[[RunDirectory, JobOptions | None], Owner],
+    directory: RunDirectory,
+    asked: JobOptions | None,
+) -> tuple[Owner, Found | None]:
+    """Return who has a directory, and its head if this process shows it from now on."""
     signals = SignalPipe()
-    found = None
-    try:
-        found = find_head(directory, asked=asked)
-    finally:
-        if found is None:
-            signals.restore(is_replayed=True)
-    return None if found is None else (found, signals)
+    with contextlib.ExitStack() as undone:
+        undone.callback(signals.restore, is_replayed=True)
+        owner = find(directory, asked)
+        if owner.head is None:
+            return owner, None
+        undone.pop_all()
+        return owner, Found(owner.head, signals)
 
 
-def _begun(setup: JobSetup, batch: BatchJob) -> Client:
+def begin_job(
+    setup: JobSetup,
+    batch: BatchJob,
+    *,
+    begin: Callable[[HeadTerms], subprocess.Popen[bytes]] = begin_head,
+    connect: Connect = connect_to_head,
+) -> Client:
     """Return the client of a job whose head is starting: its pool imports meanwhile."""
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
-    directory = make_owned_directory(_memory_directory(setup.options))
+    directory = make_owned_directory(memory_directory(setup.options))
     terms = setup.head_terms(directory)
     begun, signals = None, SignalPipe()
     with contextlib.suppress(OSError):  # nothing to spare: it is tried again
-        begun = begin_head(terms)
+        begun = begin(terms)
     try:
         from holdfast.runtime.head.beginning import tell_beginning  # while the head starts
         from holdfast.runtime.head.console import Teller
@@ -187,7 +205,7 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
         tell_beginning(setup, teller, batch.introduction)
         job = replace(setup.job(batch.limits), said=tuple(said))
         setup.journal.close()
-        head = connect_to_head(terms, begun)
+        head = connect(terms, begun)
     except BaseException:
         if begun is not None:
             begun.kill()
@@ -195,50 +213,44 @@ def _begun(setup: JobSetup, batch: BatchJob) -> Client:
         shutil.rmtree(directory, ignore_errors=True)
         signals.restore()
         raise
-    client = Client(terms, to_plain(job), batch, setup.lease, signals)
+    client = Client(terms, to_plain(job), batch, setup.lease, signals, connect=connect)
     client.start(head)
     return client
 
 
-def _memory_directory(options: JobOptions) -> str | None:
+def memory_directory(options: JobOptions, place: str = _MEMORY) -> str | None:
     """Return where shared memory files belong, if the system has such a place with enough room.
 
     Workers talk through these files alone: without room for them they would wait for ever.
     """
     needed = _SEGMENT_BYTES * (options.workers + options.spares)
-    if not os.access(_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_MEMORY).free < needed:
-        return None
-    return _MEMORY
+    is_there = os.access(place, os.W_OK | os.X_OK)
+    return place if is_there and shutil.disk_usage(place).free >= needed else None
 
 
-def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
+def run_batch_job(
+    options: JobOptions, allocation: Allocation, *, run: Callable[..., ExitCode] = run_job
+) -> int:
     """Run one incarnation of a run in a batch system; return the exit code.
 
     Raises:
         JobError: the job cannot begin, or its chain does not get on; nothing was started.
     """
     if not allocation.chain:
-        return run_job(options, BatchJob.of(options, allocation, os.environ))
+        return run(options, BatchJob.of(options, allocation, os.environ))
     with answering(options.run_dir, say):
-        program = Program.of(options.script)
-        refuse_other_program(options, program)
-        link = ChainLink(options, allocation, program)
-    if link.is_complete:
-        say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
-        return ExitCode.DONE
+        link = ChainLink(options, allocation)
     asked = link.asked(options)
-    if asked != options:
+    if asked.fresh != options.fresh:
         say("--fresh began this run with the first incarnation; this one goes on with it")
     batch = BatchJob.of(asked, allocation, os.environ)
     try:
-        code = run_job(asked, batch, link)
+        code = run(asked, batch, link)
     except RunDirectoryBusy as error:
         if CHAIN not in os.environ:
             raise
         say(f"{error}; {allocation.label} leaves it alone")
         return error.exit_code
-    if code == ExitCode.DONE:
-        link.completed()
     batch.end(code, say)
     return code
 
@@ -249,17 +261,18 @@ def attach(run_dir: Path) -> int:
     Raises:
         UsageError: there is no such job.
     """
-    try:
-        with answering(run_dir, say):
-            refuse_no_run(run_dir)
-            found = _found(RunDirectory(run_dir))
-    except StoppedHeadEnded as ended:
-        raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
+    with answering(run_dir, say):
+        refuse_no_run(run_dir)
+        owner, found = _ask_owner(find_owner, RunDirectory(run_dir), None)
+    if owner.has_ended:
+        raise UsageError(f"{owner.words}; go on from its newest checkpoint by `holdfast run`")
+    if owner.words:
+        raise RunDirectoryBusy(owner.words)
     if found is None:
         raise UsageError(
             f"no job lives in {run_dir} on this host without a client; {_next(run_dir)}"
         )
-    client = _attached(*found)
+    client = attach_to(found)
     code = client.run()
     client.batch.end(code, say)
     return code
@@ -278,20 +291,22 @@ def _next(run_dir: Path) -> str:
     return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
 
 
-def _attached(
-    found: FoundHead,
-    signals: SignalPipe,
+def attach_to(
+    found: Found,
     asked: JobOptions | None = None,
     batch: BatchJob | None = None,
+    *,
+    connect: Connect = connect_to_head,
 ) -> Client:
     """Return the client of a head that was found; ``batch`` is None outside of its batch job."""
     from holdfast.runtime.head.job import Job
 
-    greeting = found.greeting
+    head, signals = found
+    greeting = head.greeting
     job = from_plain(Job, greeting["job"])
     options, environment = job.config.options, greeting["environment"]
     around = batch or BatchJob.of(
-        options, find_allocation(environment), environment, age_s(found.process.pid)
+        options, find_allocation(environment), environment, age_s(head.process.pid)
     )
     kept = () if asked is None else options.differences(asked)
     if kept:
@@ -302,7 +317,7 @@ def _attached(
             f"attached to the job in {options.run_dir}, which went on without a client: "
             f"{options.script.name} on {count(len(workers), 'worker')}"
         )
-    lease = Lease(found.lease)
+    lease = Lease(head.lease)
     with contextlib.suppress(OSError):  # nothing to spare: the job's writer renews it, too
         lease.keep()  # also while there is no head
     terms = HeadTerms(
@@ -315,9 +330,8 @@ def _attached(
         verbose=options.verbose,
     )
     hold(terms.directory)
-    client = Client(terms, greeting["job"], around, lease, signals)
-    head = HeadProcess(found.channel, found.process, options.heartbeat_timeout_s)
-    client.show(head, greeting)
+    client = Client(terms, greeting["job"], around, lease, signals, connect=connect)
+    client.show(HeadProcess(head.channel, head.process, options.heartbeat_timeout_s), greeting)
     return client
 
 
@@ -330,10 +344,20 @@ class Client:
         batch: the batch job around it.
         lease: that of the run directory; the one who holds it owns the directory.
         signals: those of this process since the head was begun.
+        connect: starts another head; raises ``RecoveryImpossible`` or ``OSError``.
+        clock: the seconds that this process has witnessed.
     """
 
     def __init__(
-        self, terms: HeadTerms, job: Message, batch: BatchJob, lease: Lease, signals: SignalPipe
+        self,
+        terms: HeadTerms,
+        job: Message,
+        batch: BatchJob,
+        lease: Lease,
+        signals: SignalPipe,
+        *,
+        connect: Connect = connect_to_head,
+        clock: Callable[[], float] = witnessed_s,
     ) -> None:
         from holdfast.runtime.head.job import LaunchLog  # a head has been started by now
 
@@ -341,6 +365,7 @@ class Client:
         self._terms = terms
         self._job = job
         self._lease = lease
+        self._connect, self._clock = connect, clock
         self._log = LaunchLog()
         self._ended: Message | None = None
         self._deaths_in_vain = 0
@@ -375,7 +400,7 @@ class Client:
         try:
             while self._ended is None:
                 self._reactor.run_once(_POLL_S)
-                self._poll(witnessed_s())
+                self._poll(self._clock())
         except RecoveryImpossible:
             self._lease.end()
             raise
@@ -390,7 +415,7 @@ class Client:
         self._head = head
         self._name_head(head)
         self._reactor.watch_channel(head.channel, self._on_message, self._on_end)
-        head.silence_s(witnessed_s(), live_columns())
+        head.silence_s(self._clock(), live_columns())
 
     def _name_head(self, head: HeadProcess) -> None:
         """Let the lease name head and client; a disk that hangs is waited for a moment only."""
@@ -470,7 +495,7 @@ class Client:
         while True:
             try:
                 make_again(self._terms.directory)  # the last one may have removed it
-                return connect_to_head(self._terms)
+                return self._connect(self._terms, None)
             except OSError as error:
                 if bound.has_passed:
                     raise RecoveryImpossible(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
+from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -55,10 +55,6 @@ _REFUSALS = {
     "end it (kill -KILL {pid}), then run again",
     "starting": "a job that is just starting; run again in a minute",
 }
-
-
-class StoppedHeadEnded(Exception):
-    """A job had neither a client nor a head that runs, so it was ended; the message says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,55 +209,65 @@ class FoundHead:
         return int(self.greeting[FDS][0])
 
 
-def find_head(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHead | None:
-    """Return the head of the job in ``run_dir``, if it lives on this host without a client.
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The job that has a run directory, as it answers a process that wants the directory."""
+
+    words: str = ""
+    """Why it keeps the directory and what to do, or that it was ended; "" if nobody answers."""
+    head: FoundHead | None = None
+    """Its head, which this process may show from now on."""
+    has_ended: bool = False
+    """Whether it was ended just now: it had no client, and its head was stopped."""
+
+
+def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> Owner:
+    """Ask the job in ``run_dir`` whether this process may show it, if it lives on this host.
 
     A request of another script, or for a fresh run, attaches to no job.
-
-    Raises:
-        RunDirectoryBusy: it has its client, it does not answer, or it is another
-            job than was asked for; the message names the process, and what to do.
-        StoppedHeadEnded: it had no client, and was stopped; it is gone now.
     """
     path = run_dir.agent_socket()
     if path is None:
-        return None
+        return Owner()
     try:
         channel = connect(path)
     except OSError:
         client = _client_of(run_dir)
-        if client is None or not is_stopped(client):
-            return None
-        raise _refused(run_dir, "stopped_client", client) from None  # it starts no other head
+        is_kept = client is not None and is_stopped(client)  # it starts no other head
+        return _busy(run_dir, "stopped_client", client) if is_kept else Owner()
     process = HeldProcess.of_peer(channel)
     if process is None:
         channel.close()
-        return None
+        return Owner()
     answer = _ask(channel, asked)
     if answer["kind"] == "attached":
-        return FoundHead(channel, process, answer)
-    is_ended = answer["kind"] == "silent" and _end_if_stopped(process, run_dir)
+        return Owner(head=FoundHead(channel, process, answer))
+    owner = _refusing(run_dir, answer, process, asked)
     process.close()
     channel.close()
-    if is_ended:
-        raise StoppedHeadEnded(
-            f"ended the job in {run_dir.path}: it had no client, and its head, pid "
-            f"{process.pid}, was stopped"
-        )
-    if answer["kind"] == "gone":
-        return None
-    if answer["kind"] == "another_job" and asked is not None:
-        raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
-    kind, pid = answer["kind"], answer.get("pid", process.pid)
+    return owner
+
+
+def _refusing(
+    run_dir: RunDirectory, answer: Message, head: HeldProcess, asked: JobOptions | None
+) -> Owner:
+    """Return what a head means that lets nobody show its job."""
+    kind, pid = answer["kind"], answer.get("pid", head.pid)
+    if kind == "gone":
+        return Owner()
+    if kind == "silent" and _end_if_stopped(head, run_dir):
+        words = f"it had no client, and its head, pid {pid}, was stopped"
+        return Owner(f"ended the job in {run_dir.path}: {words}", has_ended=True)
+    if kind == "another_job" and asked is not None:
+        return Owner(another_job(run_dir, answer["job"], asked))
     if kind == "attached_already":
         is_run = asked is not None
         kind = "stopped_client" if is_stopped(pid) else "another" if is_run else kind
-    raise _refused(run_dir, kind, pid)
+    return _busy(run_dir, kind, pid)
 
 
-def _refused(run_dir: RunDirectory, kind: str, pid: int) -> RunDirectoryBusy:
-    why = _REFUSALS[kind].format(pid=pid)
-    return RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
+def _busy(run_dir: RunDirectory, kind: str, pid: int | None) -> Owner:
+    return Owner(f"run directory {run_dir.path} belongs to {_REFUSALS[kind].format(pid=pid)}")
 
 
 def _client_of(run_dir: RunDirectory) -> int | None:

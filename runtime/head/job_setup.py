@@ -1,4 +1,9 @@
-"""Everything that is settled before the first launch: run directory, lease, terms, environment."""
+"""The start of a job as one list: each check settles one thing of a job, or refuses the job.
+
+`prepare_job` calls the checks of `CHECKS` in their order.  Each takes the `Start`, which has what
+the checks before it have settled.  It returns nothing, or raises a `JobError` whose sentence is the
+user's.  Nothing runs by then, and a lease that was taken is given back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -36,7 +42,12 @@ from holdfast.runtime.host.launchers import (
 from holdfast.runtime.host.mpi_trial import Trust, require
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.mca_settings import pair_of
-from holdfast.runtime.options.run_terms import open_or_create_record, script_terms
+from holdfast.runtime.options.run_terms import (
+    complete_run,
+    open_or_create_record,
+    refuse_other_program,
+    script_terms,
+)
 from holdfast.runtime.options.sources import check_script, seen_from
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
@@ -66,32 +77,49 @@ FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
 _BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
 
 
+class NothingToDo(Exception):
+    """The run is complete, and a job of it would train nothing; the message says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSoFar:
+    """What the run has when a job of it begins."""
+
+    history: HistoryReader
+    is_resumed: bool = False
+    first_generation: int = 1
+    saved_step: int | None = None
+    """The newest step, None without any."""
+    lost_step: int | None = None
+    """The newest step that the journal knows of, None unless it is gone."""
+    set_aside: Path | None = None
+    """Where the run before lies, None unless ``--fresh`` has moved one out of the way."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSetup:
     """A job that may begin."""
 
     options: JobOptions
-    record: RunRecord
-    library: MpiLibrary
-    journal: Journal
-    lease: Lease
-    first_generation: int
-    preload: tuple[str, ...]
-    environment: dict[str, str]
-    is_resumed: bool
-    history: HistoryReader
-    cwd: Path
-    """Where the user has started the job: its script may name files from there."""
     program: Program
     """What each launch runs, as it was when the job began."""
-    saved_step: int | None = None
-    """The newest step, None without any."""
-    lost_step: int | None = None
-    """The newest step that the journal knows of, if none so new is left."""
-    set_aside: Path | None = None
-    """Where the run lies now that ``--fresh`` has moved out of the way."""
+    source: ScriptSource
+    library: MpiLibrary
+    lease: Lease
+    record: RunRecord
+    run: RunSoFar
+    journal: Journal
     checked_hosts: CheckedHosts | None = None
     """The hosts of the job and their network, None if it has no other host."""
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules to import in warm processes: of those that are wanted, those in use."""
+        needed = {
+            name for module in self.source.imported for name in _BRINGS_ALONG.get(module, (module,))
+        }
+        useful = tuple(module for module in self.options.preload if module in needed)
+        return (*FOR_ALL, *useful, *(FOR_KERAS if "keras" in useful else ()))
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
@@ -107,8 +135,11 @@ class JobSetup:
         """Return the terms of a head that works in ``directory``."""
         return HeadTerms(
             directory=directory,
-            cwd=self.cwd,
-            environment=self.environment,
+            # The user's: the script may name files from there.
+            cwd=logical_directory() if self.checked_hosts else Path.cwd(),
+            environment=job_environment(self.record.threads)
+            | self.library.variables(os.environ)
+            | self.source.variables,
             heartbeat_timeout_s=self.options.heartbeat_timeout_s,
             preload=self.preload,
             lease=self.lease.fileno(),
@@ -140,10 +171,10 @@ class JobSetup:
         config = WorkerConfig(
             options=options,
             worker=WorkerId(0),
-            generation=self.first_generation,
+            generation=self.run.first_generation,
             workers=tuple(map(WorkerId, range(options.workers + options.spares))),
             record=self.record,
-            history=self.history.read(),
+            history=self.run.history.read(),
             lease_token=self.lease.token,
             program=self.program.digests,
             script_begun=self.program.script,
@@ -154,12 +185,12 @@ class JobSetup:
             mpi_library=self.library.name,
             preload=self.preload,
             missing_modules=self.missing_modules,
-            saved_step=self.saved_step,
+            saved_step=self.run.saved_step,
             struck=self._struck(),
             limits=limits,
             lost_lines=self.journal.lost,
             hosts=() if checked is None else checked.hosts,
-            losses={} if checked is None else _losses_in(self.options),
+            losses={} if checked is None else _losses_in(options),
             network=None if checked is None else str(checked.network.network),
             addresses=() if checked is None else checked.network.addresses,
             facts=() if checked is None else tuple(map(to_plain, checked.facts)),
@@ -178,55 +209,98 @@ class JobSetup:
         return ()
 
 
+class Start:
+    """A start in the making: what its checks have settled so far."""
+
+    program: Program
+    source: ScriptSource
+    library: MpiLibrary
+    record: RunRecord
+    run: RunSoFar
+    journal: Journal
+
+    def __init__(self, options: JobOptions, watch: Stillness) -> None:
+        self.options = options
+        self.watch = watch
+        self.lease: Lease | None = None
+        self.checked_hosts: CheckedHosts | None = None
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory."""
+        return RunDirectory(self.options.run_dir)
+
+
 def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     """Check everything that can be checked before a process is started.
-
-    Attempts with one ``watch`` find out whether the owner of a lease without a lock lives.
 
     Raises:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
+        NothingToDo: the run is complete.
     """
-    faults = tuple(host_faults(os.environ))  # while this process has one thread
-    with answering(options.run_dir, say):
-        check_files(options)
-        program = Program.of(options.script)
-    source = ScriptSource.of(program.text)
-    backend = source.backend if source.uses_keras else TENSORFLOW
-    for fault in (*faults, *job_faults(os.environ, options.workers + options.spares, backend)):
-        raise UsageError(fault)
-    library = identify(find_mpiexec(options.mpiexec))
-    _refuse_launcher(options, library)
-    _refuse_faults_elsewhere(options)
-    if not options.hosts:  # otherwise their network has to be known first
-        _require_fitness(options, library, None)
-    with answering(options.run_dir, say):
-        directory = RunDirectory(options.run_dir)
-        directory.prepare()
-        lease = directory.acquire_lease(watch=watch)
+    start = Start(options, watch)
     try:
-        asked, (options, checked) = options, _check_hosts(options, library, lease)
-        if checked is not None:
-            os.environ.update(checked.variables)  # it counts among the numerics of the record
-        if options.hosts:
-            _require_fitness(options, library, checked)
-        with answering(options.run_dir, say):
-            if options.script != asked.script:
-                program = Program.of(options.script)  # by the paths that all hosts know
-            setup = _setup_in(options, program, library, lease, checked)
+        for check in CHECKS:
+            with contextlib.ExitStack() as bounded:
+                if check in _OF_THE_DISK:
+                    bounded.enter_context(answering(options.run_dir, say))
+                check(start)
     except BaseException:
-        # --fresh has perhaps moved what another job has saved: that job must see so.
-        lease.end(is_refused=not options.fresh)
+        if start.lease is not None:
+            # --fresh has perhaps moved what another job has saved: that job must see so.
+            start.lease.end(is_refused=not options.fresh)
         raise
-    return setup
+    return JobSetup(**{name: getattr(start, name) for name in JobSetup.__dataclass_fields__})
 
 
-def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:
-    """Refuse an MPI that cannot do what the options ask for.
+def _check_host(_: Start) -> None:
+    """Refuse a host on which no job runs: while this process has one thread."""
+    for fault in host_faults(os.environ):
+        raise UsageError(fault)
 
-    Raises:
-        UsageError: the message gives the reason and the remedies.
+
+def _check_files(start: Start) -> None:
+    """Refuse a script that cannot be read, and weights that are not there.
+
+    A run that resumes does not look at the weights.
     """
+    options = start.options
+    check_script(options.script)
+    start.program = Program.of(options.script)
+    start.source = ScriptSource.of(start.program.text)
+    path = options.initial
+    # Not Path.exists(): that raises where the file system fails, which is told later.
+    is_resumed = os.path.exists(start.directory.record_path) and not options.fresh
+    if path is None or is_resumed:
+        return
+    if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
+        raise UsageError(
+            f"--initial {path} does not exist; begin with a .weights.h5, .keras or .npz file, the "
+            "prefix or directory of a TensorFlow checkpoint, or another run's directory"
+        )
+
+
+def _check_run(start: Start) -> None:
+    """Refuse a run of another program, and one that is complete."""
+    refuse_other_program(start.options, start.program)
+    complete = complete_run(start.options, start.program)
+    if complete is not None:
+        raise NothingToDo(complete)
+
+
+def _check_limits(start: Start) -> None:
+    """Refuse limits of this user and a backend of Keras with which no worker trains."""
+    options, source = start.options, start.source
+    backend = source.backend if source.uses_keras else TENSORFLOW
+    for fault in job_faults(os.environ, options.workers + options.spares, backend):
+        raise UsageError(fault)
+
+
+def _check_library(start: Start) -> None:
+    """Refuse an MPI that cannot do what the options ask for."""
+    options = start.options
+    library = start.library = identify(find_mpiexec(options.mpiexec))
     if options.hosts and library.launcher.network_parameters is None:
         raise UsageError(
             f"{library} has no workers on other hosts: its launcher gives each worker an open "
@@ -239,46 +313,55 @@ def _refuse_launcher(options: JobOptions, library: MpiLibrary) -> None:
         )
 
 
-def _require_fitness(
-    options: JobOptions, library: MpiLibrary, checked: CheckedHosts | None
-) -> None:
-    """Refuse an MPI that this job cannot rely on, used as the job will use it."""
-    network = None if checked is None else checked.network.network
-    terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
-    needed = Trust.ONE if options.shrink else Trust.RELAUNCH
-    require(library, os.environ, needed, terms)
-
-
-def _refuse_faults_elsewhere(options: JobOptions) -> None:
+def _check_faults(start: Start) -> None:
     """Refuse a fault of a host that the job does not have."""
-    given = parse_faults(options.faults)
+    given = parse_faults(start.options.faults)
     faults = [fault for fault in given if isinstance(fault, Fault) and fault.host]
     if not faults:
         return
     from holdfast.runtime.hosts.checked_hosts import settle_hosts
 
-    names = [host.name for host in settle_hosts(options)]
+    names = [host.name for host in settle_hosts(start.options)]
     for fault in faults:
         if fault.host not in names:
             its = f"its hosts are {', '.join(names)}" if names else "it has one; name a worker"
             raise UsageError(f"--inject '{fault}': the job has no host {fault.host}: {its}")
 
 
-def _check_hosts(
-    options: JobOptions, library: MpiLibrary, lease: Lease
-) -> tuple[JobOptions, CheckedHosts | None]:
-    """Return the hosts of a job over several, None for a job on one, which imports nothing for it.
+def _try_mpi_here(start: Start) -> None:
+    """Refuse an MPI that this job cannot rely on; with hosts, their network has to be known."""
+    if not start.options.hosts:
+        _try_mpi(start)
+
+
+def _try_mpi(start: Start) -> None:
+    """Refuse an MPI that this job cannot rely on, used as the job will use it."""
+    options, hosts = start.options, start.checked_hosts
+    network = None if hosts is None else hosts.network.network
+    terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
+    needed = Trust.ONE if options.shrink else Trust.RELAUNCH
+    require(start.library, os.environ, needed, terms)
+
+
+def _take_directory(start: Start) -> None:
+    """Refuse a directory that cannot be written to, or that another job has."""
+    start.directory.prepare()
+    start.lease = start.directory.acquire_lease(watch=start.watch)
+
+
+def _check_hosts(start: Start) -> None:
+    """Refuse hosts that cannot be reached, or that differ in what must be the same.
 
     The working directory may have another name on this host alone, as that of a server's disk.  So
-    the one that the user's shell has is tried, too; the options and ``PWD`` have what all know.
-
-    Raises:
-        UsageError: a host cannot be reached, or differs in what must be the same.
+    the one that the user's shell has is tried, too; the options and ``PWD`` have what all know.  A
+    job on one host imports nothing for others.
     """
+    options = start.options
     if not options.hosts:
-        return options, None
+        return
     from holdfast.runtime.hosts.checked_hosts import check_hosts, settle_hosts
 
+    assert start.lease is not None
     named = settle_hosts(options)
     hosts = usable_hosts(named, _losses_in(options))
     for host in set(named) - set(hosts):
@@ -286,26 +369,32 @@ def _check_hosts(
             f"host {host.name} was lost twice within a day, and is left out until a day has "
             "passed; --try-lost-hosts takes it again"
         )
-    if not hosts:
-        return options, None
-    if not total_slots(hosts):
+    if hosts and not total_slots(hosts):
         raise UsageError(
             "all hosts that take workers were lost twice within a day; name others by --hosts, or "
             "take them again by --try-lost-hosts"
         )
-    refusal = None
-    for directory in dict.fromkeys((Path.cwd(), logical_directory())):
+    refusal: UsageError | None = None
+    for directory in dict.fromkeys((Path.cwd(), logical_directory())) if hosts else ():
         seen = seen_from(options, directory)
-        proof = RunDirectory(seen.run_dir).lease_path, lease.token
+        proof = RunDirectory(seen.run_dir).lease_path, start.lease.token
         try:
-            checked = check_hosts(seen, directory, hosts, library.mpiexec, proof, say)
+            start.checked_hosts = check_hosts(
+                seen, directory, hosts, start.library.mpiexec, proof, say
+            )
         except UsageError as error:
             refusal = refusal or error
             continue
+        start.options = seen
         os.environ["PWD"] = str(directory)  # the head asks it
-        return seen, checked
-    assert refusal is not None
-    raise refusal
+        os.environ.update(
+            start.checked_hosts.variables
+        )  # they count among the numerics of the record
+        break
+    else:
+        if refusal is not None:
+            raise refusal
+    _try_mpi(start)
 
 
 def _losses_in(options: JobOptions) -> dict[str, int]:
@@ -317,77 +406,41 @@ def _losses_in(options: JobOptions) -> dict[str, int]:
     return {}
 
 
-def _setup_in(
-    options: JobOptions,
-    program: Program,
-    library: MpiLibrary,
-    lease: Lease,
-    checked: CheckedHosts | None,
-) -> JobSetup:
-    """Return the setup of a job that has taken its run directory: record, journal and terms."""
-    directory = RunDirectory(options.run_dir)
-    set_aside = directory.set_aside() if options.fresh else None
-    source = ScriptSource.of(program.text)
-    threads = None if checked is None else checked.threads
-    record, is_resumed = open_or_create_record(directory, options, program, threads)
-    with contextlib.suppress(OSError):  # a launch that needs them then says so
-        keep(directory.program_path, program.texts.values())
-    history = HistoryReader(directory.journal_path)
-    # Asked here: a list that fails just now ends the job here, and is no list without a step.
+def _open_run(start: Start) -> None:
+    """Begin a run or go on with one; refuse a record that says otherwise than the options."""
+    directory = start.directory
+    set_aside = directory.set_aside() if start.options.fresh else None
+    threads = None if start.checked_hosts is None else start.checked_hosts.threads
+    if start.checked_hosts is not None:
+        start.program = Program.of(start.options.script)  # by the paths that all hosts know
+    start.record, is_resumed = open_or_create_record(
+        directory, start.options, start.program, threads
+    )
+    with contextlib.suppress(OSError):  # a launch that needs the texts then says so
+        keep(directory.program_path, start.program.texts.values())
+    # A list of steps that fails just now ends the job here, and is no list without a step.
     saved_step = directory.newest_step if directory.has_checkpoints else None
-    lost_step = _lost_step(history, saved_step) if is_resumed else None
-    return JobSetup(
-        options=options,
-        record=record,
-        library=library,
-        journal=open_journal(directory, record.run_id),
-        lease=lease,
-        first_generation=next_generation(directory),
-        preload=useful_preload(options.preload, source),
-        environment=job_environment(record.threads)
-        | library.variables(os.environ)
-        | source.variables,
-        is_resumed=is_resumed,
+    history = HistoryReader(directory.journal_path)
+    history.read()
+    known = history.history.saved_step
+    is_lost = known is not None and (saved_step is None or saved_step < known)
+    start.run = RunSoFar(
         history=history,
-        cwd=logical_directory() if checked else Path.cwd(),
-        program=program,
+        is_resumed=is_resumed,
+        first_generation=next_generation(directory),
         saved_step=saved_step,
-        lost_step=lost_step,
+        lost_step=known if is_resumed and is_lost else None,
         set_aside=set_aside,
-        checked_hosts=checked,
     )
 
 
-def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:
-    history.read()
-    known = history.history.saved_step
-    is_there = saved_step is not None and (known is None or known <= saved_step)
-    return None if is_there else known
-
-
-def check_files(options: JobOptions) -> None:
-    """Refuse a script that cannot be read, and weights that are not there.
-
-    A run that resumes does not look at the weights.
-
-    Raises:
-        UsageError: one sentence says which.
-    """
-    check_script(options.script)
-    path = options.initial
-    # Not Path.exists(): that raises where the file system fails, which is told later.
-    is_resumed = os.path.exists(RunDirectory(options.run_dir).record_path) and not options.fresh
-    if path is None or is_resumed:
-        return
-    if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
-        raise UsageError(
-            f"--initial {path} does not exist; begin with a .weights.h5, .keras or .npz file, the "
-            "prefix or directory of a TensorFlow checkpoint, or another run's directory"
-        )
+def _open_journal(start: Start) -> None:
+    """Refuse a journal that cannot be written: it has the lines before there is a head."""
+    start.journal = open_journal(start.directory, start.record.run_id)
 
 
 def open_journal(directory: RunDirectory, run_id: str) -> Journal:
-    """Open the journal, for the lines before there is a head.
+    """Open the journal of a run.
 
     Raises:
         UsageError: it cannot be written, or is not the run's own file.
@@ -407,12 +460,20 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
         ) from error
 
 
-def useful_preload(wanted: tuple[str, ...], source: ScriptSource) -> tuple[str, ...]:
-    """Return the modules to import in warm processes.
+CHECKS: tuple[Callable[[Start], None], ...] = (
+    _check_host,
+    _check_files,
+    _check_run,
+    _check_limits,
+    _check_library,
+    _check_faults,
+    _try_mpi_here,
+    _take_directory,
+    _check_hosts,
+    _open_run,
+    _open_journal,
+)
+"""All that is settled before a process is started, in this order."""
 
-    Of ``wanted``, those that the script names in an import; a script that
-    cannot be parsed will import none.
-    """
-    needed = {name for module in source.imported for name in _BRINGS_ALONG.get(module, (module,))}
-    useful = tuple(module for module in wanted if module in needed)
-    return (*FOR_ALL, *useful, *(FOR_KERAS if "keras" in useful else ()))
+_OF_THE_DISK = (_check_files, _check_run, _take_directory, _open_run, _open_journal)
+"""Those that the run directory must answer, whose disk may hang."""

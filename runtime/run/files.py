@@ -67,11 +67,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
 }
 
-_REMEMBERS_S = 60.0
-"""How long a client of NFS remembers at most that there is no such name (``acdirmax``)."""
-
-_NAP_S = 0.2
-
 WAITS_S = 1.0
 """How long a caller waits for a call, where it says nothing else."""
 
@@ -201,9 +196,10 @@ def close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+def write_whole(path: Path, content: bytes, *, is_durable: bool = False) -> None:
     """Write a file that is there whole or not at all, in the place of an older one.
 
+    A durable one is there after a power cut, too, as far as the file system syncs directories.
     It is a new file that takes the name at the end, so no link is followed there.  What a killed
     process has left of it, the next write takes.  Several processes may write at once.
     """
@@ -212,9 +208,11 @@ def write_whole(path: Path, content: bytes, *, is_synced: bool = False) -> None:
         try:
             file.write(content)
             file.flush()
-            if is_synced:
+            if is_durable:
                 os.fsync(descriptor)
             move(draft, path)
+            if is_durable:
+                sync_names(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -290,33 +288,6 @@ def is_there(path: Path) -> bool:
             raise
         return False
     return True
-
-
-def read_late(path: Path, limit_bytes: int) -> bytes:
-    """Return the contents of a file, of one that is listed and not yet found after a wait.
-
-    Raises what ``read_at_most`` raises, and ``OSError`` of ESTALE if the wait was in vain.
-    """
-    bound = Bound(_REMEMBERS_S)
-    while True:
-        try:
-            return read_at_most(path, limit_bytes)
-        except FileNotFoundError as error:
-            if not is_listed(path):
-                raise
-            if bound.has_passed:
-                reason = "it is listed, and yet not found"
-                raise OSError(errno.ESTALE, reason, str(path)) from error
-        time.sleep(_NAP_S)
-
-
-def is_listed(path: Path) -> bool:
-    """Return whether the directory of ``path`` lists that name.
-
-    A client of a server may remember for seconds that there is no such name.  It does not
-    remember listings.  Raises ``OSError`` if the directory cannot be listed.
-    """
-    return path.name in os.listdir(path.parent)
 
 
 def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:

@@ -48,11 +48,9 @@ from holdfast.checkpoint.names import STORE_NAME, step_of
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.files import (
     ForeignFile,
-    is_listed,
     is_there,
     move,
     read_at_most,
-    read_late,
     refusal,
     sync,
     sync_names,
@@ -303,11 +301,7 @@ class RunDirectory:
         Raises:
             UsageError: there is one already, or it cannot be written.
         """
-        try:
-            is_taken = is_listed(self.record_path)
-        except OSError as error:
-            raise self._unusable(error) from error
-        if is_taken:
+        if self._is_listed():
             raise UsageError(
                 f"run directory {self.path} already holds a run; "
                 "run without --fresh to resume it, or choose another --run-dir"
@@ -321,8 +315,18 @@ class RunDirectory:
             UsageError: it cannot be written.
         """
         try:
-            write_whole(self.record_path, record.encode(), is_synced=True)
-            sync_names(self.path)
+            write_whole(self.record_path, record.encode(), is_durable=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _is_listed(self) -> bool:
+        """Return whether the directory lists a record.
+
+        A client of a server may remember for a minute that there is no such name.  It does not
+        remember listings.
+        """
+        try:
+            return self.path.is_dir() and self.record_path.name in os.listdir(self.path)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -333,8 +337,12 @@ class RunDirectory:
             UsageError: the file exists but cannot be read or understood.
         """
         try:
-            return RunRecord.decode(read_late(self.record_path, _LARGEST_RECORD_BYTES))
-        except FileNotFoundError:
+            return RunRecord.decode(read_at_most(self.record_path, _LARGEST_RECORD_BYTES))
+        except FileNotFoundError as error:
+            if self._is_listed():
+                reason = "it is listed, and yet not found"
+                late = OSError(errno.ESTALE, reason, str(self.record_path))
+                raise self._unusable(late) from error
             return None
         except OSError as error:
             raise self._unusable(error) from error

@@ -173,8 +173,7 @@ CHAIN_JSON = """{
    "label": "job 1",
    "step": 3
   }
- ],
- "complete": null
+ ]
 }"""
 STEP_RECORD = StepRecord("m", "s", "j", "o", {"p": "q"}, {"rate": "0.1"}, "b")
 STEP_JSON = (

@@ -31,7 +31,6 @@ from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
@@ -335,7 +334,7 @@ def save(options: JobOptions, step: int) -> None:
 
 
 def _link(options: JobOptions, job: Allocation = JOB) -> ChainLink:
-    return ChainLink(options, job, Program.of(options.script))
+    return ChainLink(options, job)
 
 
 def start(options: JobOptions, job: Allocation = JOB) -> str:
@@ -386,24 +385,12 @@ def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
     assert start(options).endswith("incarnation 5, from step 40")
 
 
-def test_link_of_a_complete_run_has_nothing_to_do(options: JobOptions) -> None:
-    link = _link(options)
-    link.begin(RUN)
-    assert not _link(options).is_complete
-
-    link.completed()
-
-    assert _link(options).is_complete
-    assert not _link(replace(options, argv=("--epochs", "9"))).is_complete
-    assert not _link(options, replace(JOB, chain="slurm 8")).is_complete
-
-
 def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
-    fresh = replace(options, fresh=True)
+    fresh = replace(options, fresh=True, again=True)
 
-    assert _link(fresh).asked(fresh).fresh
+    assert _link(fresh).asked(fresh) == fresh
     start(options)
-    assert not _link(fresh).asked(fresh).fresh
+    assert _link(fresh).asked(fresh) == options
 
 
 @pytest.mark.parametrize("fresh", [True, False])

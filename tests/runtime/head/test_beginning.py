@@ -17,7 +17,8 @@ from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.head import beginning
 from holdfast.runtime.head.beginning import tell_beginning
 from holdfast.runtime.head.console import Teller
-from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
+from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
@@ -35,9 +36,13 @@ def setup_of(**fields: Any) -> JobSetup:
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     asked = JobOptions(**(options | fields.pop("options", {})))
-    given = {"options": asked, "record": record, "program": Program.of(asked.script)}
+    names = {field.name for field in dataclasses.fields(RunSoFar)} & set(fields)
+    so_far: Any = {"history": _before()} | {name: fields.pop(name) for name in names}
+    program = Program.of(asked.script)
+    given = {"options": asked, "record": record, "program": program, "run": RunSoFar(**so_far)}
+    given["source"] = ScriptSource.of(fields.get("program", program).text)
     given |= {"journal": Run(), "library": MpiLibrary(Path("mpiexec"), "5.0.9")}
-    given |= {"history": _before(), "lease": SimpleNamespace(is_renewed=False)}
+    given |= {"lease": SimpleNamespace(is_renewed=False)}
     return JobSetup(**(rest | given | fields))
 
 

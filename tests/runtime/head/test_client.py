@@ -2,209 +2,153 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heads import exited, job_of, joined, report, setup_in
+from heads import RECORD, exited, job_of, joined, report, setup_in
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Deadline, Scheduler
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
-from holdfast.runtime.head import client as module
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
-from holdfast.runtime.head.client import Client, SignalPipe
-from holdfast.runtime.head.head_process import (
-    FoundHead,
-    HeadProcess,
-    HeadTerms,
-    StoppedHeadEnded,
+from holdfast.runtime.head.client import (
+    Client,
+    Found,
+    SignalPipe,
+    attach,
+    attach_to,
+    begin_job,
+    memory_directory,
+    run_batch_job,
+    settle,
 )
-from holdfast.runtime.head.job import Job, LaunchLog
-from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms, Owner
+from holdfast.runtime.head.job import Job
+from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.orders import STOPS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.journal import Journal, read_journal
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system import witnessed_time
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Listener, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 
-FREE = "the setup of a job that may begin"
-ORPHAN = cast(FoundHead, "a job without a client")
-NOBODY = None
-Answer = str | FoundHead | Exception | None
-
 BOUND_S = 90.0
-RUN = "00112233aabbccdd"
+NOBODY = Owner()
 BY_HAND = Allocation(Scheduler.SLURM, "7", chain="", is_batch=False, ends_at=4e9)
-
 IN_BATCH = replace(BY_HAND, chain="slurm 7", is_batch=True)
 
-
-class Directory:
-    """A run directory that answers as a test wants, on a clock of its own."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now, self.sleeps, self.said = 50.0, list[float](), list[str]()
-        self.setups: list[Answer] = []
-        self.found: list[Answer] = []
-        patch.setattr(module, "prepare_job", lambda *_: _given(self.setups))
-        patch.setattr(module, "find_head", lambda *_, **__: _given(self.found))
-        patch.setattr(module, "say", self.said.append)
-        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
-        patch.setattr(module, "time", clock)
-        patch.setattr(witnessed_time, "time", clock)
-
-    def prepare(self, wait_lease_s: float = 0.0) -> object:
-        options = JobOptions(Path("train.py"), Path("/run"), wait_lease_s=wait_lease_s)
-        prepared = module._prepare(options)
-        if not isinstance(prepared, tuple):
-            return prepared
-        found, signals = prepared
-        signals.restore()
-        return found
-
-    def _sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.now += seconds
-
-
-def _given(answers: list[Answer]) -> Answer:
-    answer = answers.pop(0)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-@pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Directory:
-    return Directory(monkeypatch)
-
-
-def test_free_directory_is_taken_at_once(directory: Directory) -> None:
-    directory.setups = [FREE]
-
-    assert directory.prepare(wait_lease_s=60.0) == FREE
-    assert (directory.sleeps, directory.said) == ([], [])
-
-
-def test_job_without_a_client_is_shown_in_place_of_a_new_one(directory: Directory) -> None:
-    directory.setups = [RunDirectoryBusy("pid 3 has it")]
-    directory.found = [ORPHAN]
-
-    assert directory.prepare() == ORPHAN
+BUSY, FREE = RunDirectoryBusy("pid 3 has it"), cast(JobSetup, "a job that may begin")
+ENDED = Owner("ended the job in /run", has_ended=True)
+ORPHAN = Owner(head=cast(FoundHead, "a job without a client"))
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
-    [(NOBODY, "pid 3 has it"), (RunDirectoryBusy("pid 4 shows it"), "pid 4 shows it")],
-    ids=["nobody knows more", "its head knows more"],
+    ("setups", "owners", "wait_s", "end", "said"),
+    [
+        ([FREE], [], 60.0, FREE, []),
+        ([BUSY], [ORPHAN], 0.0, ORPHAN.head, []),
+        ([BUSY], [NOBODY], 0.0, "pid 3 has it", []),
+        ([BUSY], [Owner("pid 4 shows it")], 0.0, "pid 4 shows it", []),
+        ([BUSY] * 3 + [FREE], [NOBODY] * 3, 60.0, FREE, ["waiting for 60 s at most: pid 3 has it"]),
+        (itertools.repeat(BUSY), itertools.repeat(NOBODY), 0.01, "pid 3 has it", ["waiting for 0"]),
+        (
+            [BUSY, BUSY, FREE],
+            [ENDED, NOBODY],
+            0.0,
+            FREE,
+            ["ended the job in /run; going on from its newest checkpoint"],
+        ),
+    ],
+    ids=["free", "orphan", "unknown", "its head says", "free later", "never free", "ended"],
 )
-def test_busy_directory_is_refused_in_the_words_of_who_knows_most(
-    directory: Directory, found: Answer, words: str
-) -> None:
-    directory.setups = [RunDirectoryBusy("pid 3 has it")]
-    directory.found = [found]
-
-    with pytest.raises(RunDirectoryBusy, match=f"^{words}$"):
-        directory.prepare()
-
-    assert directory.sleeps == []
-
-
-def test_busy_directory_is_waited_for_and_that_is_said_once(directory: Directory) -> None:
-    directory.setups = [*[RunDirectoryBusy("pid 3 has it")] * 3, FREE]
-    directory.found = [NOBODY] * 3
-
-    assert directory.prepare(wait_lease_s=60.0) == FREE
-
-    assert directory.sleeps == [1.0] * 3
-    assert directory.said == ["waiting for 60 s at most: pid 3 has it"]
-
-
-def test_wait_for_a_busy_directory_ends(directory: Directory) -> None:
-    directory.setups = [RunDirectoryBusy("pid 3 has it")] * 9
-    directory.found = [NOBODY] * 9
-
-    with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
-        directory.prepare(wait_lease_s=5.0)
-
-    assert directory.sleeps == [1.0] * 5
-
-
-def test_directory_of_a_head_that_was_ended_is_taken_without_a_wait(directory: Directory) -> None:
-    directory.setups = [RunDirectoryBusy("pid 3 has it"), FREE]
-    directory.found = [StoppedHeadEnded("ended the job in /run")]
-
-    assert directory.prepare() == FREE
-    assert directory.said == ["ended the job in /run; going on from its newest checkpoint"]
-
-
-def test_attach_refuses_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no run: it has no RUN.json"):
-        module.attach(tmp_path)
-
-
-def test_attach_to_a_run_that_has_completed_nothing_names_the_command_that_begins_it(
+def test_directory_is_taken_or_its_job_shown_or_asked_for_again_while_it_is_busy(
     tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    setups: list[JobSetup | Exception],
+    owners: list[Owner],
+    wait_s: float,
+    end: object,
+    said: list[str],
 ) -> None:
-    journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
-    journal.record("launch")
-    journal.close()
+    answers, found = iter(setups), iter(owners)
 
-    with pytest.raises(UsageError, match=r"no job lives in .*; start or resume it with `holdfast"):
-        module.attach(tmp_path)
+    def prepare(*_: object) -> JobSetup:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    options = JobOptions(tmp_path / "train.py", tmp_path / "run", wait_lease_s=wait_s)
+    got: object
+    try:
+        got = settle(
+            options, prepare=prepare, find=lambda *_: next(found), sleep=lambda _: time.sleep(0.001)
+        )
+    except RunDirectoryBusy as error:
+        got = str(error)
+    if isinstance(got, Found):
+        got.signals.restore()
+        got = got.head
+
+    assert got == end
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert line.startswith(f"holdfast: {words}")
 
 
-def test_attach_to_a_job_that_has_completed_says_so(tmp_path: Path) -> None:
-    journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
-    journal.record("launch")
-    journal.record("completed", step=325)
-    journal.close()
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        (None, "is no run: it has no RUN.json"),
+        ([("launch", {})], "no job lives in .* without a client; start or resume it with"),
+        (
+            [("launch", {}), ("completed", {"step": 325})],
+            "no job lives in .*completed step 325: look at it with `holdfast report",
+        ),
+    ],
+    ids=["no run", "begun", "complete"],
+)
+def test_attach_without_a_job_says_what_there_is_to_do(
+    tmp_path: Path, events: list[tuple[str, dict[str, Any]]] | None, words: str
+) -> None:
+    if events is not None:
+        journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
+        for event, fields in events:
+            journal.record(event, **fields)
+        journal.close()
 
-    with pytest.raises(UsageError, match=r"no job lives in .*completed step 325: look at it with"):
-        module.attach(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        attach(tmp_path)
 
 
 def test_attach_to_a_copy_finds_no_job(tmp_path: Path) -> None:
     run, copy = RunDirectory(tmp_path / "run"), tmp_path / "copy"
     run.prepare()
-    run.create_record(RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1))
+    run.create_record(RECORD)
     lease = run.acquire_lease()
     listener = Listener(tmp_path / "agent.sock")  # that of the run's own job, which lives
     lease.name_head(os.getpid(), listener.path)
     lease.release()
     shutil.copytree(run.path, copy)
 
-    with pytest.raises(UsageError) as caught:
-        module.attach(copy)
+    with pytest.raises(UsageError, match=f"no job lives in {copy} on this host without a client"):
+        attach(copy)
 
-    assert str(caught.value) == (
-        f"no job lives in {copy} on this host without a client; start or resume it with "
-        "`holdfast run`"
-    )
     listener.close()
-
-
-def test_attach_that_had_to_end_the_job_names_the_command_that_goes_on(
-    directory: Directory, tmp_path: Path
-) -> None:
-    (tmp_path / "RUN.json").touch()
-    directory.found = [StoppedHeadEnded("ended the job in /run")]
-
-    with pytest.raises(UsageError, match=r"^ended the job in /run; go on from .* `holdfast run`$"):
-        module.attach(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -215,18 +159,10 @@ def test_memory_is_used_only_if_it_has_room_for_all_workers_and_spares(
 ) -> None:
     """Workers that find no room there wait for each other for ever."""
     options = JobOptions(Path("train.py"), tmp_path, workers=2, spares=1)
-    monkeypatch.setattr(module, "_MEMORY", str(tmp_path))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_bytes))
 
-    assert module._memory_directory(options) == (str(tmp_path) if is_used else None)
-
-
-def test_system_without_such_a_memory_uses_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(module, "_MEMORY", str(tmp_path / "gone"))
-
-    assert module._memory_directory(JobOptions(Path("train.py"), tmp_path)) is None
+    assert memory_directory(options, str(tmp_path)) == (str(tmp_path) if is_used else None)
+    assert memory_directory(options, str(tmp_path / "gone")) is None
 
 
 class FakeProcess:
@@ -249,15 +185,12 @@ class FakeProcess:
 class FakeHead:
     """A head that has said all its words before anybody listens."""
 
-    def __init__(self, *messages: Message, dies: bool = False, lease: int | None = None) -> None:
+    def __init__(self, *messages: Message, dies: bool = False) -> None:
         self.ours, self._theirs = pair()
         self.process = FakeProcess()
-        self.begun: object = None
-        self.terms: HeadTerms | None = None
         self._told: list[Message] = []
         for message in messages:
-            fds = () if lease is None or message["kind"] != "lease" else (lease,)
-            self._theirs.post(message, fds)
+            self._theirs.post(message)
         if dies:
             self._theirs.close()
 
@@ -300,54 +233,61 @@ def events(*messages: Message) -> list[Message]:
     return [{"kind": "event", "event": message} for message in messages]
 
 
+@dataclass
 class Started:
-    """A job whose heads, and all that is not of this process, are stand-ins."""
+    """A job whose heads are stand-ins, one after the other."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.setup = setup_in(folder)
-        self.heads = [FakeHead(ended())]
-        self.used: list[FakeHead] = []
-        self.bases: list[Path] = []
-        self.begun: list[subprocess.Popen[bytes]] = []
-        self.dead: tuple[Path, ...] = ()
-        self.now = 0.0
-        patch.setattr(module, "_prepare", lambda options: self.setup)
-        patch.setattr(module, "begin_head", self._begin)
-        patch.setattr(module, "connect_to_head", self._connect)
-        patch.setattr(module, "block", lambda: None)
-        patch.setattr(module, "reap_others", lambda ours: None)
-        patch.setattr(module, "_POLL_S", 0.0)
-        patch.setattr(module, "witnessed_s", self._clock)
-        patch.setattr(module, "_memory_directory", lambda options: str(folder))
-        patch.setattr(module, "remove_dead_directories", lambda *places: self.dead)
+    folder: Path
+    setup: JobSetup
+    heads: list[FakeHead] = field(default_factory=list)
+    used: list[FakeHead] = field(default_factory=list)
+    terms: list[HeadTerms] = field(default_factory=list)
+    begun: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    followed: list[object] = field(default_factory=list)
+    now: float = 0.0
 
-    def _clock(self) -> float:
-        self.now += 1.0
+    def clock(self) -> float:
+        self.now += 3.0
         return self.now
 
-    def _begin(self, terms: HeadTerms) -> subprocess.Popen[bytes]:
-        self.bases.append(terms.directory)
+    def begin(self, terms: HeadTerms) -> subprocess.Popen[bytes]:
+        self.terms.append(terms)
         self.begun.append(subprocess.Popen(["sleep", "600"]))
         return self.begun[-1]
 
-    def _connect(self, terms: HeadTerms, begun: object = None) -> HeadProcess:
+    def connect(self, terms: HeadTerms, begun: object = None) -> HeadProcess:
         if not self.heads:
             raise RecoveryImpossible("no head starts")
+        self.terms.append(terms)
+        self.followed.append(begun)
         self.used.append(self.heads.pop(0))
-        self.used[-1].terms, self.used[-1].begun = terms, begun
         return self.used[-1].hold()
 
     def run(self, *heads: FakeHead, batch: BatchJob | None = None) -> ExitCode:
         """Run the job with these heads, one after the other."""
-        self.heads[0].close()
         self.heads = list(heads)
-        return module.run_job(self.setup.options, batch)
+        return begin_job(
+            self.setup, batch or BatchJob(), begin=self.begin, connect=self.connect
+        ).run()
 
-    def client(self) -> Client:
-        """Return a client that has no head yet."""
-        terms = self.setup.head_terms(self.folder)
-        return Client(terms, {"a": 1}, BatchJob(), self.setup.lease, SignalPipe())
+    def client(self, *heads: FakeHead) -> Client:
+        """Return a client of the first head, which the others follow."""
+        self.setup.journal.close()
+        first, *self.heads = heads
+        self.used.append(first)
+        terms = self.setup.head_terms(self.folder / "base")
+        terms.directory.mkdir()
+        client = Client(
+            terms,
+            to_plain(job_of()),
+            BatchJob(),
+            self.setup.lease,
+            SignalPipe(),
+            connect=self.connect,
+            clock=self.clock,
+        )
+        client.start(first.hold())
+        return client
 
     def close(self) -> None:
         for process in self.begun:
@@ -359,283 +299,220 @@ class Started:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    made = Started(tmp_path, monkeypatch)
+def started(tmp_path: Path) -> Iterator[Started]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a client ends with signals blocked
+    made = Started(tmp_path, setup_in(tmp_path))
     yield made
     made.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_job_begins_with_its_words_and_leaves_no_directory_in_memory(
     started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    started.dead = (Path("/dev/shm/holdfast-1-aaaaaaaa"),)
+    head, minded = FakeHead(), TimeLimits(Deadline(0.0, 3600.0, "squeue"), is_batch=True)
+    minded.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
+    head._theirs.post(ended(75, minded))
+    batch, run_dir = BatchJob(), RunDirectory(started.setup.options.run_dir)
 
-    assert module.run_job(started.setup.options) == ExitCode.DONE
+    assert started.run(head, batch=batch) == ExitCode.STOPPED_EARLY
 
-    (base,) = started.bases
-    assert base.parent == started.folder
-    assert not base.exists()
-    said = capfd.readouterr().err.splitlines()
-    assert said[0].startswith("holdfast: removed /dev/shm/holdfast-1-aaaaaaaa, which a job that")
-    assert said[1].startswith("holdfast: starting train.py on 2 workers")
-    journal = read_journal(RunDirectory(started.setup.options.run_dir).journal_path)
-    assert [record["event"] for record in journal] == ["warning", "job_started"]
-
-
-def test_head_is_told_its_job_and_gets_our_streams(started: Started) -> None:
-    head = started.heads[0]
-
-    module.run_job(started.setup.options)
-
+    assert batch.limits == minded
     (message,) = head.told
-    assert message["kind"] == "client"
-    assert "after" not in message
+    assert (message["kind"], "after" in message) == ("client", False)
     job = from_plain(Job, message["job"])
     assert job.config.options == started.setup.options
     assert job.config.history.failures == 0
-
-
-@pytest.mark.parametrize("code", [0, 1, 70, 75])
-def test_exit_code_is_that_of_the_head(started: Started, code: int) -> None:
-    assert started.run(FakeHead(ended(code))) == code
-
-
-def test_limits_of_the_batch_job_are_those_of_the_head_at_the_end(started: Started) -> None:
-    minded = TimeLimits(Deadline(0.0, 3600.0, "squeue"), is_batch=True)
-    minded.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
-    batch = BatchJob()
-
-    started.run(FakeHead(ended(75, minded)), batch=batch)
-
-    assert batch.limits == minded
-
-
-def test_client_speaks_to_the_head_that_was_begun_before_it(started: Started) -> None:
-    module.run_job(started.setup.options)
-
-    assert [head.begun for head in started.used] == started.begun
-
-
-def test_system_that_refuses_the_first_head_is_asked_again(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(terms: HeadTerms) -> None:
-        started.bases.append(terms.directory)
-        raise BlockingIOError("no process to spare")
-
-    monkeypatch.setattr(module, "begin_head", refuse)
-
-    assert module.run_job(started.setup.options) == ExitCode.DONE
-    assert [head.begun for head in started.used] == [None]
+    assert started.followed == started.begun
+    place = started.terms[0].directory
+    assert not place.exists()
+    owner = run_dir.lease_owner()
+    assert run_dir.agent_socket() == place / "agent.sock"
+    assert (owner["pid"], owner["client"]) == (FakeProcess.pid, os.getpid())
+    assert capfd.readouterr().err.startswith("holdfast: starting train.py on 2 workers")
+    journal = read_journal(run_dir.journal_path)
+    assert [record["event"] for record in journal] == ["job_started"]
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError("no descriptor to spare")])
-@pytest.mark.parametrize("place", ["beginning.tell_beginning", "client.connect_to_head"])
 def test_job_that_comes_to_no_client_leaves_no_head_and_no_directory(
-    started: Started, monkeypatch: pytest.MonkeyPatch, fault: BaseException, place: str
+    started: Started, fault: BaseException
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object) -> HeadProcess:
         raise fault
 
-    monkeypatch.setattr(f"holdfast.runtime.head.{place}", fail)
-
     with pytest.raises(type(fault)):
-        module.run_job(started.setup.options)
+        begin_job(started.setup, BatchJob(), begin=started.begin, connect=fail)
 
     assert [process.returncode for process in started.begun] == [-signal.SIGKILL]
-    assert not started.bases[0].exists()
-    assert RunDirectory(started.setup.options.run_dir).lease_owner()["ended"] is True
+    assert not started.terms[0].directory.exists()
 
 
-def test_lease_names_head_and_client_for_whoever_comes_next(started: Started) -> None:
-    run_dir = RunDirectory(started.setup.options.run_dir)
+def test_system_that_refuses_the_first_head_is_asked_again(started: Started) -> None:
+    def refuse(_: HeadTerms) -> subprocess.Popen[bytes]:
+        raise BlockingIOError("no process to spare")
 
-    module.run_job(started.setup.options)
+    started.heads = [FakeHead(ended())]
+    client = begin_job(started.setup, BatchJob(), begin=refuse, connect=started.connect)
 
-    owner = run_dir.lease_owner()
-    assert run_dir.agent_socket() == started.bases[0] / "agent.sock"
-    assert (owner["pid"], owner["client"]) == (FakeProcess.pid, os.getpid())
-
-
-def test_link_of_a_chain_begins_before_anything_is_started(started: Started) -> None:
-    class Link:
-        def begin(self, run_id: str) -> str:
-            assert started.bases == []
-            return f"incarnation 3 of {run_id}"
-
-    module.run_job(started.setup.options, link=cast(Any, Link()))
-
-    records = read_journal(RunDirectory(started.setup.options.run_dir).journal_path)
-    (told,) = [record for record in records if record["event"] == "incarnation"]
-    assert told["text"] == "incarnation 3 of r"
+    assert client.run() == ExitCode.DONE
+    assert started.followed == [None]
 
 
+LAUNCH = {"kind": "launch", "order": order_of(2, 3)}
+FIRST = greeting(order=order_of(0, 1))
+SAVED = [*joined(0, 1), report(0, "checkpoint", step=5)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [
+        ([[FIRST, *events(*SAVED)]], (order_of(0, 1), SAVED)),
+        (
+            [[FIRST, *events(*joined(0, 1), exited(0)), LAUNCH, *events(*joined(2))]],
+            (order_of(2, 3), joined(2)),
+        ),
+        ([[]], None),
+        ([events(*joined(0))] * 9, None),
+    ],
+    ids=["what it had come to", "the newest launch alone", "before a launch", "again and again"],
+)
 def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
-    started: Started,
+    started: Started, heads: list[list[Message]], told: tuple[Message, list[Message]] | None
 ) -> None:
-    told = [*joined(0, 1), report(0, "checkpoint", step=5)]
-    first = FakeHead(greeting(order=order_of(0, 1)), *events(*told), dies=True)
-    second = FakeHead(ended())
+    dying = [FakeHead(*messages, dies=True) for messages in heads]
+    client = started.client(*dying, FakeHead(ended()))
 
-    assert started.run(first, second) == ExitCode.DONE
+    assert client.run() == ExitCode.DONE
 
-    (message,) = second.told
-    assert message["kind"] == "client"
-    assert from_plain(Job, message["job"]).config.run_id == "r"
-    assert message["after"] == {"order": order_of(0, 1), "told": told, "reason": ""}
-    assert second.begun is None
-    assert not first.process.is_killed
-
-
-def test_head_follows_with_the_newest_launch_alone(started: Started) -> None:
-    launch = {"kind": "launch", "order": order_of(2, 3)}
-    lost = events(*joined(0, 1), exited(0), exited(1))
-    first = FakeHead(greeting(order=order_of(0, 1)), *lost, launch, *events(*joined(2)), dies=True)
-    second = FakeHead(ended())
-
-    started.run(first, second)
-
-    after = second.told[0]["after"]
-    assert (after["order"], after["told"]) == (order_of(2, 3), joined(2))
-
-
-def test_head_that_dies_before_its_first_launch_is_followed_by_one_that_begins(
-    started: Started,
-) -> None:
-    second = FakeHead(ended())
-
-    started.run(FakeHead(dies=True), second)
-
-    (message,) = second.told
-    assert "after" not in message
+    (message,) = started.used[-1].told
+    assert (message["kind"], from_plain(Job, message["job"])) == ("client", job_of())
+    after = message.get("after")
+    assert after == (told and {"order": told[0], "told": told[1], "reason": ""})
+    assert not started.used[0].process.is_killed
+    assert started.terms[0].directory == started.folder / "base"
+    assert not started.terms[0].directory.exists()
 
 
 def test_head_that_stands_still_is_killed_and_the_next_one_is_told_why(started: Started) -> None:
-    silent, second = FakeHead(greeting(order=order_of(0, 1))), FakeHead(ended())
+    silent, second = FakeHead(FIRST), FakeHead(ended())
 
-    assert started.run(silent, second) == ExitCode.DONE
+    assert started.client(silent, second).run() == ExitCode.DONE
 
     assert silent.process.is_killed
-    assert second.told[0]["after"]["reason"] == "the head has not answered for 7.0 s"
+    assert "the head has not answered for" in second.told[0]["after"]["reason"]
 
 
-def test_heads_that_die_before_anything_happens_are_not_started_for_ever(
-    started: Started,
+@pytest.mark.parametrize(
+    ("heads", "words", "starts"),
+    [(9, "died 4 times before it did anything; its messages are above", 4), (1, "no head", 1)],
+    ids=["all die at once", "no other one starts"],
+)
+def test_job_whose_head_cannot_be_replaced_is_given_up(
+    started: Started, heads: int, words: str, starts: int
 ) -> None:
-    with pytest.raises(RecoveryImpossible, match=r"died 4 times before it did anything; its mess"):
-        started.run(*[FakeHead(dies=True) for _ in range(9)])
+    client = started.client(*[FakeHead(dies=True) for _ in range(heads)])
 
-    assert len(started.used) == 4
-    assert not started.bases[0].exists()
+    with pytest.raises(RecoveryImpossible, match=words):
+        client.run()
 
-
-def test_heads_that_get_on_may_die_as_often_as_they_like(started: Started) -> None:
-    dying = [FakeHead(*events(*joined(0)), dies=True) for _ in range(9)]
-
-    assert started.run(*dying, FakeHead(ended())) == ExitCode.DONE
+    assert len(started.used) == starts
+    assert not (started.folder / "base").exists()
+    assert RunDirectory(started.setup.options.run_dir).lease_owner()["ended"] is True
 
 
-def test_order_to_stop_that_a_dead_head_had_is_given_to_the_next_one(started: Started) -> None:
-    first, second = FakeHead(), FakeHead(ended(75))
-    started.heads[0].close()
-    started.heads = [second]
-    client = started.client()
-    client.start(first.hold())
-    client._pass_on([signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("by", ["this process", "another process"])
+def test_order_to_stop_that_a_dead_head_had_is_given_to_the_next_one(
+    started: Started, by: str
+) -> None:
+    is_own = by == "this process"
+    first, second = FakeHead(*[] if is_own else [{"kind": "stop_asked"}]), FakeHead(ended(75))
+    client = started.client(first, second)
+    if is_own:
+        os.kill(os.getpid(), signal.SIGTERM)
+        client._reactor.run_once(BOUND_S)
+        assert first.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
     first._theirs.close()
 
     assert client.run() == 75
 
     assert second.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
-    first.close()
 
 
 def test_directory_that_a_head_has_taken_with_it_is_made_again(started: Started) -> None:
-    class Removing(FakeHead):
-        def hold(self) -> HeadProcess:
-            shutil.rmtree(started.bases[0])
-            return super().hold()
+    client = started.client(FakeHead(dies=True), FakeHead(ended()))
+    (started.folder / "base").rmdir()
 
-    second = FakeHead(ended())
+    assert client.run() == ExitCode.DONE
 
-    started.run(Removing(dies=True), second)
-
-    assert second.terms is not None
-    assert second.terms.directory == started.bases[0]
+    assert started.terms[0].directory == started.folder / "base"
 
 
-def test_job_whose_head_can_not_be_replaced_is_given_up(started: Started) -> None:
-    first = FakeHead(greeting(order=order_of(0, 1)), dies=True)
+def test_client_that_fails_leaves_its_head_alone(started: Started) -> None:
+    head = FakeHead(greeting(order=order_of(0, 1)) | {"told": 7})  # a mistake
+    client = started.client(head)
 
-    with pytest.raises(RecoveryImpossible, match="no head starts"):
-        started.run(first)
-
-    assert not started.bases[0].exists()
-    assert RunDirectory(started.setup.options.run_dir).lease_owner()["ended"] is True
-
-
-def test_client_that_fails_leaves_its_head_alone(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a mistake")
-
-    head = FakeHead(greeting(order=order_of(0, 1)))
-    monkeypatch.setattr(LaunchLog, "begin", fail)
-
-    with pytest.raises(ZeroDivisionError):
-        started.run(head)
+    with pytest.raises(TypeError):
+        client.run()
 
     assert not head.process.is_killed
-    assert started.bases[0].exists()
+    assert (started.folder / "base").exists()
     assert [message["kind"] for message in head.told] == ["client"]
 
 
-def test_signals_of_the_client_are_the_heads_business(started: Started) -> None:
-    head = FakeHead()
-    client = started.client()
-    client.start(head.hold())
-
-    os.kill(os.getpid(), signal.SIGTERM)
-    client._reactor.run_once(BOUND_S)
-    assert head.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
-    head._theirs.post(ended(75))
-
-    assert client.run() == 75
-    head.close()
-
-
-def found(started: Started, head: FakeHead, **fields: Any) -> FoundHead:
-    """Return a head as `find_head` does, whose job this process may show."""
+def found(started: Started, head: FakeHead, **fields: Any) -> Found:
+    """Return a head as `find_owner` does, whose job this process may show."""
     job = job_of(**fields)
     base = started.folder / "base"
     base.mkdir()
     places = {"directory": str(base), "cwd": "/work", "environment": {"A": "1"}}
     said = greeting(job=to_plain(job), order=order_of(7, 8), told=joined(7, 8), **places)
     lease = os.dup(started.setup.lease.fileno())
-    process = cast(HeldProcess, SimpleNamespace(**{"pid": os.getpid()}))
-    process.has_ended = lambda within_s: True  # type: ignore[method-assign]
-    process.close = lambda: None  # type: ignore[method-assign]
-    return FoundHead(head.ours, process, said | {FDS: [lease]})
+    process = FakeProcess()
+    process.pid = os.getpid()
+    started.used.append(head)
+    living = FoundHead(head.ours, cast(HeldProcess, process), said | {FDS: [lease]})
+    return Found(living, SignalPipe())
 
 
+@pytest.mark.parametrize(
+    ("is_quiet", "asked", "said"),
+    [
+        (
+            False,
+            None,
+            ["attached to the job in /run, which went on without a client: train.py on 2 workers"],
+        ),
+        (True, None, []),
+        (
+            True,
+            {"workers": 8, "max_restarts": 9},
+            [
+                "warning: the job keeps the options that it was started with: "
+                "--workers 2, not 8; --max-restarts 3, not 9"
+            ],
+        ),
+    ],
+    ids=["in a line", "quiet", "other options"],
+)
 def test_job_that_lives_without_a_client_is_shown_to_its_end(
-    started: Started, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    started: Started,
+    capfd: pytest.CaptureFixture[str],
+    asked: dict[str, Any] | None,
+    said: list[str],
+    *,
+    is_quiet: bool,
 ) -> None:
     head = FakeHead(ended(75))
-    prepared = found(started, head), SignalPipe()
-    monkeypatch.setattr(module, "_prepare", lambda options: prepared)
+    living = found(started, head, quiet=is_quiet)
+    options = None if asked is None else job_of(quiet=is_quiet).config.options
+    wanted = None if options is None else replace(options, **(asked or {}))
 
-    assert module.run_job(started.setup.options) == 75
+    assert attach_to(living, wanted).run() == 75
 
-    (line, *_) = capfd.readouterr().err.splitlines()[1:]
-    assert line == (
-        "holdfast: attached to the job in /run, which went on without a client: "
-        "train.py on 2 workers"
-    )
+    assert capfd.readouterr().err.splitlines() == [f"holdfast: {line}" for line in said]
     assert head.told == []  # it has greeted already
     assert not (started.folder / "base").exists()
-    head.close()
 
 
 def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
@@ -645,9 +522,8 @@ def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
     monkeypatch.setattr(lease_module, "RENEWED_EVERY_S", 0.01)
     lease = started.setup.lease
     lease.begin("t", takes_orders=True, is_renewed=True)
-    head = FakeHead(ended())
 
-    client = module._attached(found(started, head), SignalPipe())
+    client = attach_to(found(started, FakeHead(ended())))
 
     seen = {os.pread(lease.fileno(), 64, 0)}
     deadline = time.monotonic() + 60.0
@@ -656,85 +532,41 @@ def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
         seen.add(os.pread(lease.fileno(), 64, 0))
     client.run()
     client._lease.release()
-    head.close()
-
-
-def test_options_that_a_living_job_cannot_heed_are_told(
-    started: Started, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    head = FakeHead(ended())
-    prepared = found(started, head), SignalPipe()
-    monkeypatch.setattr(module, "_prepare", lambda options: prepared)
-    asked = replace(job_of().config.options, workers=8, max_restarts=9)
-
-    module.run_job(asked)
-
-    assert capfd.readouterr().err.splitlines()[0] == (
-        "holdfast: warning: the job keeps the options that it was started with: "
-        "--workers 2, not 8; --max-restarts 3, not 9"
-    )
-    head.close()
-
-
-def test_quiet_job_is_shown_without_a_word(
-    started: Started, capfd: pytest.CaptureFixture[str]
-) -> None:
-    head = FakeHead(ended())
-
-    module._attached(found(started, head, quiet=True), SignalPipe()).run()
-
-    assert capfd.readouterr().err == ""
-    head.close()
 
 
 def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     started: Started,
 ) -> None:
     head, second = FakeHead(*events(exited(7)), dies=True), FakeHead(ended())
-    started.heads[0].close()
     started.heads = [second]
 
-    assert module._attached(found(started, head), SignalPipe()).run() == ExitCode.DONE
+    client = attach_to(found(started, head), connect=started.connect)
 
+    assert client.run() == ExitCode.DONE
     (message,) = second.told
     assert from_plain(Job, message["job"]) == job_of()
     assert message["after"]["told"] == [*joined(7, 8), exited(7)]
-    assert second.terms is not None
-    assert (second.terms.cwd, second.terms.environment) == (Path("/work"), {"A": "1"})
-    head.close()
+    (terms,) = started.terms
+    assert (terms.cwd, terms.environment) == (Path("/work"), {"A": "1"})
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_job_is_attached_to_with_its_own_batch_job(started: Started, *, is_inside: bool) -> None:
     """This process may be outside of it, so its own environment tells nothing."""
-    head = FakeHead(ended())
     mine = BatchJob() if is_inside else None
-    place = found(started, head)
-    place.greeting["environment"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}
+    place = found(started, FakeHead(ended()))
+    place.head.greeting["environment"] = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_END_TIME": "4000000000",
+    }
 
-    client = module._attached(place, SignalPipe(), batch=mine)
+    client = attach_to(place, batch=mine)
     client.run()
 
     if is_inside:
         assert client.batch is mine
     else:
         assert client.batch.incarnation == "Slurm job 7"
-    head.close()
-
-
-def test_attach_has_the_batch_job_come_back_and_ends_with_the_exit_code_of_the_job(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = started.setup.options.run_dir
-    head = FakeHead(ended(75))
-    monkeypatch.setattr(module, "find_head", lambda directory, asked: found(started, head))
-    asked: list[int] = []
-
-    monkeypatch.setattr(BatchJob, "end", lambda self, code, say: asked.append(code))
-
-    assert module.attach(run_dir) == 75
-    assert asked == [75]
-    head.close()
 
 
 class Piped:
@@ -751,7 +583,7 @@ class Piped:
         self.reactor.close()
 
 
-@pytest.mark.parametrize("number", [*module.STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+@pytest.mark.parametrize("number", [*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
 def test_signal_is_passed_on_and_ends_nobody(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     piped = Piped()
@@ -777,7 +609,7 @@ def test_signal_that_comes_before_there_is_a_head_is_passed_on_later() -> None:
     assert heard == [signal.SIGTERM]
 
 
-def test_signal_that_comes_while_no_head_is_found_is_not_lost(tmp_path: Path) -> None:
+def test_signal_that_comes_while_no_head_is_found_is_not_lost() -> None:
     """It ends the process, as it would have done without the search."""
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
@@ -788,19 +620,6 @@ def test_signal_that_comes_while_no_head_is_found_is_not_lost(tmp_path: Path) ->
 
     signal.signal(signal.SIGTERM, before)
     assert got == [signal.SIGTERM]
-
-
-def test_stop_by_another_process_is_told_to_the_next_head(started: Started) -> None:
-    first, second = FakeHead({"kind": "stop_asked"}, dies=True), FakeHead(ended(75))
-    started.heads[0].close()
-    started.heads = [second]
-    client = started.client()
-    client.start(first.hold())
-
-    assert client.run() == 75
-
-    assert second.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
-    first.close()
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
@@ -816,102 +635,76 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, before)
 
 
+Run = Callable[[JobOptions, BatchJob, "ChainLink | None"], ExitCode]
+
+
 @pytest.fixture
 def options(tmp_path: Path) -> JobOptions:
-    run = RunRecord(RUN, 1, 0.0, microbatches=4, seed=0, threads=1)
-    RunDirectory(tmp_path).create_record(run)
+    RunDirectory(tmp_path).create_record(RECORD)
     (tmp_path / "train.py").write_text("train()")
     return JobOptions(script=tmp_path / "train.py", run_dir=tmp_path, fresh=True)
 
 
-@pytest.mark.parametrize(
-    ("allocation", "fresh"),
-    [(BY_HAND, [True, True, True]), (replace(BY_HAND, chain="slurm 7"), [True])],
-    ids=["typed in a shell of salloc", "batch job"],
-)
-def test_job_that_a_person_starts_is_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-    options: JobOptions,
-    allocation: Allocation,
-    fresh: list[bool],
-) -> None:
-    started: list[bool] = []
+def ends_with(end: ExitCode | Exception, asked: list[JobOptions]) -> Run:
+    """Return what stands in for the job, and notes what it was asked for."""
 
-    def run_job(
-        asked: JobOptions, batch: BatchJob, link: ChainLink | None = None, **_: object
-    ) -> ExitCode:
-        started.append(asked.fresh)
+    def run(options: JobOptions, batch: BatchJob, link: ChainLink | None = None) -> ExitCode:
+        asked.append(options)
+        if isinstance(end, Exception):
+            raise end
         assert batch.incarnation == "Slurm job 7"
         if link is not None:
-            link.begin(RUN)
-        return ExitCode.DONE
+            link.begin(RECORD.run_id)
+        return end
 
-    monkeypatch.setattr(module, "run_job", run_job)
-
-    codes = [module.run_batch_job(options, allocation) for _ in range(3)]
-
-    assert (codes, started) == ([ExitCode.DONE] * 3, fresh)
+    return run
 
 
-class Runs:
-    """Stands in for the job: ends with a code or an error, and notes what it was asked for."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, end: ExitCode | Exception) -> None:
-        self.end, self.asked, self.said = end, list[JobOptions](), list[str]()
-        self.hits_limit = False
-        patch.setattr(module, "run_job", self._run)
-        patch.setattr(module, "say", self.said.append)
-
-    def _run(self, asked: JobOptions, batch: BatchJob, link: ChainLink) -> ExitCode:
-        self.asked.append(asked)
-        if isinstance(self.end, Exception):
-            raise self.end
-        if self.hits_limit:
-            batch.limits.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
-        batch.incarnation = link.begin(RUN)
-        return self.end
-
-
-def test_job_of_a_complete_run_has_nothing_to_do_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, options: JobOptions
+@pytest.mark.parametrize(
+    ("allocation", "fresh", "said"),
+    [
+        (BY_HAND, [True, True], []),
+        (
+            IN_BATCH,
+            [True, False],
+            ["--fresh began this run with the first incarnation; this one goes on with it"],
+        ),
+    ],
+    ids=["typed in a shell of salloc", "batch job"],
+)
+def test_only_the_first_job_of_a_chain_begins_anew(
+    options: JobOptions,
+    capfd: pytest.CaptureFixture[str],
+    allocation: Allocation,
+    fresh: list[bool],
+    said: list[str],
 ) -> None:
-    runs = Runs(monkeypatch, ExitCode.DONE)
+    asked: list[JobOptions] = []
+    run = ends_with(ExitCode.STOPPED_EARLY, asked)
 
-    codes = [module.run_batch_job(options, IN_BATCH) for _ in range(2)]
-
-    assert codes == [ExitCode.DONE] * 2
-    assert len(runs.asked) == 1
-    assert runs.said == [f"the run in {options.run_dir} is complete: Slurm job 7 has nothing to do"]
-
-
-def test_job_after_one_that_stopped_early_goes_on_with_its_run(
-    monkeypatch: pytest.MonkeyPatch, options: JobOptions
-) -> None:
-    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
-
-    codes = [module.run_batch_job(options, IN_BATCH) for _ in range(2)]
+    codes = [run_batch_job(options, allocation, run=run) for _ in range(2)]
 
     assert codes == [ExitCode.STOPPED_EARLY] * 2
-    assert [asked.fresh for asked in runs.asked] == [True, False]
-    assert runs.said == [
-        "--fresh began this run with the first incarnation; this one goes on with it"
-    ]
+    assert [each.fresh for each in asked] == fresh
+    assert capfd.readouterr().err.splitlines() == [f"holdfast: {line}" for line in said]
 
 
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_link_leaves_a_run_alone_that_another_link_still_has(
-    monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, is_chain: bool
+    monkeypatch: pytest.MonkeyPatch,
+    options: JobOptions,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    is_chain: bool,
 ) -> None:
     """Of a single job it is an error that its user must see."""
-    runs = Runs(monkeypatch, RunDirectoryBusy("pid 3 has it"))
-    if is_chain:
-        monkeypatch.setenv(CHAIN, "mine")
-    else:
+    run = ends_with(RunDirectoryBusy("pid 3 has it"), [])
+    if not is_chain:
         monkeypatch.delenv(CHAIN, raising=False)
-
-    if is_chain:
-        assert module.run_batch_job(options, IN_BATCH) == ExitCode.RUN_DIRECTORY_BUSY
-        assert runs.said == ["pid 3 has it; Slurm job 7 leaves it alone"]
-    else:
         with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
-            module.run_batch_job(options, IN_BATCH)
+            run_batch_job(options, IN_BATCH, run=run)
+        return
+    monkeypatch.setenv(CHAIN, "mine")
+
+    assert run_batch_job(options, IN_BATCH, run=run) == ExitCode.RUN_DIRECTORY_BUSY
+    assert "pid 3 has it; Slurm job 7 leaves it alone" in capfd.readouterr().err

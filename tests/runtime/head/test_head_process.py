@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,17 +15,17 @@ from typing import cast
 
 import pytest
 
-from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
+from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.head import __main__ as head_main
 from holdfast.runtime.head import head_process
 from holdfast.runtime.head.head_process import (
     HeadProcess,
     HeadTerms,
-    StoppedHeadEnded,
+    Owner,
     another_job,
     begin_head,
     connect_to_head,
-    find_head,
+    find_owner,
 )
 from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.options.job_options import JobOptions
@@ -323,7 +324,7 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
 def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
     orphan.answers.post({"kind": "attached", "job": {"a": 1}}, (orphan.lease.fileno(),))
 
-    found = find_head(orphan.directory)
+    found = find_owner(orphan.directory).head
 
     assert found is not None
     assert (found.channel, found.process.pid) == (orphan.asks, os.getpid())
@@ -347,8 +348,7 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
 ) -> None:
     orphan.answers.post({"kind": "starting"})
 
-    with pytest.raises(RunDirectoryBusy):
-        find_head(orphan.directory, asked)
+    find_owner(orphan.directory, asked)
 
     (question,) = orphan.answers.drain()
     streams = question.pop(FDS)
@@ -379,25 +379,27 @@ def test_job_that_cannot_be_shown_is_told_with_what_to_do(
     if answer is not None:
         orphan.answers.post(answer)
 
-    with pytest.raises(RunDirectoryBusy, match=f"run directory .* belongs to .*{why}"):
-        find_head(orphan.directory, JobOptions(SCRIPT, RUN))
+    owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN))
+
+    assert re.match(f"run directory .* belongs to .*{why}", owner.words)
+    assert (owner.head, owner.has_ended) == (None, False)
 
 
 def test_run_whose_head_is_gone_has_nobody_to_be_found(orphan: Orphan) -> None:
     orphan.answers.close()
 
-    assert find_head(orphan.directory) is None
+    assert find_owner(orphan.directory) == Owner()
     assert orphan.asks.is_closed
 
 
 def test_run_without_a_head_has_nobody_to_be_found(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    assert find_head(directory) is None  # nobody ever owned it
+    assert find_owner(directory) == Owner()  # nobody ever owned it
 
     lease = directory.acquire_lease()
-    assert find_head(directory) is None  # its owner has started no head
+    assert find_owner(directory) == Owner()  # its owner has started no head
     lease.name_head(os.getpid(), tmp_path / "agent.sock")
-    assert find_head(directory) is None  # nobody listens
+    assert find_owner(directory) == Owner()  # nobody listens
     lease.release()
 
 
@@ -411,21 +413,21 @@ def test_stopped_head_is_ended_only_if_no_client_watches_it(
     head.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, head.pid, os.WSTOPPED | os.WNOWAIT)
     monkeypatch.setattr(HeldProcess, "of_peer", lambda channel: HeldProcess(head.pid))
-    owner = orphan.directory.lease_owner()
+    named = orphan.directory.lease_owner()
     if client == "is gone":
-        owner["client"] = _pid_of_a_dead_process()
+        named["client"] = _pid_of_a_dead_process()
     elif client == "is unknown":
-        del owner["client"]
-    orphan.directory.lease_path.write_text(json.dumps(owner))
+        del named["client"]
+    orphan.directory.lease_path.write_text(json.dumps(named))
     is_ended = client == "is gone"
 
-    with pytest.raises(StoppedHeadEnded if is_ended else RunDirectoryBusy, match=str(head.pid)):
-        find_head(orphan.directory)
+    owner = find_owner(orphan.directory)
 
     has_ended = head.poll() is not None
     head.kill()
     head.wait()
-    assert has_ended is is_ended
+    assert has_ended is is_ended is owner.has_ended
+    assert str(head.pid) in owner.words
 
 
 def _pid_of_a_dead_process() -> int:
@@ -443,18 +445,17 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
     client = subprocess.Popen(["sleep", "600"])
     client.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
-    owner = orphan.directory.lease_owner() | {"client": client.pid}
+    named = orphan.directory.lease_owner() | {"client": client.pid}
     if head == "is gone":
-        owner["agent"] = str(orphan.directory.path / "nowhere")
-    orphan.directory.lease_path.write_text(json.dumps(owner))
+        named["agent"] = str(orphan.directory.path / "nowhere")
+    orphan.directory.lease_path.write_text(json.dumps(named))
     orphan.answers.post({"kind": "attached_already", "pid": client.pid})
 
-    with pytest.raises(RunDirectoryBusy) as refused:
-        find_head(orphan.directory, asked=JobOptions(SCRIPT, RUN) if is_run else None)
+    owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN) if is_run else None)
 
     client.kill()
     client.wait()
-    assert str(refused.value).endswith(
+    assert owner.words.endswith(
         f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
         f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
     )
@@ -465,5 +466,4 @@ def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
 ) -> None:
     orphan.answers.post({"kind": "attached_already", "pid": 12})
 
-    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
-        find_head(orphan.directory)
+    assert "a job that pid 12 shows already; it needs no" in find_owner(orphan.directory).words

@@ -100,56 +100,17 @@ def test_run_does_not_begin_where_syncing_a_directory_fails(
         empty.create_record(RECORD)
 
 
-class Late:
-    """A record that this host lists, and does not find for so many calls."""
-
-    def __init__(self, misses: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left = misses
-        self._now = 0.0
-        self._plain = files.read_at_most
-        monkeypatch.setattr(files, "read_at_most", self._read)
-        monkeypatch.setattr(files.time, "sleep", self._sleep)
-        monkeypatch.setattr(files.time, "monotonic", lambda: self._now)
-
-    def _read(self, path: Path, limit_bytes: int) -> bytes:
-        if self.left > 0:
-            self.left -= 1
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return self._plain(path, limit_bytes)
-
-    def _sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-
-def test_record_that_is_listed_and_not_found_is_waited_for(
+def test_record_that_is_listed_and_not_found_ends_the_job_and_not_the_run(
     empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host has begun the run, and this one remembers that there was none."""
     empty.create_record(RECORD)
-    late = Late(20, monkeypatch)
-
-    assert empty.load_record() == RECORD
-    assert late.left == 0
-
-
-def test_record_that_is_never_found_ends_the_job_and_not_the_run(
-    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty.create_record(RECORD)
-    Late(float("inf"), monkeypatch)
+    monkeypatch.setattr(os, "open", _fail(errno.ENOENT))
 
     with pytest.raises(RunUnreadable, match="listed, and yet not found") as refusal:
         empty.load_record()
 
     assert refusal.value.exit_code == ExitCode.STOPPED_EARLY
-
-
-def test_record_that_is_not_listed_is_not_waited_for(
-    empty: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files.time, "sleep", _fail(errno.EINTR))
-
-    assert empty.load_record() is None
 
 
 def errno_name(number: int) -> str:

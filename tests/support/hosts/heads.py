@@ -12,8 +12,9 @@ from configs import worker_config
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
@@ -64,13 +65,9 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
         library=MpiLibrary(Path("/opt/mpiexec"), "5.0.9"),
         journal=Journal(path, run_id="r", source="client"),
         lease=directory.acquire_lease(),
-        first_generation=1,
-        preload=("numpy",),
-        environment={},
-        is_resumed=False,
-        history=HistoryReader(path),
-        cwd=Path("/work"),
+        run=RunSoFar(HistoryReader(path)),
         program=Program.of(script),
+        source=ScriptSource(),
     )
 
 
