@@ -36,23 +36,6 @@ def looks(
     return detector
 
 
-@pytest.mark.parametrize(
-    ("silent_looks", "is_dead"), [(0, False), (4, False), (6, False), (9, False), (11, True)]
-)
-def test_silence_beyond_the_limit_makes_a_worker_dead(silent_looks: int, *, is_dead: bool) -> None:
-    detector = looks([7] * (silent_looks + 1))
-
-    assert detector.finding(WORKER).is_dead is is_dead
-
-
-def test_change_of_phase_is_a_sign_of_life() -> None:
-    detector = looks([7] * 30, phase=STARTING)
-
-    detector = detector.observe({WORKER: HeartbeatView(7, TRAINING)}, 3.0)
-
-    assert not detector.finding(WORKER).is_dead
-
-
 def test_starting_worker_may_be_silent_longer() -> None:
     assert not looks([0] * 21, phase=STARTING).finding(WORKER).is_dead
     assert looks([0] * 402, phase=STARTING, every_s=0.15).finding(WORKER).is_dead
@@ -187,12 +170,6 @@ def test_job_stood_still_if_no_worker_has_counted_on(
     watch = watch.observe(after, 100.0 + gap_s)
     assert watch.pause == pause
     assert watch.observe(after, 100.5 + gap_s).pause is None
-
-
-def test_worker_that_is_new_says_nothing_of_the_time_before() -> None:
-    watch = PauseWatch(BEAT_S).observe({}, 0.0).observe({WorkerId(3): 900}, 20.0)
-
-    assert watch.pause == Pause(0.0, 20.0)
 
 
 def test_two_observers_of_one_pause_have_seen_the_same_time() -> None:

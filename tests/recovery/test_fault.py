@@ -87,20 +87,6 @@ def test_what_cannot_be_read_is_refused_with_what_is_allowed(text: str, message:
     assert f"'{text}'" in str(refusal.value)
 
 
-def test_fault_strikes_at_its_address_only() -> None:
-    plan = FaultPlan((parse_fault("kill worker=2 step=30 site=vote attempt=2"),))
-    strike = Visit(WorkerId(2), 30, Site.VOTE, 2)
-
-    assert plan.due(strike) is FaultKind.KILL
-    for other in (
-        Visit(WorkerId(1), 30, Site.VOTE, 2),
-        Visit(WorkerId(2), 31, Site.VOTE, 2),
-        Visit(WorkerId(2), 30, Site.APPLY, 2),
-        Visit(WorkerId(2), 30, Site.VOTE, 1),
-    ):
-        assert plan.due(other) is None
-
-
 def test_two_faults_of_one_address_are_refused() -> None:
     pair = (parse_fault("kill worker=1 step=5"), parse_fault("stop worker=1 step=5"))
 

@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tree_sum import tree_sum
@@ -19,7 +18,7 @@ from holdfast.recovery.reduction import (
     maximal_nodes,
     plan_reduction,
 )
-from holdfast.recovery.world import Assignment, WorkerId, World, assign
+from holdfast.recovery.world import Assignment, WorkerId, World
 
 
 @st.composite
@@ -194,26 +193,3 @@ def test_host_with_so_many_roots_sends_as_many_vectors_less_its_own_slice(
     roots = Counter(root.host for root in host_roots(plan_of(assignment, hosts), hosts).roots)
     for host in set(hosts):
         assert rehearsal.sent[host] * count == (roots[host] + 1) * (count - 1) * size
-
-
-@pytest.mark.parametrize(
-    ("workers", "microbatches"), [((2, 2), 4), ((4, 4, 4, 4), 16), ((1, 1, 1), 3), ((4, 4), 8)]
-)
-def test_host_of_as_many_microbatches_as_others_and_a_power_of_two_has_one_root(
-    workers: tuple[int, ...], microbatches: int
-) -> None:
-    hosts = tuple(host for host, count in enumerate(workers) for _ in range(count))
-    world = World(0, tuple(map(WorkerId, range(len(hosts)))), len(hosts))
-    plan = plan_reduction(assign(microbatches, world), world, microbatches)
-
-    found = host_roots(plan, hosts)
-
-    assert [root.host for root in found.roots] == list(range(len(workers)))
-
-
-def test_ten_thousand_workers_on_hosts_of_eight_have_one_root_a_host() -> None:
-    hosts = tuple(rank // 8 for rank in range(10_000))
-    world = World(0, tuple(map(WorkerId, range(10_000))), 10_000)
-    plan = plan_reduction(assign(10_000, world), world, 10_000)
-
-    assert len(host_roots(plan, hosts).roots) == 1_250

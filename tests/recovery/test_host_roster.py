@@ -20,14 +20,6 @@ def names(roster: HostRoster) -> str:
     return "".join(host.name for host in roster.takers)
 
 
-def test_all_hosts_but_the_heads_own_are_started_once_and_counted_on() -> None:
-    roster = HostRoster(HOSTS, {})
-
-    assert roster.due(0.0) == ("b", "c")
-    assert roster.due(0.0) == ()
-    assert names(roster) == "abc"
-
-
 def test_lost_host_takes_no_worker_until_it_is_back() -> None:
     roster = HostRoster(HOSTS, {})
     roster.due(0.0)
@@ -134,14 +126,6 @@ def test_forgiven_hosts_that_are_back_or_on_their_way_stay_so() -> None:
     assert roster.due(20.0 + FIRST_TRY_AFTER_S) == ("d",)
     assert roster.answered("c")
     assert names(roster) == "abc"
-
-
-def test_host_that_never_answered_at_first_is_a_loss() -> None:
-    roster = HostRoster(HOSTS, {})
-    roster.due(0.0)
-
-    assert roster.lost("b", 1.0) == 1
-    assert names(roster) == "ac"
 
 
 @given(

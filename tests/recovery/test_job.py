@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from itertools import product
 from typing import TypeAlias
 
 import pytest
@@ -22,11 +20,9 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchOverdue,
-    LaunchRenewing,
     Renew,
     SlotsChanged,
     StopAsked,
-    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -36,7 +32,6 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import (
     CHECKPOINTS_OF_A_REFUND,
-    TRANSITIONS,
     JobMachine,
     JobState,
     JobTerms,
@@ -47,11 +42,6 @@ from holdfast.recovery.world import WorkerId
 Transcript: TypeAlias = list[tuple[Event, str]]
 """Events, each with what the machine answers: see ``told``."""
 
-ALL_EVENTS = (
-    *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
-    *(WorkerStopped, WorkerExited, LaunchRenewing, LaunchEnded, LaunchOverdue, StopAsked),
-    *(TimeIsShort, SlotsChanged),
-)
 
 ENDED, STOP, LATE = LaunchEnded(), StopAsked(130), LaunchOverdue("too long")
 
@@ -372,13 +362,6 @@ def test_job_on_fewer_slots_than_workers_begins_with_those() -> None:
     )
 
 
-def test_shrunk_world_of_the_hosts_that_are_left_is_not_worn() -> None:
-    terms = JobTerms(6, 3, can_shrink=True, slots=2)
-
-    assert not terms.is_degraded((WorkerId(0), WorkerId(1)))
-    assert terms.is_degraded((WorkerId(0),))
-
-
 def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
     machine = machine_of(restarts=2)
     feed(machine, [*quiet(joined(0)), (died(0), "kill"), (ENDED, "launch 3+4+5 at g4")])
@@ -403,44 +386,6 @@ def test_relaunch_tells_which_and_why() -> None:
     assert isinstance(launch, Launch)
     assert launch.relaunch == 1
     assert launch.reason == "worker 0: signal SIGKILL, worker 1: signal SIGKILL, worker 2: fenced"
-
-
-@pytest.mark.parametrize(
-    ("state", "kind"),
-    [pair for pair in product(JobState, ALL_EVENTS) if pair not in TRANSITIONS],
-    ids=lambda value: getattr(value, "name", getattr(value, "__name__", None)),
-)
-def test_unlisted_event_is_refused_and_changes_nothing(state: JobState, kind: type[Event]) -> None:
-    machine = in_state(state)
-    before = copy.deepcopy(vars(machine))
-
-    with pytest.raises(IllegalTransition, match=state.value):
-        machine.handle(example_of(kind))
-
-    assert vars(machine) == before
-
-
-def in_state(state: JobState) -> JobMachine:
-    machine = JobMachine(JobTerms(1, 3, can_shrink=True))
-    ways: dict[JobState, list[Event]] = {
-        JobState.READY: [],
-        JobState.LAUNCHING: [],
-        JobState.RUNNING: [joined(0)],
-        JobState.ENDING: [died(0)],
-        JobState.OVER: [joined(0), completed(0), left(0), ENDED],
-    }
-    if state is not JobState.READY:
-        machine.start()
-    for event in ways[state]:
-        machine.handle(event)
-    assert machine.state is state
-    return machine
-
-
-def example_of(kind: type[Event]) -> Event:
-    examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
-    examples += [LaunchRenewing(WorkerId(0)), TimeIsShort(), SlotsChanged(2)]
-    return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
 
 
 _EVENTS = st.one_of(

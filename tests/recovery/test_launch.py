@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
-    LaunchEnded,
-    StopAsked,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -76,26 +74,6 @@ def failed(worker: WorkerId, kind: str = "ValueError", *, is_death: bool = False
     return WorkerFailed(worker, kind, "first line\nsecond line", "Traceback", 1, is_death)
 
 
-def test_only_events_of_its_own_workers_concern_a_launch() -> None:
-    stranger = WorkerId(2)
-
-    assert not FRESH.concerns(died(stranger))
-    assert not FRESH.concerns(CheckpointCommitted(stranger, 3))
-    assert not FRESH.concerns(WorldFormed(6, (stranger, A), 3))
-    assert FRESH.concerns(WorldFormed(8, (A, C), 3))
-    assert FRESH.concerns(died(A))
-    assert FRESH.concerns(LaunchEnded())
-    assert FRESH.concerns(StopAsked(130))
-
-
-def test_causes_are_those_of_the_newest_world() -> None:
-    view = FRESH.seeing(WorldFormed(8, (B, C), 3))
-    for event in (died(A), died(C, "exit 1"), died(B)):
-        view = view.seeing(event)
-
-    assert view.causes == "worker 4: signal SIGKILL, worker 5: exit 1"
-
-
 def test_first_cause_stands_before_deaths_that_only_followed() -> None:
     view = FRESH
     for event in (died(C, "exit 1"), died(A, "killed with its launch; process 7 does not end")):
@@ -108,10 +86,6 @@ def test_cause_is_what_a_worker_said_of_itself_in_one_line() -> None:
     view = FRESH.seeing(failed(A)).seeing(died(A, "exit 1"))
 
     assert view.causes == "worker 3: ValueError: first line"
-
-
-def test_causes_of_a_launch_that_started_nobody() -> None:
-    assert FRESH.causes == "no worker started"
 
 
 def test_common_failure_is_asked_of_the_newest_world_only() -> None:
@@ -129,13 +103,6 @@ def test_last_survivor_does_not_speak_for_those_that_died_of_something_else() ->
     assert last.seeing(failed(A)).common_failure is None
     assert last.seeing(failed(A)).seeing(failed(B)).common_failure == failed(A)
     assert alone.common_failure == failed(C)
-
-
-def test_before_any_world_those_that_failed_speak_for_all() -> None:
-    view = FRESH.seeing(failed(B))
-
-    assert view.common_failure == failed(B)
-    assert view.seeing(WorldFormed(7, (A, B, C), 0)).common_failure is None
 
 
 def view_of(*events: Event) -> LaunchView:
@@ -231,15 +198,6 @@ def test_error_that_one_sentence_explains_comes_without_its_kind() -> None:
 
     assert end is not None
     assert (end.reason, end.traceback) == ("no such column", "")
-
-
-def test_different_bytes_are_named_with_their_step() -> None:
-    end = conclude(view_of(*completed(A), *completed(B, sha256="beef"), *left(A, B)), None)
-
-    assert end is not None
-    assert "step 20" in end.reason
-    assert "beef" in end.reason
-    assert "cafe" in end.reason
 
 
 def seen_by(sights: list[Sight]) -> LaunchView:
@@ -353,10 +311,6 @@ def test_situation_is_overdue_after_its_bound_and_not_before(
 
     assert overdue is not None
     assert overdue.reason == f"after {limit_s + 1} s {situation.value}"
-
-
-def test_training_has_no_bound() -> None:
-    assert after(10_000, Situation.RUNNING).overdue is None
 
 
 def test_time_begins_anew_with_each_situation_and_each_launch() -> None:

@@ -56,25 +56,6 @@ def test_fingerprint_is_the_sum_of_hashes(samples: list[int]) -> None:
     assert fingerprint(samples) == sum(map(splitmix64, samples)) % WORD
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        pytest.param((0, 1, 3), id="one is missing"),
-        pytest.param((0, 1, 2, 3, 3), id="one is there twice"),
-        pytest.param((0, 1, 3, 3), id="one stands in the place of another"),
-        pytest.param((0, 1, 2, 4), id="one comes from outside"),
-        pytest.param((), id="nothing was applied"),
-    ],
-)
-def test_ledger_does_not_cover_an_epoch_with_a_mistake(samples: tuple[int, ...]) -> None:
-    assert ledger_of(0, 1, 2, 3).covers(4)
-    assert not ledger_of(*samples).covers(4)
-
-
-def test_right_fingerprint_with_a_wrong_count_does_not_cover() -> None:
-    assert not Ledger(5, fingerprint(range(4))).covers(4)
-
-
 @given(st.integers(2, 60), st.data())
 def test_any_exchanged_sample_is_noticed(samples: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, samples - 1))
@@ -82,14 +63,6 @@ def test_any_exchanged_sample_is_noticed(samples: int, data: st.DataObject) -> N
     applied = [instead if sample == gone else sample for sample in range(samples)]
 
     assert not ledger_of(*applied).covers(samples)
-
-
-def test_range_of_several_chunks_is_covered() -> None:
-    samples = 2_500_000
-
-    ledger = Ledger().record(samples, fingerprint(np.arange(samples)))
-
-    assert ledger.covers(samples)
 
 
 @given(st.integers(0, 2**24), st.integers(0, WORD - 1))
@@ -145,18 +118,6 @@ def test_tensors_bring_back_every_bit(
     assert same(Cursor.from_tensors(cursor.tensors()), cursor)
 
 
-def test_tensors_are_copies() -> None:
-    cursor = Cursor.start(2)
-
-    cursor.tensors()["cursor/sums"][0] = 5  # type: ignore[call-overload]
-    tensors = cursor.tensors()
-    restored = Cursor.from_tensors(tensors)
-    tensors["cursor/sums"][0] = 5  # type: ignore[call-overload]
-
-    assert not cursor.sums.any()
-    assert not restored.sums.any()
-
-
 def test_every_commit_raises_the_version() -> None:
     cursor = Cursor.start(1)
 
@@ -173,16 +134,6 @@ def test_every_commit_raises_the_version() -> None:
     assert (done.step, done.turn, done.sums.tolist()) == (2, 0, [4.0])
     assert (stepped.step, evaluated.step) == (1, 1)
     assert evaluated.ledger == Ledger(4, 99)
-
-
-def test_epoch_begins_with_an_empty_ledger_and_empty_sums() -> None:
-    cursor = Cursor.start(2).after_step(4, 99, np.ones(2)).after_evaluation()
-
-    begun = cursor.at_epoch_start()
-
-    assert (begun.step, begun.evaluations, begun.ledger) == (1, 1, Ledger())
-    assert not begun.sums.any()
-    assert cursor.sums.all()
 
 
 @given(SMALL, SMALL, st.integers(1, 8), st.integers(0, WORD - 1), st.integers(0, 3))

@@ -54,13 +54,6 @@ def test_those_who_may_be_the_smaller_side_wait_for_a_moment(
         assert worlds.next_word(ALL, 10.0 + MINORITY_WAITS_S) == named
 
 
-def test_a_minority_goes_on_as_soon_as_the_others_are_known_to_be_dead() -> None:
-    worlds = asked((3,))
-    assert worlds.next_word(ALL, 10.1) is None
-
-    assert worlds.next_word(ids(3), 10.2) == Word(WorkerId(3), 6)
-
-
 def test_of_two_sides_the_larger_one_is_named_and_the_other_one_ends() -> None:
     worlds = asked((0,), (1, 2, 3))
 

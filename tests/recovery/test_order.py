@@ -113,44 +113,6 @@ def test_only_the_last_batch_of_an_epoch_is_short(
     assert size == (rest if is_last else global_batch)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = [
-        SampleOrder(seed, 1000, 1000, 1).batch(epoch).tobytes()
-        for seed in range(4)
-        for epoch in range(4)
-    ]
-
-    assert len(set(orders)) == 16
-
-
-def test_writing_into_a_batch_changes_no_later_batch() -> None:
-    order = SampleOrder(3, 10, 5, 1)
-    before = order.batch(0).tolist()
-
-    order.batch(0)[:] = -1
-
-    assert order.batch(0).tolist() == before
-
-
-def test_microbatch_seeds_differ_and_have_63_bits() -> None:
-    order = SampleOrder(3, 100, 10, 8)
-
-    found = {order.microbatch_seed(index, m) for index in range(50) for m in range(8)}
-
-    assert len(found) == 400
-    assert all(0 <= seed < 2**63 for seed in found)
-    assert max(found) > 2**62
-
-
-def test_samples_are_shuffled_evenly() -> None:
-    """The first half of the data set must not prefer either half of an epoch."""
-    order = SampleOrder(11, 100_000, 50_000, 1)
-
-    from_first_half = int((order.batch(0) < 50_000).sum())
-
-    assert abs(from_first_half - 25_000) < 400  # five standard deviations of 79
-
-
 @given(counts, counts, counts)
 def test_sequential_order_visits_samples_in_their_own_order(
     samples: int, global_batch: int, microbatches: int
@@ -214,10 +176,6 @@ def test_array_hash_equals_hash_of_each_integer(values: list[int]) -> None:
 
     assert hashed is array
     assert hashed.tolist() == [splitmix64(value) for value in values]
-
-
-def test_chain_never_changes() -> None:
-    assert chain(1, 2, 3) == 15020427595393229491
 
 
 @given(st.lists(st.integers(0, WORD - 1), min_size=1, max_size=5), st.integers(0, WORD - 1))

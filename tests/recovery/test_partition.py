@@ -75,12 +75,3 @@ def test_hosts_of_a_large_cluster_that_stay_reach_each_other(
 
     assert names[0] not in out
     assert all(pair & set(out) for pair in broken)
-
-
-def test_half_of_a_large_cluster_is_left_out_at_once() -> None:
-    names = [f"h{number:03}" for number in range(200)]
-    near, far = names[:100], names[100:]
-
-    assert left_out(dict.fromkeys(names, 1), [frozenset({a, b}) for a in near for b in far]) == (
-        *far,
-    )

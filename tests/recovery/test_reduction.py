@@ -79,14 +79,6 @@ def test_path_leads_from_root_through_children_to_leaf(
     assert all(below in children(above) for above, below in itertools.pairwise(path))
 
 
-def test_plan_names_ranks_and_not_worker_ids() -> None:
-    world = World(3, (WorkerId(2), WorkerId(9)), 2)
-
-    plan = plan_reduction(assign(2, world), world, 2)
-
-    assert [root.rank for root in plan.roots] == [0, 1]
-
-
 @given(ownerships())
 def test_roots_of_a_rank_are_its_maximal_nodes(ownership: tuple[Assignment, World]) -> None:
     assignment, world = ownership
@@ -136,35 +128,11 @@ def test_order_of_additions_matters_for_the_vectors_of_these_tests() -> None:
     assert differing.any()
 
 
-def test_plan_for_ten_thousand_ranks_is_complete() -> None:
-    world = world_of(10_000)
-
-    plan = plan_reduction(assign(25_000, world), world, 25_000)
-
-    assert {root.rank for root in plan.roots} == set(range(10_000))
-    assert len(plan.combines) == len(plan.roots) - 1
-
-
 def test_plan_with_an_owner_outside_the_world_is_refused() -> None:
     assignment = assign(4, world_of(4))
 
     with pytest.raises(ValueError, match=r"workers \[2, 3\] own microbatches.*adopt the orphans"):
         plan_reduction(assignment, world_of(2), 4)
-
-
-@pytest.mark.parametrize(
-    ("size", "ranks", "expected"),
-    [
-        (64, 2, ((0, 32), (32, 64))),
-        (100, 3, ((0, 32), (32, 64), (64, 100))),
-        (5, 3, ((0, 0), (0, 0), (0, 5))),
-        (0, 2, ((0, 0), (0, 0))),
-    ],
-)
-def test_slices_are_cut_at_cache_lines(
-    size: int, ranks: int, expected: tuple[tuple[int, int], ...]
-) -> None:
-    assert slice_bounds(size, ranks) == expected
 
 
 @given(st.integers(0, 10_000), st.integers(1, 70), st.integers(1, 64))
@@ -253,36 +221,12 @@ def test_total_has_the_same_bits_after_any_history_of_kills_and_adoptions(
     assert len(cluster.computed) == len(set(cluster.computed)), "a survivor computed a leaf twice"
 
 
-def test_take_lends_the_same_sums_again_for_another_attempt() -> None:
-    sums = PartialSums(2, allocate)
-    sums.add_leaf(0, ones())
-    sums.add_leaf(1, ones(2))
-
-    first = sums.take([Node(0, 2)])
-    second = sums.take([Node(0, 2)])
-
-    assert first[0] is second[0]
-    assert (second[0] == 3).all()
-
-
 def test_take_of_an_incomplete_node_says_what_is_held() -> None:
     sums = PartialSums(4, allocate)
     sums.add_leaf(0, ones())
 
     with pytest.raises(LeafMissing, match=r"node \[0, 2\) is not summed yet \(held: \[0, 1\)\)"):
         sums.take([Node(0, 2)])
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_parent_reuses_the_buffer_of_its_left_child(order: tuple[int, int]) -> None:
-    sums = PartialSums(2, allocate)
-    vectors = ones(), ones(2)
-
-    for leaf in order:
-        sums.add_leaf(leaf, vectors[leaf])
-
-    assert sums.take([Node(0, 2)])[0] is vectors[0]
-    assert (vectors[1] == 2).all()
 
 
 @pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])
@@ -294,18 +238,6 @@ def test_leaves_in_order_need_about_one_vector_for_each_level(order: range) -> N
         sums.add_leaf(leaf, sums.buffer())
 
     assert allocations[0] <= 7  # 64 leaves are six levels, and one vector is being filled
-
-
-def test_later_steps_allocate_nothing() -> None:
-    allocations = [0]
-    sums = PartialSums(8, counting(allocations))
-    for _ in range(3):
-        sums.clear()
-        after_first_step = allocations[0]
-        for leaf in range(8):
-            sums.add_leaf(leaf, sums.buffer())
-
-    assert allocations[0] == after_first_step
 
 
 def test_vectors_of_a_caller_that_takes_none_back_are_not_hoarded() -> None:
@@ -343,16 +275,6 @@ def test_sum_that_overflows_is_left_to_the_vote() -> None:
         sums.add_leaf(leaf, ones(value))
 
     assert np.isnan(sums.take([Node(0, 3)])[0]).all()
-
-
-def test_node_beyond_the_owned_leaves_is_missing() -> None:
-    """A worker that gave microbatches away cannot use a sum that contains them."""
-    sums = PartialSums(4, allocate)
-    sums.add_leaf(0, ones())
-    sums.add_leaf(1, ones())
-
-    assert sums.missing((0, 1, 2)) == (2,)
-    assert sums.missing((0,)) == (0,)
 
 
 def test_leaf_computed_again_replaces_the_sum_above_it() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
-    AskToSave,
     CheckpointCommitted,
     Command,
     End,
@@ -80,31 +81,112 @@ def stops(machine: JobMachine) -> tuple[Command, ...]:
     return machine.handle(LaunchEnded())
 
 
-def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:
-    """Its disk may be full: then its workers could not stop, but they can train."""
+def dies_whole(machine: JobMachine) -> tuple[Command, ...]:
+    """Return what follows the deaths of all workers."""
+    for worker in machine.view.world:
+        machine.handle(WorkerExited(worker, is_clean=False, cause="signal SIGKILL"))
+    return machine.handle(LaunchEnded())
+
+
+def completes(machine: JobMachine, workers: int) -> tuple[Command, ...]:
+    """Return the answer to the first workers, who have completed the training."""
+    answer: tuple[Command, ...] = ()
+    for worker in machine.view.world[:workers]:
+        answer = machine.handle(WorkerCompleted(worker, 3, "cafe", is_first=worker == 0))
+    return answer
+
+
+def told(commands: tuple[Command, ...]) -> str:
+    """Return an answer in a few words; a launch with its workers and what is spent."""
+
+    def word(command: Command) -> str:
+        match command:
+            case Launch(_, workers, _, _):
+                kind = "renewed" if command.is_renewal else "launch"
+                return f"{kind}/{len(workers)}/{command.spent}"
+            case End(exit_code, _, _):
+                return f"end/{int(exit_code)}"
+        return type(command).__name__
+
+    return "+".join(map(word, commands)) or "-"
+
+
+TRANSCRIPTS = {
+    # Its disk may be full: then its workers could not stop, but they can train.
+    "one that cannot save is not asked to stop": "saves:3 shrinks:1=AskToSave",
+    "none just before the end of the time": "saves:3 short shrinks:1=- saves:20=-",
+    "nor if it was degraded before": "saves:3 shrinks:1=AskToSave short saves:20=-",
+    "a worn launch is followed by one of all that costs nothing": (
+        "saves:3 wears:1=Renew stops=renewed/4/0"
+    ),
+    "again and again": " ".join(["saves:3 wears:1=Renew stops=renewed/4/0"] * 5),
+    "one that has not got on goes on small until it has": (
+        f"saves:{CHECKPOINTS_BEFORE_A_RENEWAL - 1} shrinks:1=- "
+        f"saves:{CHECKPOINTS_OF_A_SMALL_LAUNCH - 3}=- saves:1=Renew"
+    ),
+    "it is asked for once": "saves:3 wears:1=Renew saves:20=-",
+    "a user who stops it stops the job": "saves:3 wears:1 stop stops=end/75",
+    "a job that is stopping is not renewed": "saves:3 stop shrinks:1=- saves:1=-",
+    "a training that completes meanwhile is complete": ("saves:3 wears:1 completes:1 leaves=end/0"),
+    "one that is lost meanwhile is charged": "saves:2 wears:1 saves:10 dies=launch/4/1",
+    # Else a job of months, which is renewed now and then, would end by the number of losses.
+    "a renewed launch pays earlier losses back": (
+        "saves:1 dies=launch/4/1 saves:3 wears:1=Renew stops=renewed/4/0"
+    ),
+    "one that does not get on is followed by one of the size that did": (
+        "saves:3 wears:1 stops=renewed/4/0 dies=launch/1/2"
+    ),
+    # The workers would have trained on, had they not been asked to make room.
+    "a last checkpoint that fails is no end": "saves:3 wears:1 fails dies=launch/4/1",
+    "a later training is renewed as the first is": "saves:3 completes:4 wears:1=Renew",
+}
+"""What happens to a job of four workers, and what is answered after ``=``."""
+
+
+def leaves(machine: JobMachine) -> tuple[Command, ...]:
+    """Return the answer to the end of a launch whose last worker has completed."""
+    machine.handle(WorkerExited(machine.view.world[0], is_clean=True, cause="exit 0"))
+    return machine.handle(LaunchEnded())
+
+
+def fails(machine: JobMachine) -> tuple[Command, ...]:
+    """Let all workers say that their last checkpoint was not written."""
+    for worker in machine.view.world:
+        error = WorkerFailed(worker, "StoppedEarly", "full", "", ExitCode.STOPPED_EARLY)
+        machine.handle(error)
+    return ()
+
+
+def happen(machine: JobMachine, name: str, count: int) -> tuple[Command, ...]:
+    """Let something happen; return the last answer."""
+    step = 10 + machine.view.checkpoints + 100 * machine.view.generation
+    ways: dict[str, Callable[[], tuple[Command, ...]]] = {
+        "saves": lambda: saves(machine, count, first=step),
+        "shrinks": lambda: shrinks(machine, count),
+        "wears": lambda: wears(machine, count, step=step),
+        "completes": lambda: completes(machine, count),
+        "short": lambda: machine.handle(TimeIsShort()),
+        "stop": lambda: machine.handle(StopAsked(ExitCode.INTERRUPTED)),
+        "stops": lambda: stops(machine),
+        "leaves": lambda: leaves(machine),
+        "dies": lambda: dies_whole(machine),
+        "fails": lambda: fails(machine),
+    }
+    return ways[name]()
+
+
+@pytest.mark.parametrize("words", TRANSCRIPTS.values(), ids=TRANSCRIPTS.keys())
+def test_transcript(words: str) -> None:
     machine = running()
-    saves(machine, 3)
 
-    (asked,) = shrinks(machine, 1)
-
-    assert asked == AskToSave()
-    assert not machine.view.is_renewing
-
-
-@pytest.mark.parametrize("is_degraded_before", [False, True])
-def test_launch_is_not_renewed_just_before_the_end_of_the_time(*, is_degraded_before: bool) -> None:
-    machine = running()
-    saves(machine, 3)
-
-    if is_degraded_before:
-        assert shrinks(machine, 1) == (AskToSave(),)
-        machine.handle(TimeIsShort())
-    else:
-        machine.handle(TimeIsShort())
-        assert shrinks(machine, 1) == ()
-
-    assert saves(machine, CHECKPOINTS_OF_A_SMALL_LAUNCH, first=10) == ()
-    assert not machine.view.is_renewing
+    for word in words.split():
+        event, _, expected = word.partition("=")
+        name, _, count = event.partition(":")
+        answer = happen(machine, name, int(count or 0))
+        assert not expected or told(answer) == expected, word
+        for launch in answer:
+            if isinstance(launch, Launch):
+                join(machine, launch)
 
 
 def test_late_word_of_a_dead_worker_is_no_checkpoint_of_the_rest() -> None:
@@ -113,160 +195,6 @@ def test_late_word_of_a_dead_worker_is_no_checkpoint_of_the_rest() -> None:
     shrinks(machine, 1)
 
     assert machine.handle(CheckpointCommitted(WorkerId(3), 9)) == ()
-
-
-def test_worn_launch_is_followed_by_one_of_all_workers_that_costs_nothing() -> None:
-    machine = running()
-    saves(machine, 3)
-    (renew,) = wears(machine, 1)
-
-    (launch,) = stops(machine)
-
-    assert renew == Renew("1 of 4 workers are left")
-    assert isinstance(launch, Launch)
-    assert (len(launch.workers), launch.spent, launch.is_renewal) == (4, 0, True)
-
-
-def test_launch_can_be_renewed_for_ever() -> None:
-    machine = running()
-    for turn in range(20):
-        saves(machine, 3, first=1 + 10 * turn)
-        wears(machine, 1, step=9 + 10 * turn)
-        (launch,) = stops(machine)
-        join(machine, launch)
-        assert isinstance(launch, Launch)
-        assert launch.spent == 0
-
-
-def test_launch_that_has_not_got_on_goes_on_small_until_it_has() -> None:
-    machine = running()
-    saves(machine, CHECKPOINTS_BEFORE_A_RENEWAL - 1)
-
-    assert shrinks(machine, 1) == ()
-    assert saves(machine, CHECKPOINTS_OF_A_SMALL_LAUNCH - 3, first=5) == ()
-    assert [type(command) for command in saves(machine, 1, first=50)] == [Renew]
-
-
-def test_renewal_is_asked_for_once() -> None:
-    machine = running(5)
-    saves(machine, 3)
-
-    first, second = wears(machine, 2), wears(machine, 1, step=11)
-
-    assert [type(command) for command in first] == [Renew]
-    assert (second, saves(machine, 20, first=20)) == ((), ())
-
-
-def test_user_who_stops_a_launch_that_makes_room_stops_the_job() -> None:
-    machine = running()
-    saves(machine, 3)
-    wears(machine, 1)
-    machine.handle(StopAsked(ExitCode.INTERRUPTED))
-
-    (end,) = stops(machine)
-
-    assert isinstance(end, End)
-    assert end.exit_code == ExitCode.STOPPED_EARLY
-
-
-def test_job_that_is_stopping_is_not_renewed() -> None:
-    machine = running()
-    saves(machine, 3)
-    machine.handle(StopAsked(ExitCode.INTERRUPTED))
-
-    assert (shrinks(machine, 1), saves(machine, 1, first=10)) == ((), ())
-
-
-def test_training_that_completes_meanwhile_is_complete() -> None:
-    machine = running()
-    saves(machine, 3)
-    wears(machine, 1)
-    first = machine.view.world[0]
-    machine.handle(WorkerCompleted(first, 20, "cafe", is_first=True))
-    machine.handle(WorkerExited(first, is_clean=True, cause="exit 0"))
-
-    (end,) = machine.handle(LaunchEnded())
-
-    assert isinstance(end, End)
-    assert end.exit_code == ExitCode.DONE
-
-
-def test_launch_that_is_lost_while_it_makes_room_is_charged() -> None:
-    machine = running()
-    saves(machine, 1)
-    saves(machine, 1, first=9)
-    wears(machine, 1)
-    saves(machine, 10, first=20)
-    machine.handle(WorkerExited(machine.view.world[0], is_clean=False, cause="signal SIGKILL"))
-
-    (launch,) = machine.handle(LaunchEnded())
-
-    assert isinstance(launch, Launch)
-    assert (len(launch.workers), launch.spent, launch.is_renewal) == (4, 1, False)
-
-
-def dies_whole(machine: JobMachine) -> Command:
-    """Return what follows the deaths of all workers."""
-    for worker in machine.view.world:
-        machine.handle(WorkerExited(worker, is_clean=False, cause="signal SIGKILL"))
-    (command,) = machine.handle(LaunchEnded())
-    return command
-
-
-def test_renewed_launch_pays_earlier_losses_back() -> None:
-    """Else a job of months, which is renewed now and then, would end by the number of losses."""
-    machine = running()
-    saves(machine, 1)
-    launch = dies_whole(machine)
-    join(machine, launch)
-    assert isinstance(launch, Launch)
-    assert launch.spent == 1
-    saves(machine, 3, first=2)
-    wears(machine, 1)
-
-    (launch,) = stops(machine)
-
-    assert isinstance(launch, Launch)
-    assert (launch.spent, launch.is_renewal) == (0, True)
-
-
-def test_renewal_that_does_not_get_on_is_followed_by_a_launch_of_the_size_that_did() -> None:
-    machine = running()
-    saves(machine, 3)
-    wears(machine, 1)
-    (launch,) = stops(machine)
-    join(machine, launch)
-
-    following = dies_whole(machine)
-
-    assert isinstance(following, Launch)
-    assert len(following.workers) == 1
-
-
-def test_last_checkpoint_that_fails_is_no_end_of_a_job_that_nobody_has_stopped() -> None:
-    """The workers would have trained on, had they not been asked to make room."""
-    machine = running(5)
-    saves(machine, 3)
-    wears(machine, 2)
-    for worker in machine.view.world:
-        full = WorkerFailed(worker, "StoppedEarly", "full", "", ExitCode.STOPPED_EARLY)
-        machine.handle(full)
-
-    following = dies_whole(machine)
-
-    assert isinstance(following, Launch)
-    assert (len(following.workers), following.spent, following.is_renewal) == (5, 1, False)
-
-
-def test_later_training_of_a_script_is_renewed_as_the_first_is() -> None:
-    machine = running()
-    saves(machine, 3)
-    for worker in machine.view.world:
-        machine.handle(WorkerCompleted(worker, 3, "cafe", is_first=worker == 0))
-
-    answer = wears(machine, 1)
-
-    assert [type(command) for command in answer] == [Renew]
 
 
 def test_script_that_goes_on_after_its_last_training_is_left_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 import pytest
 from hypothesis import assume, given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.schedule import (
-    FIRST_SAVE_S,
     LARGEST_BYTES_PER_S,
     LARGEST_COURTESY,
     LARGEST_DUTY,
@@ -209,13 +207,3 @@ def test_huge_state_is_not_written_every_ten_seconds(writing: Writing, interval:
     found = interval_s(Auto(), (0.0,), FailureHistory(), writing)
 
     assert found == pytest.approx(interval)
-
-
-def test_interval_of_each_schedule() -> None:
-    never = FailureHistory()
-
-    assert interval_s(EverySteps(5), (), never) is None
-    assert interval_s(EachEpoch(), (1.0,), never) is None
-    assert interval_s(EverySeconds(7.5), (1e9,), never) == 7.5
-    assert interval_s(Auto(), (), never) == FIRST_SAVE_S
-    assert interval_s(Auto(), (9.0, 0.5, 0.1), never) == pytest.approx(math.sqrt(PRIOR_S))

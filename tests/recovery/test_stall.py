@@ -56,18 +56,6 @@ def test_workers_that_all_wait_stall_after_the_limit_and_not_before() -> None:
     assert after(9, waiting).is_stalled
 
 
-def test_workers_may_wait_for_one_that_computes_as_long_as_it_takes() -> None:
-    assert not after(2_000, turns(w0=(7, True), w1=(6, False))).is_stalled
-
-
-def test_death_is_progress_for_the_survivors() -> None:
-    detector = after(8, turns(w0=(7, True), w1=(7, True)))
-
-    detector = detector.observe(turns(w0=(7, True)), 9.0)
-
-    assert detector.standing_s == 0.0
-
-
 def test_observer_that_was_away_accuses_nobody() -> None:
     waiting = turns(w0=(7, True), w1=(7, True))
     detector = after(1, waiting)
@@ -235,37 +223,12 @@ def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
     assert 50 * 29.0 <= long.limit_s <= 50 * 32.0
 
 
-def test_compiling_counts_for_less_than_training() -> None:
-    detector = pieces(LaggardDetector(), [100.0], commits=NEVER_MEASURED)
-    detector = pieces(detector, [1.0], commits=MEASURED)
-
-    assert detector.limit_s is not None
-    assert 10 * 99.0 <= detector.limit_s <= 10 * 102.0
-
-
 def test_next_launch_knows_what_the_one_before_has_measured() -> None:
     detector = pieces(LaggardDetector(), [1.0, 30.0]).next_launch(None)
 
     assert detector.limit_s is not None
     assert detector.limit_s > LEAST_LIMIT_S
     assert detector.standing_s == 0.0
-
-
-def test_one_that_comes_on_is_forgiven() -> None:
-    detector = after_looks(LaggardDetector(timeout_s=8.0), 7.0, ONE_COMPUTES)
-
-    detector = after_looks(detector, 0.0, paces((9, True), (9, True), (9, True)))
-
-    assert detector.standing_s == 0.0
-
-
-def test_observer_that_was_away_fences_nobody() -> None:
-    detector = after_looks(LaggardDetector(timeout_s=8.0), 1.0, ONE_COMPUTES)
-
-    detector = detector.observe(ONE_COMPUTES, 1e6)
-
-    assert detector.standstill is not None
-    assert not detector.standstill.is_over
 
 
 @given(LOOKS, st.none() | st.floats(1.0, 20.0))

@@ -105,14 +105,6 @@ def test_transcript(events: list[str], states: list[str]) -> None:
     assert seen == states
 
 
-def test_every_state_is_reachable() -> None:
-    reached = {StepState.JOINING}
-    while fresh := {TRANSITIONS[pair] for pair in LEGAL if pair[0] in reached} - reached:
-        reached |= fresh
-
-    assert reached == set(StepState)
-
-
 @pytest.mark.parametrize("state", [state for state in StepState if state not in OVER])
 def test_every_state_has_a_way_to_the_end(state: StepState) -> None:
     reached = {state}
@@ -178,13 +170,6 @@ def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
     assert agreed.save == Bit(0)
 
 
-@pytest.mark.parametrize("bit", sorted(set(Bit) - set(SAVE_BITS)))
-def test_saving_cannot_set_bits_of_others(bit: Bit) -> None:
-    flags = ballot(is_finite=False, wishes=Wishes(save=True, stop=True), save=bit)
-
-    assert flags == int(Bit.STEP_OK)
-
-
 @pytest.mark.parametrize(
     ("phase", "agreed", "following"),
     [
@@ -212,17 +197,6 @@ def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) 
         have_heard = all(Bit.SETTLED in mine for mine in bits)
         assert phase is before or have_heard
         assert before is not SavePhase.WRITING or (phase is not before) is have_heard
-
-
-def test_bits_are_powers_of_two_without_a_gap_that_fit_the_int_of_agree() -> None:
-    assert 0 <= sum(Bit) < 2**31
-    assert sorted(bit.value for bit in Bit) == [2**place for place in range(len(Bit))]
-
-
-def test_only_death_leads_to_repair() -> None:
-    causes = {event for (_, event), to in TRANSITIONS.items() if to is StepState.REPAIRING}
-
-    assert causes == {StepEvent.BROKEN}
 
 
 def test_every_exchange_can_break_and_nothing_else_can() -> None:

@@ -255,16 +255,6 @@ def epochs_of(work_plan: WorkPlan) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("steps", "lengths"), [(2, [2, 2, 1, 2, 2, 1]), (4, [4, 1] * 3), (5, [5] * 6)]
-)
-def test_epochs_that_were_measured_with_keras(steps: int, lengths: list[int]) -> None:
-    plan = WorkPlan(steps, 6, has_validation=False, save_every=None, pass_steps=5)
-
-    assert epochs_of(plan) == lengths
-    assert plan.cuts_passes is (steps < 5)
-
-
 @given(_CURRICULA, st.integers(0, 4))
 def test_memory_is_compared_at_multiples_or_never(work_plan: WorkPlan, every: int) -> None:
     plan = dataclasses.replace(work_plan, verify_every=every)

@@ -126,20 +126,6 @@ def owners_of(assignment: Assignment) -> list[int]:
     return list(map(int, assignment.owners))
 
 
-@pytest.mark.parametrize(
-    ("microbatches", "workers", "expected"),
-    [
-        (4, 4, [0, 1, 2, 3]),
-        (4, 1, [0, 0, 0, 0]),
-        (6, 4, [0, 0, 1, 1, 2, 3]),
-        (7, 3, [0, 0, 0, 1, 1, 2, 2]),
-        (2, 4, [0, 1]),
-    ],
-)
-def test_workers_get_balanced_runs(microbatches: int, workers: int, expected: list[int]) -> None:
-    assert owners_of(assign(microbatches, world_of(*range(workers)))) == expected
-
-
 @given(st.integers(1, 200), worlds())
 def test_loads_differ_by_at_most_one_and_runs_are_in_rank_order(
     microbatches: int, world: World
@@ -306,12 +292,3 @@ def test_one_host_is_as_none(microbatches: int, history: list[World], name: str)
     hosts = dict.fromkeys(history[0].workers, name)
 
     assert adopt(assignment, history[-1], hosts) == adopt(assignment, history[-1])
-
-
-def test_ten_thousand_workers_are_assigned_and_adopted() -> None:
-    before = world_of(*range(10_100), capacity=10_000)
-    after = before.shrunk_to(set(before.workers[100:]))
-
-    adopted = adopt(assign(20_000, before), after)
-
-    assert set(Counter(adopted.owners).values()) == {2}
