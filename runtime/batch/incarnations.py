@@ -28,7 +28,7 @@ _REMEMBERED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class ChainedStart:
     """One start of a run in a batch system, and the newest step that was saved before it."""
 
     label: str
@@ -41,16 +41,16 @@ class Chain:
 
     name: str
     run_id: str
-    incarnations: tuple[Incarnation, ...] = ()
+    incarnations: tuple[ChainedStart, ...] = ()
 
-    def with_next(self, incarnation: Incarnation) -> Chain:
+    def with_next(self, incarnation: ChainedStart) -> Chain:
         """Return the chain after one more start."""
         kept = (*self.incarnations, incarnation)[-_REMEMBERED:]
         return dataclasses.replace(self, incarnations=kept)
 
-    def idle(self, step: int) -> tuple[Incarnation, ...]:
+    def idle(self, step: int) -> tuple[ChainedStart, ...]:
         """Return the newest incarnations that have all ended with the ``step`` they began with."""
-        found: list[Incarnation] = []
+        found: list[ChainedStart] = []
         for incarnation in reversed(self.incarnations):
             if incarnation.step < step:
                 break

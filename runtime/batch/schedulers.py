@@ -9,7 +9,7 @@ A reader for each batch system makes an `Allocation` of the environment alone:
   exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job.
   A task that ``pbs_tmrsh`` starts has no stdin, so the other hosts are reached by ssh.
 
-Theory of the `Deadline`.  A batch system ends a job at a known moment E, and all that is not on
+Theory of the `TimeLimit`.  A batch system ends a job at a known moment E, and all that is not on
 the disk then is lost.  From the wish to stop to the end of the job pass: the step in flight, the
 last save, and the end of all processes.  Step and save are measured; a save beside other jobs
 may take twice as long as the last ones did.  So the wish comes at
@@ -402,7 +402,7 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
-class Due(IntEnum):
+class TimeDue(IntEnum):
     """What the time asks for."""
 
     NOTHING = 0
@@ -413,7 +413,7 @@ class Due(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
+class TimeLimit:
     """The end of a job's time; moments are in seconds since 1970."""
 
     begun_at: float
@@ -422,7 +422,7 @@ class Deadline:
     """Who says so."""
     saves: tuple[tuple[float, ...], ...] = ()
     """Seconds of each of the newest saves, and of the step around it."""
-    due: Due = Due.NOTHING
+    due: TimeDue = TimeDue.NOTHING
 
     @property
     def lead_s(self) -> float:
@@ -432,23 +432,27 @@ class Deadline:
         whole_s = max(0.0, self.ends_at - self.begun_at)
         return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
 
-    def saved(self, save_s: float, step_s: float) -> Deadline:
+    def saved(self, save_s: float, step_s: float) -> TimeLimit:
         """Return the deadline after a save; the longest of the newest few counts.
 
         A disk that hung once does not move the end of the job for good.
         """
         return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
 
-    def poll(self, now: float) -> Deadline:
+    def poll(self, now: float) -> TimeLimit:
         """Return the deadline with what is due at ``now``."""
         left_s = self.ends_at - now
         leave_s = min(LEAVE_S, self.lead_s / 2)
-        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + _HURRY_S}
-        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
+        bounds = {
+            TimeDue.END: leave_s,
+            TimeDue.SAVE: self.lead_s,
+            TimeDue.HURRY: self.lead_s + _HURRY_S,
+        }
+        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), TimeDue.NOTHING)
         return replace(self, due=max(self.due, found))
 
 
-def earliest(*deadlines: Deadline | None) -> Deadline | None:
+def earliest(*deadlines: TimeLimit | None) -> TimeLimit | None:
     """Return the deadline that comes first, None if there is none."""
     found = [deadline for deadline in deadlines if deadline is not None]
     return min(found, key=lambda deadline: deadline.ends_at, default=None)

@@ -107,7 +107,7 @@ class Goodput:
         return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     """A part of the wall time as people read it."""
 
     name: str
@@ -116,7 +116,7 @@ class Part(NamedTuple):
     meaning: str
 
 
-def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[Part, ...], str]:
+def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[TimePart, ...], str]:
     """Return the parts that took any time, and the wall time, which they add up to."""
     wall_s = sum(parts_s.values())
     decimals = 3 if wall_s < 10 else 2 if wall_s < 1000 else 0
@@ -125,7 +125,7 @@ def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[Part, ...], str]:
         return f"{length_s:,.{decimals}f} s"
 
     parts = (
-        Part(name, text(length_s), length_s / wall_s, MEANINGS.get(name, ""))
+        TimePart(name, text(length_s), length_s / wall_s, MEANINGS.get(name, ""))
         for name, length_s in parts_s.items()
         if length_s
     )

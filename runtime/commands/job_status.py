@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
-from holdfast.runtime.commands.living_job import Ending, JobSocket, ending_of, find_life
+from holdfast.runtime.commands.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
@@ -78,7 +78,7 @@ class StatusSource:
         read_on(self._directory, self._reader.read, self._entries)
         ending = ending_of(newest_job(self._entries), life, words)
         if self._socket.is_silent:
-            ending = Ending(f"{ending.outcome}; its head does not answer", ending.is_over)
+            ending = JobStanding(f"{ending.outcome}; its head does not answer", ending.is_over)
         found = None if answer is None else AgentAnswer.of(answer)
         return job_status(self._entries, ending, found, (time.monotonic(), wall_s))
 
@@ -173,7 +173,7 @@ def _command_of(pid: object) -> str:
 
 
 def job_status(
-    entries: Entries, ending: Ending, answer: AgentAnswer | None, now_s: tuple[float, float]
+    entries: Entries, ending: JobStanding, answer: AgentAnswer | None, now_s: tuple[float, float]
 ) -> JobStatus:
     """Return the status of the newest job in ``entries``.
 
@@ -212,7 +212,7 @@ def _with_mappings(epoch: Epoch) -> Epoch:
     return epoch._replace(metrics=epoch.metrics or {}, validation=epoch.validation or {})
 
 
-def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
+def _outcome(ending: JobStanding, answer: AgentAnswer | None) -> str:
     """Return how the job stands; a script may go on for long after its trainings are complete."""
     if ending.is_over or answer is None or answer.phase != CONCLUDING:
         return ending.outcome

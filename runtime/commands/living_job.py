@@ -71,25 +71,25 @@ class NobodyRuns(NotSaved):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobStanding:
     """How the job stands, as the lease and the end of the journal tell it."""
 
     outcome: str
     is_over: bool
 
 
-def ending_of(job: Sequence[Entry[Any]], life: Life, words: str) -> Ending:
+def ending_of(job: Sequence[Entry[Any]], life: Life, words: str) -> JobStanding:
     """Return how a job stands, in words; ``words`` say more of it."""
     if life in _RUNNING:
-        return Ending(_RUNNING[life].format(words), is_over=False)
+        return JobStanding(_RUNNING[life].format(words), is_over=False)
     ended = last_of(job, JobEnded)
     if ended is not None:
-        return Ending(ended.event.words(), is_over=True)
+        return JobStanding(ended.event.words(), is_over=True)
     step = completed_step(job)
     if step is not None:
         lost = ", after its head was lost" if life is Life.GONE else ""
-        return Ending(f"completed step {step}{lost}", is_over=True)
-    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
+        return JobStanding(f"completed step {step}{lost}", is_over=True)
+    return JobStanding(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
 
 
 def _with_last_job(error: NobodyRuns, directory: RunDirectory) -> str:

@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class WholeBatch:
     """Batch ``number`` of a pass, from 0; the first array of ``parts`` has ``samples`` rows."""
 
     number: int
@@ -99,7 +99,7 @@ def as_array(leaf: Any) -> npt.NDArray[Any]:
     return np.asarray(leaf)
 
 
-def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_array) -> Batch:
+def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_array) -> WholeBatch:
     """Return the batch that ``element`` of a pipeline holds, as ``fit`` reads it.
 
     Args:
@@ -111,7 +111,7 @@ def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_arr
         ProgramError: the element is no batch; the message names the array.
     """
     parts = parts_of(number, element, convert)
-    return Batch(number, parts, _samples_of(number, parts), digest_of(parts))
+    return WholeBatch(number, parts, _samples_of(number, parts), digest_of(parts))
 
 
 def parts_of(number: int, element: Any, convert: Callable[[Any], Any]) -> Parts:
@@ -200,7 +200,7 @@ def _shapes(parts: tuple[Nest, ...]) -> str:
     return ", ".join(f"{path} {leaf.shape}" for path, leaf in found) or "nothing"
 
 
-def encode(batch: Batch) -> npt.NDArray[np.uint8]:
+def encode(batch: WholeBatch) -> npt.NDArray[np.uint8]:
     """Return the batch as one array of bytes."""
     pieces: list[Any] = []
     head = {"number": batch.number, "samples": batch.samples, "digest": batch.digest}
@@ -215,14 +215,14 @@ def encode(batch: Batch) -> npt.NDArray[np.uint8]:
     return message
 
 
-def decode(message: npt.NDArray[np.uint8]) -> Batch:
+def decode(message: npt.NDArray[np.uint8]) -> WholeBatch:
     """Return the batch that ``encode`` has made into bytes; its arrays are views of them."""
     (length,) = _LENGTH.unpack(message[: _LENGTH.size].tobytes())
     text = message[_LENGTH.size : _LENGTH.size + length].tobytes()
     head = json.loads(text)
     blocks = _Blocks(message, _padded(_LENGTH.size + length))
     x, y, weights = (_restore(part, blocks) for part in head["parts"])
-    return Batch(head["number"], (x, y, weights), head["samples"], head["digest"])
+    return WholeBatch(head["number"], (x, y, weights), head["samples"], head["digest"])
 
 
 class _Blocks:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.batch import Batch, OwnRows, Parts
+from holdfast.runtime.data.batch import OwnRows, Parts, WholeBatch
 from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
     NO_TURNS,
+    BatchShare,
     BatchStream,
     Mark,
-    Position,
     RowStream,
-    Share,
     SharedStream,
+    StreamPosition,
     Turns,
 )
 from holdfast.runtime.data.views import class_weights_of
@@ -60,8 +60,8 @@ class Feed:
         rows = getattr(source, "rows", None)
         self._rows = None if rows is None else RowStream(rows)
         self._samples = None if rows is None else rows.fingerprint
-        self._last: Position | None = None
-        self._fetched: Position | None = None
+        self._last: StreamPosition | None = None
+        self._fetched: StreamPosition | None = None
 
     @property
     def is_at_end(self) -> bool:
@@ -121,7 +121,7 @@ class Feed:
         if self._hearing is not None:
             self._hearing.tell(calls)
 
-    def first(self) -> Batch:
+    def first(self) -> WholeBatch:
         """Return the first batch, which this worker reads itself; its shapes build a model.
 
         Raises:
@@ -142,11 +142,11 @@ class Feed:
         at most the first one was read, on every worker alike.
         """
         each = self._source.batches
-        position = Position(*divmod(batches, each)) if each else Position(0, batches)
+        position = StreamPosition(*divmod(batches, each)) if each else StreamPosition(0, batches)
         if self._terms.is_validation:
             position = self._of_validation(*divmod(batches, self.steps))
         elif self._looks_ahead:
-            position = Position(0, batches + 1)  # as far as the reader has looked
+            position = StreamPosition(0, batches + 1)  # as far as the reader has looked
         if batches:
             self._source.leave(position.passing, position.within)
 
@@ -155,8 +155,8 @@ class Feed:
         step: int,
         communicator: Communicator,
         turns: Turns = NO_TURNS,
-        share: Share | None = None,
-    ) -> Batch | OwnRows:
+        share: BatchShare | None = None,
+    ) -> WholeBatch | OwnRows:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.
 
         With ``share`` it need not have other rows.
@@ -166,7 +166,7 @@ class Feed:
             ProgramError: there is no such batch.
         """
         each = self._source.batches
-        position = Position(*divmod(step, each)) if each else Position(0, step)
+        position = StreamPosition(*divmod(step, each)) if each else StreamPosition(0, step)
         batch = self._fetch(position, communicator, turns, share)
         if self._looks_ahead:
             self._look_ahead(position, communicator, turns)
@@ -177,14 +177,16 @@ class Feed:
         """Whether the last batch is known by the end after it only."""
         return self._terms.steps >= NO_END and not self._source.repeats
 
-    def _look_ahead(self, position: Position, communicator: Communicator, turns: Turns) -> None:
+    def _look_ahead(
+        self, position: StreamPosition, communicator: Communicator, turns: Turns
+    ) -> None:
         """Look whether the batch at ``position`` is the last one: its step ends the epoch then.
 
         Raises:
             ProgramError: it is, and another epoch is asked for.
         """
         self._fetched, after = position, position.within + 1
-        if self._shared.has(Position(position.passing, after), communicator, turns):
+        if self._shared.has(StreamPosition(position.passing, after), communicator, turns):
             return
         self._last = position
         if self._terms.epochs > 1:
@@ -199,8 +201,8 @@ class Feed:
         number: tuple[int, int],
         communicator: Communicator,
         turns: Turns = NO_TURNS,
-        share: Share | None = None,
-    ) -> Batch | OwnRows:
+        share: BatchShare | None = None,
+    ) -> WholeBatch | OwnRows:
         """Return a batch of a validation, ``number``, both counted from 0; all workers call this.
 
         With ``share`` it need not have other rows.
@@ -211,15 +213,15 @@ class Feed:
         """
         return self._fetch(self._of_validation(*number), communicator, turns, share)
 
-    def _of_validation(self, validation: int, step: int) -> Position:
+    def _of_validation(self, validation: int, step: int) -> StreamPosition:
         """Return the position of a batch: each validation begins a pass, as in Keras."""
         each = self._source.batches
         if not each or each >= self.steps:
-            return Position(validation, step)
+            return StreamPosition(validation, step)
         passes = -(-self.steps // each)  # a pipeline that repeats itself has several in each
-        return Position(validation * passes + step // each, step % each)
+        return StreamPosition(validation * passes + step // each, step % each)
 
-    def parts(self, batch: Batch | OwnRows, start: int, stop: int) -> Parts:
+    def parts(self, batch: WholeBatch | OwnRows, start: int, stop: int) -> Parts:
         """Return the samples ``start <= sample < stop`` of a batch, with their weights."""
         x, y, weights = batch.rows(start, stop)
         if self._terms.class_weight is not None:
@@ -227,14 +229,18 @@ class Feed:
         return x, y, weights
 
     def _fetch(
-        self, position: Position, communicator: Communicator, turns: Turns, share: Share | None
-    ) -> Batch | OwnRows:
+        self,
+        position: StreamPosition,
+        communicator: Communicator,
+        turns: Turns,
+        share: BatchShare | None,
+    ) -> WholeBatch | OwnRows:
         if self._hearing is not None:  # on all workers: another one may read the next batch
             calls = self._hearing.calls_before(position.passing, position.within)
             if calls > self._hearing.told:
                 with turns.needing_no_peer():
                     self._hearing.tell(calls)
-        batch: Batch | OwnRows | None
+        batch: WholeBatch | OwnRows | None
         if self._rows is not None and share is not None:
             with turns.needing_no_peer():
                 batch = self._rows.fetch(position, share)
@@ -268,7 +274,9 @@ class Pipelines:
         """Go on from ``notes``, and compare what is read again with what was read then."""
         if notes is not None and notes.get(_MARK) is not None and self._training is not None:
             passing, within, link, is_whole, *last = notes[_MARK]
-            self._training.resume(Mark(Position(passing, within), link, bool(is_whole), *last))
+            self._training.resume(
+                Mark(StreamPosition(passing, within), link, bool(is_whole), *last)
+            )
         told = [1] if self._training is not None else []  # Keras resets what it reads
         if notes is not None:
             told = notes.get(_TOLD, told)

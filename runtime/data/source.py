@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.recovery.order import SampleOrder, chain
-from holdfast.runtime.data.batch import Batch, as_array, make_batch
+from holdfast.runtime.data.batch import WholeBatch, as_array, make_batch
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
 
@@ -378,7 +378,7 @@ class PyDatasetSource:
         with seeded(self._seed, _FOR_ITEMS, number, within):
             return self.dataset[index]
 
-    def first(self) -> Batch:
+    def first(self) -> WholeBatch:
         """Return the first batch before any epoch has begun, where Keras looks at its shapes."""
         index = 0 if self._order is None else int(self._order.batch(0)[0])
         return make_batch(0, self._item(0, 0, index), self.array)

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.recovery.order import chain
-from holdfast.runtime.data.batch import Batch, OwnRows, Ranges, decode, encode, make_batch
+from holdfast.runtime.data.batch import OwnRows, Ranges, WholeBatch, decode, encode, make_batch
 from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
@@ -32,7 +32,7 @@ from holdfast.runtime.exchange.memory import aligned_vector
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Position:
+class StreamPosition:
     """Batch ``within``, from 0, of pass ``passing``, from 0."""
 
     passing: int
@@ -48,7 +48,7 @@ class Position:
 class Mark:
     """The proof of all batches of a pass up to ``position``."""
 
-    position: Position
+    position: StreamPosition
     chain: int
     is_whole: bool
     """Whether it begins with the first batch of the pass."""
@@ -56,11 +56,11 @@ class Mark:
     """The digest of the batch at ``position``, None if it is not known."""
 
 
-def next_mark(mark: Mark | None, position: Position, batch: Batch) -> Mark:
+def next_mark(mark: Mark | None, position: StreamPosition, batch: WholeBatch) -> Mark:
     """Return the mark after ``batch``, from the mark of the batch before it."""
     before = 0
     is_whole = position.within == 0
-    if mark is not None and mark.position == Position(position.passing, position.within - 1):
+    if mark is not None and mark.position == StreamPosition(position.passing, position.within - 1):
         before, is_whole = mark.chain, mark.is_whole
     return Mark(position, chain(before, batch.digest), is_whole, batch.digest)
 
@@ -71,7 +71,7 @@ class BatchStream:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._iterator: Iterator[Any] = iter(())
-        self._next: Position | None = None
+        self._next: StreamPosition | None = None
         self._mark: Mark | None = None
         self._expected: Mark | None = None
 
@@ -79,7 +79,7 @@ class BatchStream:
         """Compare with ``mark``, which another worker or launch has seen, on the way."""
         self._expected = mark
 
-    def read(self, position: Position) -> Batch | None:
+    def read(self, position: StreamPosition) -> WholeBatch | None:
         """Return the batch at ``position``, None if the pass ends before it.
 
         Raises:
@@ -92,24 +92,24 @@ class BatchStream:
             here = self._next
         if here is None or here.passing != position.passing or here.within > position.within:
             first, self._iterator = self.source.open(position.passing, position.within)
-            here = self._next = Position(position.passing, first)
+            here = self._next = StreamPosition(position.passing, first)
         while True:
             batch = self._read_next(here)
             if batch is None or here == position:
                 return batch
-            here = Position(here.passing, here.within + 1)
+            here = StreamPosition(here.passing, here.within + 1)
 
     def release(self) -> None:
         """Let the open pass and its buffers go; the next read opens it again."""
         self._next, self._iterator = None, iter(())
 
-    def _read_next(self, at: Position) -> Batch | None:
+    def _read_next(self, at: StreamPosition) -> WholeBatch | None:
         element = next(self._iterator, self)
         if element is self:
             return None
         batch = make_batch(at.within, element, self.source.array)
         self._mark = next_mark(self._mark, at, batch)
-        self._next = Position(at.passing, at.within + 1)
+        self._next = StreamPosition(at.passing, at.within + 1)
         self._compare(self._mark)
         return batch
 
@@ -122,7 +122,7 @@ class BatchStream:
             raise changed(self.source, mark.position, "when it was read again")
 
 
-def changed(source: Source, position: Position, when: str) -> ProgramError:
+def changed(source: Source, position: StreamPosition, when: str) -> ProgramError:
     """Return the error of a pipeline that is not the same ``when`` it is read."""
     return ProgramError(
         f"{source.name} gave other samples {when}, at or before {position.words}; they were not "
@@ -176,25 +176,25 @@ class SharedStream:
     def __init__(self, stream: BatchStream, kept: int = 2) -> None:
         self._stream = stream
         self._kept = max(kept, 2)
-        self._recent: dict[Position, Batch] = {}
-        self._first: Batch | None = None
+        self._recent: dict[StreamPosition, WholeBatch] = {}
+        self._first: WholeBatch | None = None
         self._is_checked = False
         self.mark: Mark | None = None
 
-    def first(self) -> Batch | None:
+    def first(self) -> WholeBatch | None:
         """Return the first batch of all, which this worker reads itself."""
         if self._first is None and isinstance(self._stream.source, PyDatasetSource):
             self._first = self._stream.source.first()  # it is read again once its epoch begins
         elif self._first is None:
-            position = Position(0, 0)
+            position = StreamPosition(0, 0)
             self._first = self._stream.read(position)
             if self._first is not None:
                 self._recent[position] = self._first
         return self._first
 
     def fetch(
-        self, position: Position, communicator: Communicator, turns: Turns = NO_TURNS
-    ) -> Batch | None:
+        self, position: StreamPosition, communicator: Communicator, turns: Turns = NO_TURNS
+    ) -> WholeBatch | None:
         """Return the batch at ``position``, None if the pass ends before it.
 
         All workers call this at the same point, with the same position.
@@ -213,7 +213,9 @@ class SharedStream:
             self._keep(position, batch)
         return batch
 
-    def has(self, position: Position, communicator: Communicator, turns: Turns = NO_TURNS) -> bool:
+    def has(
+        self, position: StreamPosition, communicator: Communicator, turns: Turns = NO_TURNS
+    ) -> bool:
         """Return whether there is a batch at ``position``; all workers call this alike.
 
         Raises:
@@ -240,8 +242,8 @@ class SharedStream:
         self._is_checked = True
 
     def _fetch_together(
-        self, position: Position, communicator: Communicator, turns: Turns
-    ) -> Batch | None:
+        self, position: StreamPosition, communicator: Communicator, turns: Turns
+    ) -> WholeBatch | None:
         answer = _NOTHING
         if communicator.rank == 0:
             with turns.needing_no_peer():
@@ -258,7 +260,7 @@ class SharedStream:
             self._compare(position, digest, communicator)
         return batch
 
-    def _answer(self, position: Position, *, is_wanted: bool = True) -> _Answer:
+    def _answer(self, position: StreamPosition, *, is_wanted: bool = True) -> _Answer:
         """Return what is at ``position``, without the batch itself unless it is wanted."""
         try:
             batch = self._find(position)
@@ -270,7 +272,7 @@ class SharedStream:
             return _Answer(_Kind.BATCH, _NOTHING.payload)
         return _Answer(_Kind.BATCH if self._is_checked else _Kind.CHECKED, encode(batch))
 
-    def _find(self, position: Position) -> Batch | None:
+    def _find(self, position: StreamPosition) -> WholeBatch | None:
         if position in self._recent:
             return self._recent[position]
         self._stream.expect(self.mark)
@@ -280,20 +282,20 @@ class SharedStream:
             self._recent[position] = batch
         return batch
 
-    def _own_digest(self, position: Position) -> int:
+    def _own_digest(self, position: StreamPosition) -> int:
         """Return the digest of the batch that this worker reads itself, 0 without one."""
         own = self._find(position)
         self._stream.release()
         return 0 if own is None else own.digest
 
-    def _compare(self, position: Position, digest: int, communicator: Communicator) -> None:
+    def _compare(self, position: StreamPosition, digest: int, communicator: Communicator) -> None:
         """Compare the first batch of the launch with the one that each worker has read itself."""
         digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))
         self._is_checked = True
         if len(set(digests)) > 1:
             raise changed(self._stream.source, position, "to another worker")
 
-    def _keep(self, position: Position, batch: Batch) -> None:
+    def _keep(self, position: StreamPosition, batch: WholeBatch) -> None:
         if self.mark is None or self.mark.position != position:
             self.mark = next_mark(self.mark, position, batch)
         self._recent.pop(position, None)
@@ -303,7 +305,7 @@ class SharedStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShare:
     """The parts of each batch that a worker computes, and where they lie in one of so many rows."""
 
     parts: frozenset[int]
@@ -333,11 +335,11 @@ class RowStream:
     def __init__(self, rows: RowSource) -> None:
         self._rows = rows
         self._iterator: Iterator[OwnRows] = iter(())
-        self._share: Share | None = None
+        self._share: BatchShare | None = None
         self._number = -1
         self._held: OwnRows | None = None
 
-    def fetch(self, position: Position, share: Share) -> OwnRows:
+    def fetch(self, position: StreamPosition, share: BatchShare) -> OwnRows:
         """Return the share of the batch at ``position``."""
         number = position.passing * self._rows.batches + position.within
         if self._held is None or share != self._share or number != self._number:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.placement import place_workers
-from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation
+from holdfast.runtime.batch.incarnations import Chain, ChainedStart, ChainFile
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
     Allocation,
-    Deadline,
     Scheduler,
+    TimeLimit,
     earliest,
     limit_s,
 )
@@ -73,7 +73,7 @@ class BatchJob:
         if theirs is not None and math.isinf(theirs.ends_at):
             theirs = None
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
-        own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
+        own = None if asked is None else TimeLimit(now - age_s, now - age_s + asked, source)
         limits = TimeLimits(earliest(theirs, own), is_batch=allocation is not None)
         workers = options.workers + options.spares
         return BatchJob(
@@ -131,16 +131,16 @@ class BatchJob:
             )
 
 
-def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> Deadline | None:
+def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> TimeLimit | None:
     """Return the end of the allocation, from its environment or from Slurm's controller."""
     # A time that is over is an older job's: its variables live on in a tmux, and in `sbatch`.
     if allocation.ends_at is not None and allocation.ends_at > now:
-        return Deadline(now, allocation.ends_at, "SLURM_JOB_END_TIME")
+        return TimeLimit(now, allocation.ends_at, "SLURM_JOB_END_TIME")
     if allocation.scheduler is Scheduler.SLURM:
         left_s, source = time_left_s(allocation.job_id), "squeue"
     else:
         left_s, source = limit_s(allocation, environ), "the time limit of the job"
-    return None if left_s is None else Deadline(now, now + left_s, source)
+    return None if left_s is None else TimeLimit(now, now + left_s, source)
 
 
 class ChainLink:
@@ -173,7 +173,7 @@ class ChainLink:
             raise RecoveryImpossible(objection)
         number = max(len(chain.incarnations), self._allocation.restarts) + 1
         label = f"{self._allocation.label}, incarnation {number}"
-        failure = self._file.write(chain.with_next(Incarnation(label, step)))
+        failure = self._file.write(chain.with_next(ChainedStart(label, step)))
         if failure is not None and self._begins_afresh:
             raise UsageError(
                 f"the first job of a chain with --fresh must be remembered in {self._file.path}, "

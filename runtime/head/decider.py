@@ -37,7 +37,7 @@ from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, pars
 from holdfast.recovery.job import JobMachine, JobState, RestartBudget
 from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import Due
+from holdfast.runtime.batch.schedulers import TimeDue
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault_address, launch_of
@@ -247,12 +247,12 @@ class Decider:
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""
         due = self.limits.poll(self.limits.now)
-        if due is Due.NOTHING or self.end is not None:
+        if due is TimeDue.NOTHING or self.end is not None:
             return
-        if due is Due.HURRY:
+        if due is TimeDue.HURRY:
             self._handle(TimeIsShort())
             return
-        is_late = due is Due.END
+        is_late = due is TimeDue.END
         if is_late or not self._console.is_after_training:  # nothing is left to be saved
             self._console.tell(Deadline(_TIME_IS_UP[is_late], is_late))
         if not self.is_stopping:

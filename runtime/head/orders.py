@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from holdfast.recovery.errors import ExitCode
-from holdfast.runtime.batch.schedulers import Deadline, Due
+from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
 from holdfast.runtime.system.channel import Message
 
 STOPS = {
@@ -48,7 +48,7 @@ _BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 class TimeLimits:
     """The end of a job's time, and what signals mean for it, as its head minds them."""
 
-    deadline: Deadline | None = None
+    deadline: TimeLimit | None = None
     is_batch: bool = False
     """Whether the job runs in a batch system, where more signals stop it."""
     orders: int = 0
@@ -83,14 +83,14 @@ class TimeLimits:
         if self.deadline is not None and "seconds" in report:
             self.deadline = self.deadline.saved(report["seconds"], report["step_seconds"])
 
-    def poll(self, now: float) -> Due:
+    def poll(self, now: float) -> TimeDue:
         """Return what has become due since the last poll, at ``now`` in seconds since 1970."""
         if self.deadline is None:
-            return Due.NOTHING
+            return TimeDue.NOTHING
         before, self.deadline = self.deadline.due, self.deadline.poll(now)
         if self.deadline.due is before:
-            return Due.NOTHING
-        if self.deadline.due >= Due.SAVE and not self._is_own_limit:
+            return TimeDue.NOTHING
+        if self.deadline.due >= TimeDue.SAVE and not self._is_own_limit:
             self.hit_limit = self.hit_limit or not self.orders
         return self.deadline.due
 

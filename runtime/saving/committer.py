@@ -29,7 +29,7 @@ from holdfast.checkpoint.store import Staging
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
 from holdfast.runtime.run.entries import record
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Report, tell_removal
+from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Reporter, tell_removal
 from holdfast.runtime.saving.plan import SavePlan, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
@@ -135,7 +135,7 @@ class Committer:
     def __init__(
         self,
         plan: SavePlan,
-        report: Report,
+        report: Reporter,
         *,
         has_maintenance: bool = True,
         files: FileSystem | None = None,

@@ -23,7 +23,7 @@ from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 
-class Report(Protocol):
+class Reporter(Protocol):
     """Takes events and sentences; neither call raises or waits for long."""
 
     def record(self, event: str, /, **fields: object) -> None:
@@ -36,7 +36,7 @@ class Report(Protocol):
         """Take note of what the disk is busy with, as `disk.Watch` says; any thread may."""
 
 
-def tell_removal(report: Report, store: CheckpointStore, newest: int) -> None:
+def tell_removal(report: Reporter, store: CheckpointStore, newest: int) -> None:
     """Tell that the steps of a store before ``newest``, or before older new ones, are gone."""
     directory, step = str(store.directory), newest
     with contextlib.suppress(CheckpointError):
@@ -53,7 +53,7 @@ class CheckpointMaintenance:
     def __init__(
         self,
         plan: SavePlan,
-        report: Report,
+        report: Reporter,
         *,
         is_idle: bool = False,
         files: FileSystem | None = None,

@@ -23,7 +23,7 @@ class HasFileno(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _Watched:
     handler: Callable[[], None]
     order: int
 
@@ -43,7 +43,7 @@ class Reactor:
         self, source: int | HasFileno, handler: Callable[[], None], *, order: int = 1
     ) -> None:
         """Call ``handler`` whenever ``source`` is readable."""
-        self._selector.register(source, selectors.EVENT_READ, _Watch(handler, order))
+        self._selector.register(source, selectors.EVENT_READ, _Watched(handler, order))
 
     def watch_channel(
         self,
@@ -113,7 +113,7 @@ class Reactor:
         """Watch the descriptor that is written only as long as there is something to write."""
         is_watched = channel.write_fd in self._selector.get_map()
         if channel.wants_write and not is_watched:
-            flush = _Watch(channel.flush, order=1)
+            flush = _Watched(channel.flush, order=1)
             self._selector.register(channel.write_fd, selectors.EVENT_WRITE, flush)
         elif is_watched and not channel.wants_write:
             self._selector.unregister(channel.write_fd)

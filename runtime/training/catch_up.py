@@ -49,7 +49,7 @@ _FIRST = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StateSource:
     """The rank with the newest state, and whether any worker lacks that state."""
 
     rank: int
@@ -88,7 +88,7 @@ class NewestState:
         self._state = state
         self._saver = saver
 
-    def share(self, source: Source, cursor: Cursor) -> Shared:
+    def share(self, source: StateSource, cursor: Cursor) -> Shared:
         """Return the newest state; if no member has one, read it from the disk or build it.
 
         Raises:
@@ -121,11 +121,11 @@ class NewestState:
         return Shared(share_state(communicator, source.rank, state), notes, is_own=is_own)
 
 
-def find_source(versions: Sequence[int]) -> Source:
+def find_source(versions: Sequence[int]) -> StateSource:
     """Return the lowest rank with the largest of ``versions``, which are in rank order."""
     newest = max(versions)
     rank = versions.index(newest)
-    return Source(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
+    return StateSource(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
 
 
 def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:

@@ -39,9 +39,9 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.reduction import FloatVector, Node, PartialSums, maximal_nodes
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import Assignment, WorkerId
-from holdfast.runtime.data.batch import Batch, OwnRows
+from holdfast.runtime.data.batch import OwnRows, WholeBatch
 from holdfast.runtime.data.feed import Feed
-from holdfast.runtime.data.stream import Share
+from holdfast.runtime.data.stream import BatchShare
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.memory import SharedVectors
@@ -268,7 +268,7 @@ class BatchLeaves:
         self._order = order
         self._work_plan = work_plan
         self._notes = notes
-        self._batch: Batch | OwnRows | None = None
+        self._batch: WholeBatch | OwnRows | None = None
         self._first = 0
         self.size = replica.shape.total
 
@@ -276,7 +276,7 @@ class BatchLeaves:
         """Get the batch of the update at ``cursor``."""
         plan = self._work_plan
         self._first = 0 if plan.is_epoch_start(cursor) else cursor.ledger.samples
-        share = Share(frozenset(leaves), self._order.bounds)
+        share = BatchShare(frozenset(leaves), self._order.bounds)
         step = cursor.step - plan.begin
         self._batch = self._feed.train_batch(step, communicator, self._notes, share)
 
@@ -312,7 +312,7 @@ class BatchValidationLeaves:
     def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
         """Evaluate these parts of every batch of the validation after ``cursor``."""
         self._leaves = {m: _Leaf(np.zeros(self.size, np.float32)) for m in leaves}
-        first, share = 0, Share(frozenset(leaves), self._order.bounds)
+        first, share = 0, BatchShare(frozenset(leaves), self._order.bounds)
         for step in range(self._feed.steps):
             number = cursor.evaluations, step
             self._notes.enter(Activity.READ)
@@ -329,7 +329,7 @@ class BatchValidationLeaves:
         out[:] = leaf.sums
         return leaf.samples, leaf.proof % 2**64
 
-    def _add(self, leaf: _Leaf, batch: Batch | OwnRows, at: tuple[int, int, int, int]) -> None:
+    def _add(self, leaf: _Leaf, batch: WholeBatch | OwnRows, at: tuple[int, int, int, int]) -> None:
         step, m, number, first = at
         start, stop = self._order.bounds(batch.samples, m)
         if start == stop:
@@ -353,7 +353,9 @@ class _Leaf:
     proof: int = 0
 
 
-def part_of(feed: Feed, batch: Batch | OwnRows, rows: tuple[int, int], seed: int) -> Microbatch:
+def part_of(
+    feed: Feed, batch: WholeBatch | OwnRows, rows: tuple[int, int], seed: int
+) -> Microbatch:
     """Return some samples of a batch as a microbatch."""
     x, y, weights = feed.parts(batch, *rows)
     return Microbatch(x, y, seed, weights, batch.samples)

@@ -19,7 +19,7 @@ from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.incarnations import Chain, Incarnation
+from holdfast.runtime.batch.incarnations import Chain, ChainedStart
 from holdfast.runtime.host.mpi_trial import Death, RankReport, Trial
 from holdfast.runtime.hosts.host_facts import HostFacts, Question
 from holdfast.runtime.options.job_options import JobOptions
@@ -117,7 +117,7 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     RunRecord: _RECORDS,
     Question: st.builds(Question, _PATHS, _or_none(_PATHS), _PATHS, mpiexec=_PATHS),
     HostFacts: st.builds(HostFacts, clock=_SECONDS),
-    Chain: st.builds(Chain, incarnations=st.lists(st.builds(Incarnation)).map(tuple)),
+    Chain: st.builds(Chain, incarnations=st.lists(st.builds(ChainedStart)).map(tuple)),
     StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
     Card: st.builds(Card),
     Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
@@ -164,7 +164,7 @@ RUN_JSON = """{
   ]
 }
 """
-CHAIN = Chain("slurm 7", "r", (Incarnation("job 1", 3),))
+CHAIN = Chain("slurm 7", "r", (ChainedStart("job 1", 3),))
 CHAIN_JSON = """{
  "name": "slurm 7",
  "run_id": "r",

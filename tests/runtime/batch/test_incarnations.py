@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.incarnations import FILE_NAME, Chain, ChainFile, Incarnation
+from holdfast.runtime.batch.incarnations import FILE_NAME, Chain, ChainedStart, ChainFile
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RUN = "00112233aabbccdd"
 
 
 def chain_of(*steps: int) -> Chain:
-    starts = (Incarnation(f"job {n}", step) for n, step in enumerate(steps, 1))
+    starts = (ChainedStart(f"job {n}", step) for n, step in enumerate(steps, 1))
     return Chain("slurm 7", RUN, tuple(starts))
 
 
@@ -63,7 +63,7 @@ def test_chain_starts_at_most_twice_from_any_step(gains: list[int]) -> None:
     for gained in gains:
         if chain.objection(step) is not None:
             break
-        chain = chain.with_next(Incarnation("job", step))
+        chain = chain.with_next(ChainedStart("job", step))
         step += gained
 
     begun = [incarnation.step for incarnation in chain.incarnations]
@@ -79,7 +79,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def test_chain_is_remembered(directory: RunDirectory) -> None:
     file = ChainFile(directory, "slurm 7")
-    chain = Chain("slurm 7", RUN, (Incarnation("job 1", 3),))
+    chain = Chain("slurm 7", RUN, (ChainedStart("job 1", 3),))
 
     assert file.read() is None
     file.write(chain)

@@ -18,10 +18,10 @@ from holdfast.runtime.batch.schedulers import (
     LEAVE_S,
     UNMEASURED_S,
     Allocation,
-    Deadline,
-    Due,
     Lines,
     Scheduler,
+    TimeDue,
+    TimeLimit,
     Workers,
     clock_s,
     earliest,
@@ -189,7 +189,7 @@ _NAMES = sorted(
 OF_SLURM = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH"}
 OF_PBS = {"PBS_JOBID": "8.head", "PBS_ENVIRONMENT": "PBS_BATCH"}
 
-HOUR = Deadline(begun_at=0.0, ends_at=3600.0, source="squeue")
+HOUR = TimeLimit(begun_at=0.0, ends_at=3600.0, source="squeue")
 
 _SECONDS = st.floats(0.0, 1e6)
 
@@ -426,15 +426,15 @@ def test_words_of_squeue_are_no_time(text: str) -> None:
         (HOUR.saved(120.0, 30.0), LEAVE_S + 300.0),
         (HOUR.saved(120.0, 30.0).saved(1.0, 1.0), LEAVE_S + 300.0),
         (HOUR.saved(5000.0, 0.0), 1800.0),
-        (Deadline(0.0, 30.0, "--deadline"), 15.0),
-        (Deadline(50.0, 20.0, "squeue"), 0.0),
+        (TimeLimit(0.0, 30.0, "--deadline"), 15.0),
+        (TimeLimit(50.0, 20.0, "squeue"), 0.0),
     ],
     ids=[
         "nothing measured", "short saves", "long saves", "the longest counts",
         "never more than half", "a short job", "over before it began",
     ],
 )  # fmt: skip
-def test_lead(deadline: Deadline, lead_s: float) -> None:
+def test_lead(deadline: TimeLimit, lead_s: float) -> None:
     assert deadline.lead_s == lead_s
 
 
@@ -445,17 +445,18 @@ def test_save_is_due_first_and_the_end_follows() -> None:
     seen = [(now, measured.poll(now).due) for now in moments]
 
     assert seen == [
-        (3229.9, Due.NOTHING), (3230.0, Due.HURRY), (3529.9, Due.HURRY), (3530.0, Due.SAVE),
-        (3589.9, Due.SAVE), (3590.0, Due.END), (9999.0, Due.END),
+        (3229.9, TimeDue.NOTHING), (3230.0, TimeDue.HURRY), (3529.9, TimeDue.HURRY),
+        (3530.0, TimeDue.SAVE), (3589.9, TimeDue.SAVE), (3590.0, TimeDue.END),
+        (9999.0, TimeDue.END),
     ]  # fmt: skip
 
 
 def test_time_that_jumps_back_takes_nothing_back() -> None:
-    assert HOUR.poll(3599.0).poll(10.0).due is Due.END
+    assert HOUR.poll(3599.0).poll(10.0).due is TimeDue.END
 
 
 def test_earlier_deadline_counts() -> None:
-    sooner = Deadline(0.0, 60.0, "--deadline")
+    sooner = TimeLimit(0.0, 60.0, "--deadline")
 
     assert earliest(HOUR, None, sooner) is sooner
     assert earliest(None, HOUR) is HOUR
@@ -466,15 +467,15 @@ def test_earlier_deadline_counts() -> None:
 def test_save_is_due_before_the_end_and_not_in_the_first_half(
     whole_s: float, save_s: float, step_s: float
 ) -> None:
-    deadline = Deadline(0.0, whole_s, "").saved(save_s, step_s)
+    deadline = TimeLimit(0.0, whole_s, "").saved(save_s, step_s)
 
-    assert deadline.poll(whole_s / 2 - 1.0).due <= Due.HURRY
-    assert deadline.poll(whole_s).due is Due.END
+    assert deadline.poll(whole_s / 2 - 1.0).due <= TimeDue.HURRY
+    assert deadline.poll(whole_s).due is TimeDue.END
     assert 0.0 <= deadline.lead_s <= whole_s / 2
 
 
 def test_one_slow_save_does_not_move_the_end_for_good() -> None:
-    deadline = Deadline(0.0, 86400.0, "").saved(3600.0, 1.0)
+    deadline = TimeLimit(0.0, 86400.0, "").saved(3600.0, 1.0)
     assert deadline.lead_s == 10.0 + 2 * 3601.0
 
     for _ in range(4):

@@ -29,7 +29,7 @@ from holdfast.runtime.commands.job_status import (
     slowest_in_words,
     to_json,
 )
-from holdfast.runtime.commands.living_job import Ending, JobSocket, Life, ending_of
+from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, ending_of
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.entries import entries_of
@@ -38,7 +38,7 @@ from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 
-RUNNING = Ending("running", is_over=False)
+RUNNING = JobStanding("running", is_over=False)
 
 REPORT = StepReport(
     now=109.0, step=9, steps=60, epoch=1, epochs=6, step_of_epoch=9, steps_per_epoch=10,
@@ -73,7 +73,7 @@ class Job(Story):
 
 
 def status_of(
-    story: Story, ending: Ending = RUNNING, answer: dict[str, Any] | None = None
+    story: Story, ending: JobStanding = RUNNING, answer: dict[str, Any] | None = None
 ) -> JobStatus:
     found = None if answer is None else AgentAnswer.of(answer)
     return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
@@ -180,7 +180,7 @@ def test_outcome_of_a_job(
     for event in events:
         story.tell(event, **fields[event])
 
-    assert ending_of(story.entries, life, "why") == Ending(outcome, is_over)
+    assert ending_of(story.entries, life, "why") == JobStanding(outcome, is_over)
 
 
 _VALUES = st.sampled_from([None, -1, 0, 7, 1.5, math.nan, "x", [], [1], ["x"], {"a": 1}, True])

@@ -14,7 +14,7 @@ from local_communicator import LocalCommunicator
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.data.source import ForwardSource, forward
-from holdfast.runtime.data.stream import BatchStream, Mark, Position, SharedStream
+from holdfast.runtime.data.stream import BatchStream, Mark, SharedStream, StreamPosition
 from holdfast.runtime.errors import ProgramError
 
 BATCHES = 4
@@ -175,14 +175,14 @@ def test_mark_of_survivors_is_that_of_the_reader() -> None:
     def member(communicator: FakeCommunicator) -> None:
         shared = SharedStream(BatchStream(Numbers()))
         for within in range(3):
-            shared.fetch(Position(2, within), communicator)
+            shared.fetch(StreamPosition(2, within), communicator)
         communicator.agree(1)
         marks.append(shared.mark)
 
     run_world(3, member)
     assert len(set(marks)) == 1
     assert marks[0] is not None
-    assert (marks[0].position, marks[0].is_whole) == (Position(2, 2), True)
+    assert (marks[0].position, marks[0].is_whole) == (StreamPosition(2, 2), True)
 
 
 def test_forward_source_reads_what_came_before() -> None:

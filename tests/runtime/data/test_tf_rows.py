@@ -11,9 +11,9 @@ import pytest
 from local_communicator import LocalCommunicator
 
 from holdfast.recovery.order import BatchOrder
-from holdfast.runtime.data.batch import Batch, OwnRows
+from holdfast.runtime.data.batch import OwnRows, WholeBatch
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.data.stream import Share
+from holdfast.runtime.data.stream import BatchShare
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
 
@@ -197,11 +197,13 @@ def feed(dataset: Any) -> Feed:
     return Feed(source, FeedTerms(source.batches or 5))
 
 
-def share(microbatches: int, parts: Iterable[int]) -> Share:
-    return Share(frozenset(parts), BatchOrder(SEED, 1, microbatches).bounds)
+def share(microbatches: int, parts: Iterable[int]) -> BatchShare:
+    return BatchShare(frozenset(parts), BatchOrder(SEED, 1, microbatches).bounds)
 
 
-def same(batch: Batch | OwnRows, whole: Batch | OwnRows, ranges: list[tuple[int, int]]) -> bool:
+def same(
+    batch: WholeBatch | OwnRows, whole: WholeBatch | OwnRows, ranges: list[tuple[int, int]]
+) -> bool:
     """Return whether both batches have the same rows."""
     pairs = [(batch.rows(*rows), whole.rows(*rows)) for rows in ranges]
     found = [zip(leaves(mine), leaves(theirs), strict=True) for mine, theirs in pairs]
@@ -250,7 +252,7 @@ def test_pass_whose_last_piece_has_no_row_of_a_worker_moves_no_rows_of_the_next(
 def test_what_may_look_at_other_rows_or_draw_is_read_whole(name: str, tf: Any) -> None:
     mine = feed(READ_WHOLE[name](tf))
     batch = mine.train_batch(0, LocalCommunicator(), share=share(2, {1}))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, WholeBatch)
     assert mine.fingerprint() is None
 
 
@@ -284,7 +286,7 @@ def test_run_that_has_read_whole_batches_goes_on_so_and_compares(tf: Any) -> Non
     after = feed(dataset)
     after.resume(before.mark)
     batch = after.train_batch(3, LocalCommunicator(), share=share(2, {1}))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, WholeBatch)
     assert after.mark is not None
 
     other = feed(_slices(tf).shuffle(21).batch(4))

@@ -19,9 +19,9 @@ from holdfast.recovery.errors import ExitCode
 from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.schedulers import (
     Allocation,
-    Deadline,
-    Due,
     Scheduler,
+    TimeDue,
+    TimeLimit,
     find_allocation,
 )
 from holdfast.runtime.batch.slurm_calls import SlurmRefused
@@ -35,7 +35,7 @@ from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
-HOUR = Deadline(0.0, 3600.0, "squeue")
+HOUR = TimeLimit(0.0, 3600.0, "squeue")
 
 Step = Callable[[TimeLimits], object]
 
@@ -43,7 +43,7 @@ RUN = "00112233aabbccdd"
 JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")
 
 
-def limits_of(deadline: Deadline = HOUR) -> TimeLimits:
+def limits_of(deadline: TimeLimit = HOUR) -> TimeLimits:
     return TimeLimits(deadline, is_batch=True)
 
 
@@ -114,7 +114,7 @@ def test_requeued_job_does_without_the_lost_nodes(
 def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
     """``scontrol requeue`` brings even a cancelled job back."""
     now = time.time()
-    job = BatchJob(ON_SLURM, limits_of(Deadline(now, now + 3600.0, "squeue")), is_requeued=True)
+    job = BatchJob(ON_SLURM, limits_of(TimeLimit(now, now + 3600.0, "squeue")), is_requeued=True)
     job.limits.repeats(USR2, is_stopping=False, now=now)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {TERM})
     try:
@@ -200,8 +200,8 @@ def test_earliest_end_counts(
         _options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at), {}
     )
 
-    assert job.limits.poll(now + 0.4 * left_s) < Due.SAVE
-    assert job.limits.poll(now + left_s) is Due.END
+    assert job.limits.poll(now + 0.4 * left_s) < TimeDue.SAVE
+    assert job.limits.poll(now + left_s) is TimeDue.END
     assert job.introduction.startswith("Slurm job 7, time until ")
     assert job.introduction.endswith(f"({source})")
 
@@ -286,10 +286,10 @@ def test_job_outside_of_a_batch_system_introduces_its_own_limit_alone(tmp_path: 
 
 @pytest.mark.parametrize(
     ("deadline_s", "at_s", "due"),
-    [(None, 1e6, Due.NOTHING), (3600.0, 0.0, Due.NOTHING), (3600.0, 3599.0, Due.END)],
+    [(None, 1e6, TimeDue.NOTHING), (3600.0, 0.0, TimeDue.NOTHING), (3600.0, 3599.0, TimeDue.END)],
 )
 def test_time_of_a_job_that_is_attached_to_ends_when_it_would_have_ended(
-    tmp_path: Path, deadline_s: float | None, at_s: float, due: Due
+    tmp_path: Path, deadline_s: float | None, at_s: float, due: TimeDue
 ) -> None:
     began = time.time() - 600.0
 
@@ -315,7 +315,7 @@ def test_limit_of_the_users_own_before_slurms_requeues_nothing(
     allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
     job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
 
-    assert job.limits.poll(time.time() + 59.0) is Due.END
+    assert job.limits.poll(time.time() + 59.0) is TimeDue.END
     job.end(ExitCode.STOPPED_EARLY, lambda text: None)
     assert requeued == []
 

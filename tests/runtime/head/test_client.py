@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 from heads import RECORD, exited, job_of, joined, report, setup_in
 
-from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Deadline, Scheduler
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler, TimeLimit
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.client import (
@@ -310,7 +310,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 def test_job_begins_with_its_words_and_leaves_no_directory_in_memory(
     started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    head, minded = FakeHead(), TimeLimits(Deadline(0.0, 3600.0, "squeue"), is_batch=True)
+    head, minded = FakeHead(), TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
     minded.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
     head._theirs.post(ended(75, minded))
     batch, run_dir = BatchJob(), RunDirectory(started.setup.options.run_dir)

@@ -12,7 +12,7 @@ from heads import COLD, ENDED, WARM, Decided, completed, exited, job_of, joined,
 from holdfast.recovery.event import End, Launch
 from holdfast.recovery.launch import LaunchLimits
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import Deadline
+from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
@@ -280,7 +280,7 @@ def test_worn_launch_is_asked_for_a_checkpoint_and_then_renewed() -> None:
 
 def test_job_that_is_short_of_time_renews_no_launch() -> None:
     now = time.time()
-    made = decided(TimeLimits(Deadline(now - 3600.0, now + 200.0, "squeue")), workers=4)
+    made = decided(TimeLimits(TimeLimit(now - 3600.0, now + 200.0, "squeue")), workers=4)
     made.begin()
     made.decider.poll(100.0, is_idle=False)
 
@@ -292,7 +292,7 @@ def test_job_that_is_short_of_time_renews_no_launch() -> None:
 def limited(left_s: float) -> TimeLimits:
     """Return the limits of a batch job of an hour that has so much left."""
     now = time.time()
-    return TimeLimits(Deadline(now - 3600.0, now + left_s, "squeue"), is_batch=True)
+    return TimeLimits(TimeLimit(now - 3600.0, now + left_s, "squeue"), is_batch=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from heads import WARM, completed, exited, job_of, joined, report
 
-from holdfast.runtime.batch.schedulers import Deadline
+from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import head as module
 from holdfast.runtime.head import run_link
@@ -683,7 +683,7 @@ def test_job_whose_time_ends_while_it_waits_for_a_host_ends(
     headed: Headed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
-    limits = TimeLimits(Deadline(now - 3600.0, now + 1800.0, "squeue"), is_batch=True)
+    limits = TimeLimits(TimeLimit(now - 3600.0, now + 1800.0, "squeue"), is_batch=True)
     headed.begin(WARM, *joined(0, 1), job=job_of(limits))
     hosts = SimpleNamespace(
         why_wait=lambda now: "waiting for b", missing=["b"], poll=lambda now: None

@@ -26,7 +26,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import Deadline
+from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.head.job import (
     Job,
     LaunchLog,
@@ -44,7 +44,7 @@ FIFTH = Launch(5, (WorkerId(6), WorkerId(7)), relaunch=2, reason="again", spent=
 
 
 def test_job_reaches_its_head_as_it_was_settled() -> None:
-    limits = TimeLimits(Deadline(0.0, 3600.0, "squeue"), is_batch=True)
+    limits = TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
     limits.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
     limits.repeats(signal.SIGTERM, is_stopping=False, now=5.0)
     faults = ("kill worker=1 step=3",)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import pytest
 
-from holdfast.runtime.batch.schedulers import Deadline, Due
+from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
 from holdfast.runtime.head.orders import STOPS, HeardSignals, TimeLimits
 from holdfast.runtime.system.codec import from_plain, to_plain
 
@@ -21,7 +21,7 @@ Step = Callable[[TimeLimits], object]
 
 def limits_of() -> TimeLimits:
     """Return the limits of a batch job of an hour."""
-    return TimeLimits(Deadline(0.0, 3600.0, "squeue"), is_batch=True)
+    return TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
 
 
 def deadline(limits: TimeLimits) -> object:
@@ -68,13 +68,13 @@ def test_each_moment_is_told_once() -> None:
 
     seen = [limits.poll(now) for now in (0.0, 3580.0, 3581.0, 3591.0, 3592.0)]
 
-    assert seen == [Due.NOTHING, Due.SAVE, Due.NOTHING, Due.END, Due.NOTHING]
+    assert seen == [TimeDue.NOTHING, TimeDue.SAVE, TimeDue.NOTHING, TimeDue.END, TimeDue.NOTHING]
 
 
 def test_job_that_only_has_to_hurry_has_not_hit_its_limit() -> None:
     limits = limits_of()
 
-    assert limits.poll(3400.0) is Due.HURRY
+    assert limits.poll(3400.0) is TimeDue.HURRY
     assert not limits.hit_limit
 
 
@@ -82,7 +82,7 @@ def test_longer_saves_bring_the_moment_forward() -> None:
     limits = limits_of()
     limits.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
 
-    assert limits.poll(3360.0) is Due.SAVE
+    assert limits.poll(3360.0) is TimeDue.SAVE
 
 
 def test_save_of_unknown_length_moves_no_moment() -> None:
@@ -106,7 +106,7 @@ def test_outside_batch_systems_signals_keep_their_meaning() -> None:
 
     assert limits.stops == STOPS
     assert not limits.repeats(TERM, is_stopping=True, now=0.0)
-    assert limits.poll(1e12) is Due.NOTHING
+    assert limits.poll(1e12) is TimeDue.NOTHING
     assert limits.words == ""
     assert set(limits_of().stops) == {*STOPS, USR1, USR2}
 

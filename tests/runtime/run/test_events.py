@@ -16,7 +16,7 @@ from journal_entries import entry, line
 from holdfast.runtime.commands.goodput import goodput_of
 from holdfast.runtime.commands.job_status import EventLine, job_status, told_events
 from holdfast.runtime.commands.job_status import to_json as status_to_json
-from holdfast.runtime.commands.living_job import Ending
+from holdfast.runtime.commands.living_job import JobStanding
 from holdfast.runtime.commands.summary import summarize, to_json
 from holdfast.runtime.head.console import PASSED_ON
 from holdfast.runtime.run import checkpoint_events as saves
@@ -396,7 +396,7 @@ def test_report_status_and_goodput_can_be_told_of_whatever_is_left(lines: list[R
     found = entries_of(lines)
 
     to_json(summarize(found))
-    status = job_status(found, Ending("running", is_over=False), None, (2.0, 2.0))
+    status = job_status(found, JobStanding("running", is_over=False), None, (2.0, 2.0))
     json.dumps(status_to_json(status), allow_nan=False)
     told = goodput_of(found, now_s=2.0)
 
