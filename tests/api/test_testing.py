@@ -59,64 +59,6 @@ def test_a_job_tells_what_became_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_a_job_works_in_the_directory_that_it_was_given(tmp_path: Path) -> None:
-    request = JobRequest(script=EXAMPLE, run_dir="run", argv=SMALL, directory=tmp_path)
-
-    with start_job(request) as running:
-        job = running.wait()
-
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 is not None
-    assert (tmp_path / "run" / "RUN.json").exists()
-
-
-@pytest.mark.mpi
-def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = JobRequest(script=EXAMPLE, run_dir=tmp_path, workers=2, argv=ENDLESS)
-
-    with start_job(request) as running:
-        running.wait_for("launch")
-        pids = list(running.processes())
-        monkeypatch.setattr(running, "_deadline", 0.0)  # all of its time has passed
-        with pytest.raises(TimeoutError, match="no such_event"):
-            running.wait_for("such_event")
-        with pytest.raises(TimeoutError, match="the job did not end in"):
-            running.wait()
-
-    assert len(pids) > 1
-    assert not any(is_alive(pid) for pid in pids)
-    assert list(Path("/dev/shm").glob(f"holdfast-{running.pid}-*")) == []
-
-
-@pytest.mark.mpi
-def test_head_that_looks_like_nobodys_process_is_known_and_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between fork and exec the environment of a process reads as empty."""
-    with start_job(JobRequest(script=EXAMPLE, run_dir=tmp_path, argv=ENDLESS)) as running:
-        monkeypatch.setattr(running._traces, "processes", dict)
-        seen = running.processes()
-        running.wait_for("launch")
-        monkeypatch.undo()
-
-    assert seen == {running.pid: "holdfast"}
-    assert not is_alive(running.pid)
-
-
-@pytest.mark.mpi
-def test_waiting_for_what_a_job_never_did_ends_with_the_job(tmp_path: Path) -> None:
-    request = JobRequest(script=EXAMPLE, run_dir=tmp_path, argv=SMALL)
-
-    with (
-        start_job(request, timeout_s=100.0) as running,
-        pytest.raises(TimeoutError, match="alive: nothing"),
-    ):
-        running.wait_for("step", step=9)
-
-
-@pytest.mark.mpi
 def test_processes_of_a_job_have_names_and_can_be_signalled(tmp_path: Path) -> None:
     request = JobRequest(script=EXAMPLE, run_dir=tmp_path, workers=2, argv=ENDLESS)
 
@@ -130,27 +72,6 @@ def test_processes_of_a_job_have_names_and_can_be_signalled(tmp_path: Path) -> N
 
     assert failure["worker"] == 1
     assert {"holdfast-agent", "holdfast-pool", "holdfast-w0"} <= names
-
-
-@pytest.mark.mpi
-def test_a_process_that_a_job_leaves_behind_is_found_and_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.testing.ENDS_WITHIN_S", 2.0)  # it does not end
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-    )
-    request = JobRequest(script=script, run_dir=tmp_path / "run")
-
-    with start_job(request) as running:
-        job = running.wait()
-
-    assert job.exit_code == 1, job.stderr  # it trained nothing
-    (left,) = job.leftovers
-    _, pid, name = left.split()
-    assert name == "sleep"
-    assert not is_alive(int(pid))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,13 +39,6 @@ def test_two_starts_without_progress_are_the_last(
     assert (chain_of(*steps).objection(now) is None) == may_start
 
 
-def test_objection_names_the_incarnations_and_the_step() -> None:
-    objection = chain_of(0, 40, 40).objection(40)
-
-    assert objection is not None
-    assert objection.startswith("job 2 and job 3 began at step 40 and have saved no later one")
-
-
 def test_objection_asks_for_a_new_name_where_the_user_gives_it() -> None:
     """The same name again would be the same chain, which has ended."""
     chain = chain_of(0, 0)

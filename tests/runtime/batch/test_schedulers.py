@@ -23,14 +23,12 @@ from holdfast.runtime.batch.schedulers import (
     TimeDue,
     TimeLimit,
     Workers,
-    clock_s,
     earliest,
     find_allocation,
     limit_s,
     options_of,
     refuse_copies,
     refuse_mpi_copies,
-    whole_number,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.hosts.remote_shell import RemoteShell
@@ -291,26 +289,11 @@ def test_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
     assert list(schedulers.expand_hosts(text)) == hosts
 
 
-@pytest.mark.parametrize(
-    ("text", "tasks"), [("3", [3]), ("4(x3),2", [4, 4, 4, 2]), ("", []), ("many", [])]
-)
-def test_tasks_of_hosts(text: str, tasks: list[int]) -> None:
-    assert schedulers.tasks_of_hosts(text) == tasks
-
-
 @given(st.dictionaries(st.sampled_from(_NAMES), st.text(max_size=12)))
 def test_no_environment_is_an_error(environ: dict[str, str]) -> None:
     allocation = find_allocation(environ, lambda path: tuple(re.split(r"\s", path)))
 
     assert allocation is None or allocation.workers is None or allocation.workers.count > 0
-
-
-@pytest.mark.parametrize(
-    ("environ", "label"),
-    [(OF_SLURM | OF_PBS, "Slurm job 7"), (OF_PBS, "PBS job 8.head")],
-)
-def test_innermost_batch_system_counts(environ: Mapping[str, str], label: str) -> None:
-    assert found(environ).label == label
 
 
 def test_file_of_nodes_is_read_from_the_disk_without_its_empty_lines(tmp_path: Path) -> None:
@@ -349,19 +332,6 @@ def test_tasks_of_a_host_that_slurm_does_not_list_are_those_that_were_asked_for(
     job = found(OF_SLURM | {"SLURM_NTASKS_PER_NODE": "6", "SLURM_TASKS_PER_NODE": "odd"})
 
     assert job.workers == Workers(6, "SLURM_NTASKS_PER_NODE")
-
-
-def test_chain_without_a_name_of_its_own_has_that_of_its_job() -> None:
-    assert found(OF_SLURM | {CHAIN: ""}).chain == "slurm 7"
-    assert found(OF_SLURM | {CHAIN: "mine"}).chain == "mine"
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("12", 12), ("0", 0), (None, 3), ("", 3), ("-1", 3), ("1.5", 3), ("many", 3)],
-)
-def test_variable_without_a_number_counts_as_not_set(text: str | None, number: int) -> None:
-    assert whole_number(text, 3) == number
 
 
 @pytest.mark.parametrize(
@@ -411,11 +381,6 @@ def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
     assert end.value.code == ExitCode.USAGE
 
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "90"])
-def test_words_of_squeue_are_no_time(text: str) -> None:
-    assert clock_s(text) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,25 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.batch import slurm_calls
-from holdfast.runtime.batch.slurm_calls import SlurmRefused, nodes_of, requeue, time_left_s
+from holdfast.runtime.batch.slurm_calls import (
+    BatchNodes,
+    SlurmRefused,
+    bring_back,
+    nodes_of,
+    requeue,
+    time_left_s,
+)
+
+BATCH = {
+    "ENVIRONMENT": "BATCH",
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_NTASKS": "3",
+    "SLURM_TASKS_PER_NODE": "1(x3)",
+}
+WHOLE = BatchNodes("n1", ("n1", "n2", "n3"))
+LOST = BatchNodes("n1", ("n2", "n3"))
+OVER = BatchNodes("n1", (), is_running=False)
 
 
 @pytest.fixture
@@ -147,3 +165,59 @@ def test_controller_that_does_not_answer_costs_a_bounded_time(
 
     with pytest.raises(SlurmRefused, match="scontrol has not answered"):
         requeue("7")
+
+
+def orders(
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    answers: list[BatchNodes | None],
+    *,
+    requeues: bool = True,
+) -> list[str]:
+    """Return what Slurm is told by a host that has lost the node of its batch script."""
+    told = programs / "told"
+    _write(programs, "scontrol", f'echo "$@" >> {told}' if requeues else "exit 1")
+    _write(programs, "scancel", f'echo cancel "$@" >> {told}')
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    coming = iter(answers)
+
+    def ask(job: str) -> BatchNodes:
+        answer = next(coming)
+        if answer is None:
+            raise SlurmRefused(f"squeue has not answered for {job}")
+        return answer
+
+    bring_back(environ, ask, lambda _: None)
+    return told.read_text().splitlines() if told.exists() else []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("answers", "requeues", "expected"),
+    [
+        ([WHOLE, None, WHOLE, LOST], True, ["requeue 7"]),
+        ([LOST], False, ["cancel 7"]),
+        ([WHOLE, OVER], True, []),
+        ([WHOLE] * 240, True, []),
+    ],
+    ids=["lost", "no requeue on this site", "ended", "another end of the head"],
+)
+def test_job_comes_back_when_slurm_has_given_up_the_node_of_its_script(
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[BatchNodes | None],
+    expected: list[str],
+    *,
+    requeues: bool,
+) -> None:
+    assert orders(programs, monkeypatch, BATCH, answers, requeues=requeues) == expected
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {**BATCH, "ENVIRONMENT": "INTERACTIVE"}, {"PBS_JOBID": "8.head"}]
+)
+def test_nobody_is_asked_outside_of_a_batch_job_of_slurm(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    assert orders(programs, monkeypatch, environ, []) == []

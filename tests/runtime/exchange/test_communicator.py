@@ -12,7 +12,6 @@ import scenarios
 from fake_communicator import FakeCommunicator, run_world
 from local_communicator import LocalCommunicator
 from mpi_jobs import play_on_mpi
-from simulated_threads import Deadlock
 
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 
@@ -89,15 +88,6 @@ def test_fake_death_at_any_moment_is_survived_by_the_next_world() -> None:
         assert sizes[0] in (2, 3)
 
 
-def test_fake_tells_who_waits_for_whom_in_a_deadlock() -> None:
-    def program(world: FakeCommunicator) -> None:
-        with world.flight() as flight:
-            flight.receive(np.zeros(1, np.float32), 1 - world.rank, 4)
-
-    with pytest.raises(Deadlock, match="0 waits for 4 from rank 1; 1 waits for 4 from rank 0"):
-        run_world(2, program)
-
-
 def test_fake_refuses_a_buffer_that_changes_in_flight() -> None:
     def program(world: FakeCommunicator) -> None:
         vector = np.zeros(3, np.float32)
@@ -124,23 +114,6 @@ def test_fake_counts_an_error_as_a_death_and_raises_it() -> None:
     with pytest.raises(KeyError, match="a mistake"):
         run_world(3, program)
     assert sorted(broken) == [0, 2]
-
-
-def test_one_seed_is_one_history() -> None:
-    def history(seed: int) -> list[tuple[int, int]]:
-        seen: list[tuple[int, int]] = []
-
-        def program(world: FakeCommunicator) -> None:
-            for number in range(5):
-                seen.append((world.rank, number))
-                world.allgather_bytes(bytes([number]))
-            world.leave()
-
-        run_world(4, program, seed=seed)
-        return seen
-
-    assert history(1) == history(1)
-    assert history(1) != history(2)
 
 
 # --- real MPI -----------------------------------------------------------------------------------

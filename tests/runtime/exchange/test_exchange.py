@@ -21,7 +21,7 @@ from holdfast.recovery.world import Assignment, WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.memory import SharedVectors, Sum
-from holdfast.runtime.exchange.sums import BUCKET_FLOATS, Exchange
+from holdfast.runtime.exchange.sums import Exchange
 
 SMALL_BUCKET_FLOATS = 4096
 
@@ -185,17 +185,6 @@ def test_sums_have_the_bits_of_the_tree(way: str, ranks: int, size: int) -> None
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_sums_of_several_buckets_have_the_bits_of_the_tree(way: str, ranks: int) -> None:
     check_one(way, ranks, microbatches=7, size=LARGE)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
-def test_sums_of_full_buckets_have_the_bits_of_the_tree(
-    way: str, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_buckets(monkeypatch, BUCKET_FLOATS)
-
-    check_one(way, ranks, microbatches=7, size=4 * BUCKET_FLOATS + 1237)
 
 
 @pytest.mark.parametrize("way", WAYS)

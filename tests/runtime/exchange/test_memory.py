@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 
-import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
@@ -13,19 +12,6 @@ from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.memory import SharedVectors, map_peers
-
-
-def test_vectors_are_distinct_zeros_at_multiples_of_64_bytes() -> None:
-    vectors = SharedVectors.create(17, 3)
-    found = [vectors.allocate() for _ in range(3)]
-    vectors.close()
-
-    for index, vector in enumerate(found):
-        assert vector.tolist() == [0.0] * 17
-        assert vector.ctypes.data % 64 == 0
-        assert vectors.index_of(vector) == index
-        vector[:] = index + 1
-    assert [vector.sum() for vector in found] == [17.0, 34.0, 51.0]
 
 
 def test_what_one_writes_the_other_reads_even_after_the_owner_has_closed() -> None:
@@ -50,15 +36,6 @@ def test_ticket_of_other_vectors_in_the_same_place_is_refused() -> None:
     with pytest.raises(LookupError, match=f"process {os.getpid()}"):
         SharedVectors.open(ticket)
     second.close()
-
-
-def test_memory_cannot_shrink_under_its_readers() -> None:
-    vectors = SharedVectors.create(2000, 2)
-    number = np.frombuffer(vectors.ticket, np.int64, 2)[1]
-
-    with pytest.raises(PermissionError):
-        os.ftruncate(int(number), 4096)
-    vectors.close()
 
 
 def test_memory_that_is_given_back_costs_nothing_until_the_next_write() -> None:

@@ -297,11 +297,6 @@ class Cluster:
             words = ["ip", "neigh", "replace", self.address(other), "dev", INTERFACE, *nowhere]
             self.run(host, words)
 
-    def rejoin(self, first: str, second: str) -> None:
-        """Let two hosts reach each other again."""
-        for host, other in ((first, second), (second, first)):
-            self.run(host, ["ip", "neigh", "del", self.address(other), "dev", INTERFACE])
-
     def shell_past_the_network(self) -> str:
         """Return a remote shell that reaches a host whatever becomes of its cable."""
         begin = "env -i PATH=$PATH sh -c"

@@ -66,10 +66,6 @@ class RanksOnHosts:
         """Return what ranks and mpiexec have written so far."""
         return self.output.read_text(errors="replace")
 
-    def kill_guard(self, rank: int) -> None:
-        """Let the guard of a rank die, as its agent does when the rank's host is lost."""
-        self._guards.pop(rank).close()
-
     def wait(self, within_s: float) -> list[int]:
         """Wait for the end of all ranks; return their codes in rank order."""
         return [self.ranks[rank].wait(within_s) for rank in sorted(self.ranks)]
