@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.fit.fit_call import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
+    from holdfast.runtime.script.calls import shared
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -56,6 +57,7 @@ __all__ = [
     "fit",
     "is_first",
     "launch",
+    "shared",
 ]
 
 _HOMES = {
@@ -74,6 +76,7 @@ _HOMES = {
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.disk_data": ("HDF5Data", "NpyData", "WindowData"),
     "holdfast.runtime.commands.launch": ("LaunchFailed", "LaunchResult", "launch"),
+    "holdfast.runtime.script.calls": ("shared",),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

@@ -1,7 +1,7 @@
 """The callbacks of one call of ``fit``, run in rounds: what they do, and what came of it.
 
 A round is all that runs between two agreements of the workers.  Every worker runs the same hooks in
-it, with the same values, under the guard of `callback_files`.
+it, with the same values, under the overlay of files.
 
 While callbacks begin, settings that the graph of a step holds as constants are watched.  Keras
 traces a step when the first one runs.  A replica traces it before, to learn what the step is made
@@ -31,7 +31,6 @@ import numpy as np
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.step import Effects
-from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, guarding
 from holdfast.runtime.callbacks.callback_rules import (
     acts,
     arranged,
@@ -46,13 +45,13 @@ from holdfast.runtime.callbacks.callback_rules import (
     without_graphs,
 )
 from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
-from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves
 from holdfast.runtime.callbacks.held_variables import HeldVariables
 from holdfast.runtime.callbacks.plain_values import Json
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import layers_of, settings_of
+from holdfast.runtime.script.overlay import Length, Overlay, guarding
+from holdfast.runtime.script.saves import EventFiles, FirstSaves
 from holdfast.runtime.training.callback_host import CALLBACKS
 
 _Found = TypeVar("_Found")
@@ -197,7 +196,7 @@ class CallbackRounds:
         callbacks: Any,
         model: Any,
         replica: Replica,
-        files: FirstFiles,
+        files: Overlay,
         events: EventFiles,
         saves: FirstSaves,
         params: Mapping[str, Any],
@@ -425,7 +424,7 @@ class CallbackRounds:
             yield
 
     @contextlib.contextmanager
-    def _saving_hooks(self, files: FirstFiles | None) -> Iterator[None]:
+    def _saving_hooks(self, files: Overlay | None) -> Iterator[None]:
         before, self._saves.hooks = self._saves.hooks, files
         try:
             yield

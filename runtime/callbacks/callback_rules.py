@@ -1,7 +1,6 @@
 """What is special about each class of Keras's callbacks: one table, by class.
 
-Every other callback, also a user's, is run on all workers as it is, under the guard of
-`callback_files`.
+Every other callback, also a user's, is run on all workers as it is, under the overlay of files.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass, replace
 from numbers import Number
 from typing import Any
 
-from holdfast.runtime.callbacks.callback_files import FirstFiles, Length
-from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.script.overlay import Length, Overlay
+from holdfast.runtime.script.saves import EventFiles
 
 _OLD_NAMES = {
     "on_train_batch_begin": "on_batch_begin",
@@ -108,7 +107,7 @@ def rule_of(callback: Any) -> Rule:
 class FirstOnly:
     """Stands for a callback whose hooks have an effect once: other workers put them off."""
 
-    def __init__(self, callback: Any, files: FirstFiles) -> None:
+    def __init__(self, callback: Any, files: Overlay) -> None:
         self._callback = callback
         self._files = files
 
@@ -125,7 +124,7 @@ class FirstOnly:
 
 
 def arranged(
-    callbacks: Iterable[Any], files: FirstFiles, events: EventFiles
+    callbacks: Iterable[Any], files: Overlay, events: EventFiles
 ) -> tuple[list[Any], list[str]]:
     """Return the callbacks as they are run, before ``set_model``, and what is to be said."""
     run: list[Any] = []

@@ -38,8 +38,8 @@ from holdfast.runtime.model.replica import make_model
 from holdfast.runtime.run.files import sync, sync_names
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.script.draws import seed_script
 from holdfast.runtime.training.training_job import stage_of
-from holdfast.runtime.worker.script_draws import seed_script
 from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"

@@ -35,15 +35,11 @@ from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World, assign
-from holdfast.runtime.callbacks.callback_files import FirstFiles
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_per_execution
 from holdfast.runtime.callbacks.callback_run import CallbackRun
-from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall, as_begun
 from holdfast.runtime.fit.fit_data import (
     FitData,
@@ -53,7 +49,6 @@ from holdfast.runtime.fit.fit_data import (
     supply_of,
 )
 from holdfast.runtime.fit.own_loops import watch_loops
-from holdfast.runtime.fit.script_files import private_folder, words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
@@ -65,12 +60,14 @@ from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.script.calls import during_training
+from holdfast.runtime.script.draws import go_on_from
+from holdfast.runtime.script.process import script_process
+from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads, install
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.stages import Stages, stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext, is_forked
-from holdfast.runtime.worker.script_clock import during_training
-from holdfast.runtime.worker.script_draws import go_on_from
 from holdfast.runtime.worker.training_refusal import is_refused
 
 
@@ -225,17 +222,12 @@ def fit(model: Any, call: FitCall) -> Any:
         return keras.callbacks.History()
     stages = stages_of_script()
     if not stages.is_first:
-        for word in words_on_stores(len(stages.context.config.workers)):
+        for word in script_process().stores.new_words(len(stages.context.config.workers)):
             stages.context.notify(word)
-    try:
-        with during_training():
-            validates = call.validation_data is not None or bool(call.validation_split)
-            with as_traced(model, stages.context.notify, validates=validates):
-                return _Training(model, as_begun(call, stages_of_script())).run()
-    finally:
-        directories = shared_directories()
-        if directories is not None:
-            directories.temporary.gather()
+    with during_training():
+        validates = call.validation_data is not None or bool(call.validation_split)
+        with as_traced(model, stages.context.notify, validates=validates):
+            return _Training(model, as_begun(call, stages_of_script())).run()
 
 
 @functools.cache
@@ -432,16 +424,10 @@ def callback_run(
 
     ``steps`` are those of an epoch, if they are known, and those of a validation.
     """
-    context, folder = stages.context, private_folder()
-    directories = shared_directories()
-    if directories is not None:
-        directories.training = stages.stage.number
-    files = FirstFiles(stages.is_first, folder, context.notify, _wrote, _place)
-    if directories is not None:
-        files.logs += directories.logs
-        if stages.is_first:
-            directories.temporary.lead()
-    token = f".{context.config.run_id}-{stages.stage.number}"
+    context, number = stages.context, stages.stage.number
+    process = script_process()
+    files = process.begin_training(number, context.notify, is_first=stages.is_first)
+    token = f".{context.config.run_id}-{number}"
     rounds = CallbackRounds(
         call.callbacks,
         model,
@@ -462,23 +448,10 @@ def callback_run(
 @functools.cache
 def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
-    context = stages_of_script().context
-    directories = shared_directories()
-    assert directories is not None, "a worker has them before its script imports Keras"
-    naming = directories.temporary.lasting_name
-    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, naming)
-    found = FirstSaves(directories.writes, private_folder(), kept, _wrote)
-    directories.before_removal.append(kept.before_removal)
+    context, process = stages_of_script().context, script_process()
+    folder = RunDirectory(context.run_dir.resolve()).loaded_path
+    kept = KeptLoads(folder, context.notify, process.folders.lasting_name)
+    found = FirstSaves(process.writes, process.scratch, kept, process.wrote)
+    process.folders.before_removal.append(kept.before_removal)
     install(found)
     return found
-
-
-def _wrote(path: str) -> None:
-    directories = shared_directories()
-    if directories is not None:
-        directories.wrote(path)
-
-
-def _place(path: str) -> str:
-    directories = shared_directories()
-    return path if directories is None else directories.temporary.place(path)

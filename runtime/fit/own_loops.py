@@ -28,8 +28,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.script.calls import is_in_training
 from holdfast.runtime.worker.context import is_forked
-from holdfast.runtime.worker.script_clock import is_in_training
 from holdfast.runtime.worker.stacks import Frame
 
 

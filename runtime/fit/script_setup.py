@@ -33,24 +33,17 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from holdfast.runtime.callbacks.first_saves import SharedWrites
-from holdfast.runtime.fit.directories import (
-    SharedDirectories,
-    share_caches,
-    share_checkpoints,
-    share_directories,
-)
-from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch, watch_stores
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.program import is_users
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.script.draws import exchange_generator, seed_script
+from holdfast.runtime.script.modules import OwnFiles, run_as_begun
+from holdfast.runtime.script.overlay import PrivateFolder
+from holdfast.runtime.script.process import ScriptProcess, run_script_in
+from holdfast.runtime.script.saves import share_caches, share_checkpoints
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.worker import worker
-from holdfast.runtime.worker.context import current, when_all_have_left
-from holdfast.runtime.worker.script_clock import CallingScript, share_names
-from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
+from holdfast.runtime.worker.context import current, when_all_have_left, when_script_has_ended
 from holdfast.runtime.worker.training_refusal import Refusal, training_refused
-from holdfast.runtime.worker.users_modules import OwnFiles, run_as_begun
 
 Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 
@@ -278,7 +271,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.script
-    run, record = RunDirectory(config.run_dir.resolve()), config.script_record
+    record = config.script_record
     own = OwnFiles(
         config,
         record,
@@ -290,29 +283,38 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     for module in config.options.named_modules:  # of the user's own, it may be an older text
         if is_users(getattr(sys.modules.get(module), "__file__", None) or "<built in>"):
             del sys.modules[module]
-    script = CallingScript(path)
-    share_names(record, script)
-    directories = SharedDirectories(
-        # Later launches find what the first made.
-        *(record, script, config.run_dir, began if config.generation == 1 else 0.0, is_first),
+    process = ScriptProcess(
+        path,
+        record,
+        config.run_dir,
+        lambda: private_folder()(),  # noqa: PLW0108  (no earlier than it is needed)
+        began if config.generation == 1 else 0.0,  # later launches find what the first made
         lambda: f"{config.generation} {current().page.step}",
     )
-    share_directories(directories)
-    when_all_have_left(directories.temporary.remove)
-    kept = run.loaded_path
-    files = ScriptFiles(record, script, config.run_dir, is_first, scratch, kept)
-    files.is_apart = directories.temporary.is_apart
-    directories.when_written.append(files.forget)
-    directories.logs.append(files)
-    files.share()
-    stores = watch_stores(script)
-    when_imported("sqlite3", lambda: stores.share(sys.modules["sqlite3"]))
+    run_script_in(process)
+    when_script_has_ended(process.files.finish)
+    when_all_have_left(process.files.conclude)
+    when_all_have_left(process.folders.remove_temporary)
+    when_imported("sqlite3", lambda: process.stores.share(sys.modules["sqlite3"]))
     seed_script(config.seed, config.record.draw_seed or config.run_id, path)
-    when_imported("tensorflow", lambda: _prepare_tensorflow(config, directories.writes))
+    when_imported("tensorflow", lambda: _prepare_tensorflow(config, process))
     when_imported("keras", lambda: _take_over(config))
 
 
-def _prepare_tensorflow(config: WorkerConfig, writes: SharedWrites) -> None:
+@functools.cache
+def private_folder() -> PrivateFolder:
+    """Return this process's private folder, which is removed when the script has ended."""
+    from holdfast.runtime.training.stages import stages_of_script  # it loads NumPy
+
+    stages = stages_of_script()
+    context = stages.context
+    folder = PrivateFolder(context.run_dir, context.config.worker)
+    folder.clear(context.config.workers)
+    when_script_has_ended(lambda: folder.clear(stages.world.workers))
+    return folder
+
+
+def _prepare_tensorflow(config: WorkerConfig, process: ScriptProcess) -> None:
     """Fix the numerics of TensorFlow before the script uses it; leave out scopes and files."""
     from holdfast.runtime.model import graphs
     from holdfast.runtime.training.stages import stages_of_script
@@ -321,8 +323,8 @@ def _prepare_tensorflow(config: WorkerConfig, writes: SharedWrites) -> None:
     keep_in_memory()
     exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:
-        share_caches(sys.modules["tensorflow"], scratch)
-        share_checkpoints(sys.modules["tensorflow"], writes)
+        share_caches(sys.modules["tensorflow"], process.scratch)
+        share_checkpoints(sys.modules["tensorflow"], process.writes)
         distribute = sys.modules["tensorflow"].distribute
         tell = stages_of_script().context.inform
         leave_out(distribute.Strategy, tell)

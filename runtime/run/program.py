@@ -2,7 +2,7 @@
 
 What a job began with is what each of its launches runs, on every host.  So the client reads these
 files once, names each by its digest, and keeps their texts in the run directory.  A worker that
-finds another text on the disk runs the kept one (`worker/users_modules.py`).
+finds another text on the disk runs the kept one (`script/modules.py`).
 
 The modules are found by the import statements of the script and of each other, also by those within
 functions.  A name that is made while the script runs is not found so: the worker that imports such

@@ -36,12 +36,12 @@ from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, differing, refuse_differences
+from holdfast.runtime.script.modules import script_digest
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
 from holdfast.runtime.training.callback_host import CALLBACKS
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import DATA, FIRST_EPOCH, MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.users_modules import script_digest
 
 _PARTS = {
     "weights": "model",

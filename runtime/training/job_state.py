@@ -16,8 +16,8 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.model.replica import Described, Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
+from holdfast.runtime.script.draws import random_states
 from holdfast.runtime.training.callback_host import CallbackHost, Notes
-from holdfast.runtime.worker.script_draws import random_states
 
 _CURSOR = "cursor/"
 _NOTES = "companion"

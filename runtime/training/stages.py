@@ -32,6 +32,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.entries import fields_of
 from holdfast.runtime.run.events import Completed, Stopped
 from holdfast.runtime.run.script_record import TRAININGS
+from holdfast.runtime.script.calls import during_training
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
@@ -42,7 +43,6 @@ from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingR
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.halt import Nothing
-from holdfast.runtime.worker.script_clock import during_training
 from holdfast.runtime.worker.stacks import shortened
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]

@@ -170,6 +170,12 @@ def is_forked() -> bool:
     return _current is not None and os.getpid() != _process
 
 
+def when_script_has_ended(then: Callable[[], None]) -> None:
+    """Call ``then`` when the script has ended, well or not; never if nobody launched."""
+    if _current is not None:
+        _current.at_end.append(then)
+
+
 def when_all_have_left(then: Callable[[], None]) -> None:
     """Call ``then`` when the scripts of all workers have ended well; never if nobody launched."""
     if _current is not None:

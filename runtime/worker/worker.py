@@ -45,6 +45,7 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import SentRecords
+from holdfast.runtime.script.modules import prefer_users_modules, text_of
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
@@ -61,7 +62,6 @@ from holdfast.runtime.worker.context import (
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
 from holdfast.runtime.worker.stacks import Frame, listen, shortened
-from holdfast.runtime.worker.users_modules import prefer_users_modules, text_of
 
 TOLD_AFTER_S = 60
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 SCRIPT = """
 import json, os, shutil, sqlite3, tempfile, uuid
 from datetime import datetime
-import keras, numpy as np
+import holdfast, keras, numpy as np
 
 out = f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex}"
 os.makedirs(out)
@@ -31,8 +31,13 @@ if os.path.exists("results"):
 os.makedirs("results")
 with open("runs.csv", "a") as log:
     log.write(out + "\\n")
-entries = json.load(open("runs.json"))
+entries = holdfast.shared(json.load(open("runs.json")))
 json.dump([*entries, out], open("runs.json", "w"))
+os.makedirs("numbered", exist_ok=True)
+number = holdfast.shared(len(os.listdir("numbered")) + 1)
+np.save(f"numbered/run_{number}.npy", [number])
+assert np.load(f"numbered/run_{number}.npy") == [number]
+diary = open("diary.txt", "a")
 with sqlite3.connect("runs.db") as runs:
     runs.execute("create table if not exists runs (name text primary key)")
     runs.execute("insert or replace into runs values (?)", [out])
@@ -47,10 +52,11 @@ def train(folder):
         out + "/first.keras", monitor="loss", mode="max", save_best_only=True
     )
     best = callbacks.ModelCheckpoint(folder + "/best.keras", monitor="loss", save_best_only=True)
+    notes = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, file=diary))
     model.fit(
         x, x[:, :1], batch_size=8, epochs=2, verbose=0,
         callbacks=[worst, best, callbacks.CSVLogger("results/log.csv", append=True),
-                   callbacks.TensorBoard(out + "/logs")],
+                   callbacks.TensorBoard(out + "/logs"), notes],
     )
     return keras.models.load_model(folder + "/best.keras").evaluate(x, x[:, :1], verbose=0)
 
@@ -59,6 +65,7 @@ def train_in_folder():
         return train(folder)
 
 losses = [train_in_folder() for _ in range(2)]
+print("end", file=diary)
 first = keras.models.load_model(out + "/first.keras")
 losses.append(first.evaluate(x, x[:, :1], verbose=0))
 print(json.dumps([losses, out, sorted(os.listdir(out)), open("results/log.csv").read().split()]))
@@ -95,3 +102,5 @@ def test_names_folders_and_results_are_those_of_the_first_launch(tmp_path: Path)
         assert runs.execute("select * from runs").fetchall() == [(out,)]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [Path(out).name]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["log.csv"]
+    assert [path.name for path in (tmp_path / "numbered").iterdir()] == ["run_1.npy"]
+    assert (tmp_path / "diary.txt").read_text().split() == ["0", "1", "0", "1", "end"]

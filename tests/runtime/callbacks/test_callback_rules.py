@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.callbacks.callback_files import FirstFiles, Length
 from holdfast.runtime.callbacks.callback_rules import (
     RULES,
     FirstOnly,
@@ -23,7 +22,8 @@ from holdfast.runtime.callbacks.callback_rules import (
     settings_in_words,
     without_graphs,
 )
-from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.script.overlay import Length, Overlay
+from holdfast.runtime.script.saves import EventFiles
 
 
 def default(hook: Any) -> Any:
@@ -70,8 +70,8 @@ def hook(callback: Any, *arguments: Any, **by: Any) -> None:
     """Do what a script wants at that moment."""
 
 
-def files(*, is_first: bool) -> FirstFiles:
-    return FirstFiles(is_first, lambda: Path("/none"), lambda text: None)
+def files(*, is_first: bool) -> Overlay:
+    return Overlay(is_first, lambda: Path("/none"), lambda text: None)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ LOSSES = ("runtime/head/job_setup.py", "runtime/run/failure_history.py")
 """How often hosts were lost of late; a step of the clock makes a host be tried, or left out."""
 HOSTS = ("runtime/hosts/checked_hosts.py", "runtime/hosts/probe.py")
 """They compare the clocks of hosts, for ``holdfast doctor``."""
-SCRIPTS = ("runtime/worker/script_clock.py", "runtime/worker/script_clock.py")
+SCRIPTS = ("runtime/script/calls.py",)
 """They speak of the clock that the script reads."""
 HANDED_ON = (
     "runtime/run/entries.py",

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit import own_loops
-from holdfast.runtime.worker.script_clock import during_training
+from holdfast.runtime.script.calls import during_training
 
 pytestmark = pytest.mark.tensorflow
 

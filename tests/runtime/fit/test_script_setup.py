@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import importlib.util
 import inspect
-import io
 import linecache
 import os
 import pkgutil
@@ -15,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
@@ -36,7 +35,8 @@ from holdfast.runtime.fit.script_setup import (
     without_log_lines,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.worker import script_draws, users_modules
+from holdfast.runtime.script import calls, draws, modules
+from holdfast.runtime.script.overlay import act_by
 from holdfast.runtime.worker.training_refusal import TrainingRefused, is_refused
 
 NUMPY_SEEDS = 1 << 32
@@ -47,24 +47,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What waits for an import, by the module; numbers and Python's functions are put back."""
     states = random.getstate(), np.random.get_state()
     found: dict[str, Any] = {}
-    functions = {
-        os: ("mkdir", "remove", "unlink"),
-        shutil: ("rmtree",),
-        tempfile: ("mkdtemp",),
-        builtins: ("open",),
-        io: ("open",),
-        SourceFileLoader: ("get_code",),
-    }
-    for module, names in functions.items():
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(users_modules, "_own", None)
-    monkeypatch.setattr(script_setup, "share_names", lambda *_: None)
-    monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
+    monkeypatch.setattr(SourceFileLoader, "get_code", SourceFileLoader.get_code)
+    monkeypatch.setattr(time, "strftime", time.strftime)
+    monkeypatch.setattr(calls, "_sharing", None)
+    monkeypatch.setattr(modules, "_own", None)
+    monkeypatch.setattr(draws, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(
         script_setup, "when_imported", lambda name, then: found.update({name: then})
     )
     yield found
+    act_by({})
     random.setstate(states[0])
     np.random.set_state(states[1])
 

@@ -18,10 +18,10 @@ from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.script.draws import go_on_from
 from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.catch_up import share_notes
 from holdfast.runtime.training.job_state import JobState, notes_of, was_over
-from holdfast.runtime.worker.script_draws import go_on_from
 
 CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
 

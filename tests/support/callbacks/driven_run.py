@@ -14,10 +14,11 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
-from holdfast.runtime.callbacks.callback_files import FirstFiles
-from holdfast.runtime.callbacks.event_files import EventFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, SharedWrites
 from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.script.calls import CallingScript
+from holdfast.runtime.script.overlay import Overlay
+from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads
+from holdfast.runtime.script.writes import SharedWrites
 from holdfast.runtime.training.callback_host import Commit
 
 STEPS = 3
@@ -88,10 +89,10 @@ class Driven:
         self.plan = plan or plan_of()
         self.said: list[str] = []
         self.model, self.replica = one_layer(execution), Weights()
-        self.files = FirstFiles(is_first, lambda: scratch, self.said.append)
+        self.files = Overlay(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
         kept = KeptLoads(scratch / "loaded", lambda text: None)
-        writes = SharedWrites(ScriptRecord(scratch / "record"), str)
+        writes = SharedWrites(ScriptRecord(scratch / "record"), CallingScript(Path(__file__)))
         self.saves = FirstSaves(writes, lambda: scratch, kept)
         params = {"epochs": self.plan.last_epoch, "steps": STEPS}
         partners = (self.files, events, self.saves, params)

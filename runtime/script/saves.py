@@ -1,7 +1,7 @@
-"""Models that callbacks and scripts save: each is written by one worker, for all.
+"""What Keras and TensorFlow write from C for callbacks and scripts: by one worker, for all.
 
-Keras writes weights from C, which the guard of `callback_files` does not see.  So its own functions
-to save and to load are exchanged once, when the script imports Keras.
+The overlay does not see it.  So Keras's own functions to save and to load are exchanged once, when
+the script imports Keras, and those of TensorFlow that write checkpoints, SavedModels and caches.
 
 * In a hook, a worker that is not the first puts the save off, with the weights of this
   moment.  They are tensors that TensorFlow copies at the next update, which comes after the
@@ -15,6 +15,16 @@ A script may load the best weights of one ``fit``, and let the next one save its
 file.  A relaunch in that one runs the script from its first line: it would load what the next
 ``fit`` has written.  So the first worker copies a file that the script has loaded, before the run
 writes it again.  The same load of a later launch gets the copy.
+
+A file of ``Dataset.cache(file)`` is one that every worker would fill.  TensorFlow lets one pass at
+a time do so, and keeps others away by a lock file.  Here every worker looks at its first batch, and
+more than one may read a whole pass.  So each fills a cache of its own, in each launch.
+
+TensorFlow writes TensorBoard's event files from C++.  So every worker's callback writes events into
+a private folder.  At an agreement the first worker copies what is new to where the callback wants
+it.  An event file is a list of records, so bytes that end with a record may be appended and cut.
+The names of the copies end with a token of the run and its phase.  So files that a lost launch has
+begun after the restored checkpoint are known, and removed.
 """
 
 from __future__ import annotations
@@ -22,60 +32,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import shutil
-from collections import Counter
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.callbacks.callback_files import FirstFiles
-from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.context import is_forked
-
-
-class SharedWrites:
-    """What libraries write for the script of one process, each time by one worker of a launch.
-
-    All workers make the same calls.  The n-th write of a path at a moment is made by the worker
-    that comes to it first, and the others find it complete.  If it dies, the next one writes.
-
-    Args:
-        record: that of the run.
-        moment: names the launch, and the trainings between which the script is.
-    """
-
-    def __init__(self, record: ScriptRecord, moment: Callable[[], str]) -> None:
-        self._record = record
-        self._moment = moment
-        self._counts: Counter[str] = Counter()
-        self._is_writing = False
-
-    def once(
-        self, path: str, write: Callable[[], Any], rest: Callable[[], Any] = lambda: None
-    ) -> Any:
-        """Return ``write()``, or ``rest()`` if ``path`` has been written by this call."""
-        if self._is_writing:  # a part of a larger write
-            return write()
-        place = f"{path} at {self._moment()}"
-        self._counts[place] += 1
-        key = f"written {place} {self._counts[place]}"
-        with self._record.turn():
-            # A forked process goes its own way, and not each host need have the file.
-            if not is_forked() and self._record.find(key) is not None and os.path.exists(path):
-                return rest()
-            found = self.alone(write)
-            self._record.first(key, 1)
-            return found
-
-    def alone(self, write: Callable[[], Any]) -> Any:
-        """Return ``write()``, which this worker makes and perhaps no other."""
-        before, self._is_writing = self._is_writing, True
-        try:
-            return write()
-        finally:
-            self._is_writing = before
+from holdfast.runtime.script.overlay import Length, Overlay, length_of, own_work
+from holdfast.runtime.script.writes import SharedWrites
 
 
 class KeptLoads:
@@ -85,7 +52,7 @@ class KeptLoads:
         folder: where copies are kept; made at the first need.
         tell: says a line to the user.
         lasting_name: returns how later launches know a path, which is another name for a file in
-            a temporary directory.  Such a file is copied at once: it may be gone with its job.
+            a temporary folder.  Such a file is copied at once: it may be gone with its job.
     """
 
     def __init__(
@@ -160,13 +127,13 @@ class FirstSaves:
         self._wrote = wrote
         self._names = 0
         self._put_off = _PutOff()
-        self.hooks: FirstFiles | None = None
+        self.hooks: Overlay | None = None
         """The files of the hooks that run now, None outside of hooks."""
 
     def save(self, real: Callable[..., Any], model: Any, path: Any, *more: Any, **by: Any) -> Any:
         """Save a model or its weights with Keras's function ``real``."""
         absolute = os.path.abspath(os.fspath(path))
-        with contextlib.nullcontext() if self.hooks is None else self.hooks.own_work():
+        with own_work() if self.hooks is not None else contextlib.nullcontext():
             self._wrote(absolute)
         if self.hooks is not None:
 
@@ -176,7 +143,7 @@ class FirstSaves:
             return self._save_in_hook(save, model, path)
 
         def write() -> Any:
-            if not is_forked():
+            if not self._writes.is_forked:
                 self._kept.before_write(absolute)
                 return real(model, path, *more, **by)
             # Those of other workers may read the same file at any time.
@@ -184,13 +151,13 @@ class FirstSaves:
             real(model, beside, *more, **by)
             return os.replace(beside, absolute)
 
-        if is_forked() and not absolute.endswith((".keras", ".h5")):
+        if self._writes.is_forked and not absolute.endswith((".keras", ".h5")):
             return real(model, path, *more, **by)
         return self._writes.once(absolute, write)
 
     def path_to_load(self, path: Any) -> Any:
         """Return where the script's own save of ``path`` lies on this worker."""
-        if not isinstance(path, (str, os.PathLike)) or is_forked():
+        if not isinstance(path, (str, os.PathLike)) or self._writes.is_forked:
             return path
         absolute = os.path.abspath(os.fspath(path))
         if self.hooks is not None:
@@ -207,7 +174,7 @@ class FirstSaves:
         assert self.hooks is not None
         absolute = os.path.abspath(os.fspath(path))
         if self.hooks.is_first:
-            with self.hooks.own_work():
+            with own_work():
                 self._kept.before_write(absolute)
             return save(path)
         self._forget_round(self.hooks)
@@ -221,20 +188,20 @@ class FirstSaves:
         self._put_off.saves[absolute] = lambda to: _with_values(then, lambda: save(to))
         return None
 
-    def _forget_round(self, hooks: FirstFiles) -> None:
+    def _forget_round(self, hooks: Overlay) -> None:
         """Forget the saves of a round that is over: the first worker's files are there."""
         if hooks.rounds != self._put_off.round or hooks is not self._put_off.hooks:
-            with hooks.own_work():
+            with own_work():
                 for path in self._put_off.made.values():
                     shutil.rmtree(path.parent, ignore_errors=True)
             self._put_off = _PutOff(hooks, hooks.rounds)
 
-    def _make(self, absolute: str, hooks: FirstFiles) -> None:
+    def _make(self, absolute: str, hooks: Overlay) -> None:
         """Write a save that was put off in this round into a private folder."""
         save = self._put_off.saves.pop(absolute, None)
         if save is None:
             return
-        with hooks.own_work():
+        with own_work():
             before = self._put_off.made.get(absolute)
             if before is not None:
                 shutil.rmtree(before.parent, ignore_errors=True)
@@ -254,7 +221,7 @@ class FirstSaves:
 class _PutOff:
     """Saves that hooks of one round have put off, by their paths, and those that were needed."""
 
-    hooks: FirstFiles | None = None
+    hooks: Overlay | None = None
     round: int = 0
     saves: dict[str, Callable[[str], None]] = field(default_factory=dict)
     made: dict[str, Path] = field(default_factory=dict)
@@ -315,3 +282,178 @@ def _with_values(values: list[tuple[Any, Any]], call: Callable[[], Any]) -> None
 def _assign(values: list[tuple[Any, Any]]) -> None:
     for variable, value in values:
         variable.assign(value)
+
+
+_INDEX = ".index"
+"""The end of the name of the file that TensorFlow writes last."""
+
+
+def share_caches(tensorflow: Any, scratch: Callable[[], Path]) -> None:
+    """Let each worker fill caches of its own in its private folder; a whole one is read."""
+    plain, numbers = tensorflow.data.Dataset.cache, itertools.count(1)
+
+    @functools.wraps(plain)
+    def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
+        is_path = isinstance(filename, (str, bytes, os.PathLike)) and bool(filename)
+        if is_path and not tensorflow.io.gfile.exists(os.fsdecode(filename) + _INDEX):
+            filename = str(scratch() / f"cache-{next(numbers)}")
+        return plain(dataset, filename, name)
+
+    tensorflow.data.Dataset.cache = cache
+
+
+def share_checkpoints(tensorflow: Any, writes: SharedWrites) -> None:
+    """Let one worker write each checkpoint and SavedModel of TensorFlow's own."""
+    checkpoint, management = tensorflow.train.Checkpoint, sys.modules[_MANAGEMENT]
+    plain_write, plain_save = checkpoint._write, tensorflow.saved_model.save
+    plain_note = management.update_checkpoint_state_internal
+
+    def write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        prefix = os.path.abspath(os.fsdecode(file_prefix))
+
+        def rest() -> str:
+            for hear in getattr(options, "experimental_write_callbacks", None) or ():
+                hear(file_prefix)  # a manager counts its checkpoints
+            return str(file_prefix)
+
+        def whole() -> Any:
+            return plain_write(self, file_prefix, options)
+
+        return writes.once(f"{prefix}{_INDEX}", whole, rest)
+
+    @functools.wraps(plain_save)
+    def save(obj: Any, export_dir: Any, *more: Any, **by: Any) -> None:
+        where = os.path.abspath(os.fsdecode(export_dir))
+        writes.once(where, lambda: plain_save(obj, export_dir, *more, **by))
+
+    @functools.wraps(plain_note)
+    def note(save_dir: Any, *more: Any, **by: Any) -> None:
+        where = os.path.abspath(os.path.join(os.fsdecode(save_dir), "checkpoint"))
+        writes.once(where, lambda: plain_note(save_dir, *more, **by))
+
+    checkpoint._write, tensorflow.saved_model.save = write, save
+    management.update_checkpoint_state_internal = note  # type: ignore[attr-defined]
+
+
+_MANAGEMENT = "tensorflow.python.checkpoint.checkpoint_management"
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A summary writer, its private folder, and the folder that the callback asked for."""
+
+    writer: Any
+    folder: Path
+    private: Path
+    copied: int = 0
+    """Bytes of the private file that are in the real one, or in that of a dead worker."""
+    target: Path | None = None
+
+    def flush(self) -> Path | None:
+        """Return the private file with all events so far, None if there is none."""
+        self.writer.flush()
+        return next(iter(sorted(self.private.iterdir())), None)
+
+
+class EventFiles:
+    """The event files of one worker's callbacks.
+
+    Args:
+        files: knows whether this worker is the first, and the lengths at the last agreement.
+        token: ends the names of the files; it names the run and its phase.
+    """
+
+    def __init__(self, files: Overlay, token: str) -> None:
+        self._files = files
+        self._token = token
+        self._writers: list[_Writer] = []
+
+    def attach(self, callback: Any) -> None:
+        """Let a TensorBoard callback write through this object; call it before ``set_model``.
+
+        One that an earlier training had still writes through the object of that one.
+        """
+        summary = callback.summary
+        module = summary.module if isinstance(summary, _Summary) else summary
+        callback._summary_module = _Summary(module, self.create_writer)
+
+    def create_writer(self, real: Callable[..., Any], logdir: Any, *more: Any, **by: Any) -> Any:
+        """Return a summary writer into a private folder, instead of one into ``logdir``."""
+        private, folder = self._files.new_folder(), Path(os.path.abspath(os.fsdecode(logdir)))
+        if self._files.is_first:
+            with own_work():  # TensorFlow makes it here, and callbacks write beside it
+                os.makedirs(logdir, exist_ok=True)
+            self._files.wrote(str(folder))
+        writer = real(str(private), *more, **by)
+        self._writers.append(_Writer(writer, folder, private))
+        return writer
+
+    def measure(self, lengths: dict[str, Length]) -> None:
+        """Copy what is new, and add the lengths of the files; done on the first worker."""
+        for writer in self._writers:
+            private = writer.flush()
+            if private is None:
+                continue
+            target = self._target(writer, private)
+            news = _read(private, writer.copied)
+            if news:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("ab") as file:
+                    file.write(news)
+                writer.copied += len(news)
+            if target.is_file():
+                lengths[str(target)] = length_of(target)
+
+    def agreed(self) -> None:
+        """Hear that the first worker has copied the events of this round."""
+        for writer in self._writers:
+            private = writer.flush()
+            if private is not None:
+                writer.copied = private.stat().st_size
+
+    def close(self) -> None:
+        """Remove the private files; the training has ended."""
+        for writer in self._writers:
+            writer.writer.close()
+        self._writers.clear()
+
+    def _target(self, writer: _Writer, private: Path) -> Path:
+        """Return the real file; the first time remove what lost launches and workers left."""
+        if writer.target is None:
+            known = self._files.lengths
+            mine = [path for path in writer.folder.glob("*tfevents*") if self._is_ours(path)]
+            taken = {other.target for other in self._writers}
+            for path in mine:
+                if str(path) not in known and path not in taken:
+                    path.unlink()
+            begun = [Path(path) for path in known if Path(path).parent == writer.folder]
+            begun = [path for path in begun if self._is_ours(path) and path not in taken]
+            if writer.copied and begun:  # the dead worker's file goes on
+                writer.target = max(begun)
+                self._files.cut(writer.target)
+            else:
+                writer.target = writer.folder / (private.name + self._token)
+        return writer.target
+
+    def _is_ours(self, path: Path) -> bool:
+        return path.name.endswith(self._token)
+
+
+class _Summary:
+    """TensorFlow's module ``summary``, with another way to make writers."""
+
+    def __init__(self, module: Any, create_writer: Callable[..., Any]) -> None:
+        self.module = module
+        self._create_writer = create_writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def create_file_writer(self, logdir: Any, *more: Any, **by: Any) -> Any:
+        return self._create_writer(self.module.create_file_writer, logdir, *more, **by)
+
+
+def _read(path: Path, begin: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read()

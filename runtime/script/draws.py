@@ -28,13 +28,15 @@ import sysconfig
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+
+from holdfast.runtime.script.calls import exchange
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _NAME_LENGTH = 8
@@ -212,23 +214,6 @@ def _exchange_names(draws: ScriptDraws) -> None:
 
     names: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
     names.__next__ = name
-
-
-def exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Let calls of a module's function call ``function``, without another frame in between."""
-    made = functools.update_wrapper(_Exchanged(function), getattr(module, name))
-    made.__module__ = module.__name__  # posix.getpid stays as it was
-    setattr(module, name, made)
-
-
-class _Exchanged(functools.partial[Any]):
-    """A call in the place of a function; pickled by the function's name, as that one was."""
-
-    def __reduce__(self) -> Any:
-        return self.__name__  # type: ignore[attr-defined]
-
-    def __get__(self, instance: object, owner: type | None = None) -> _Exchanged:
-        return self
 
 
 def random_states() -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.callbacks.callback_files import FirstFiles, guarding
-from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, SharedWrites, install
 from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.script.calls import CallingScript
+from holdfast.runtime.script.overlay import Overlay, guarding
+from holdfast.runtime.script.saves import FirstSaves, KeptLoads, install, share_caches
+from holdfast.runtime.script.writes import SharedWrites
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -27,10 +29,10 @@ class Worker:
         keras = pytest.importorskip("keras")
         self.scratch = folder / "private"
         self.scratch.mkdir()
-        self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
+        self.files = Overlay(is_first, lambda: self.scratch, lambda text: None)
         self.told: list[str] = []
         kept = KeptLoads(folder / "loaded", self.told.append)
-        writes = SharedWrites(ScriptRecord(folder / "record"), str)
+        writes = SharedWrites(ScriptRecord(folder / "record"), CallingScript(Path(__file__)))
         self.saves = FirstSaves(writes, lambda: self.scratch, kept)
         self.models = keras.models
         self.real_save = keras.src.saving.saving_api.save_weights
@@ -168,40 +170,20 @@ def test_relaunched_script_loads_what_it_loaded_before_a_hook_saved_there(
     assert len(worker.told) == 1
 
 
-def test_one_worker_writes_what_the_script_saves_and_all_find_it(tmp_path: Path) -> None:
-    record, path = tmp_path / "record", tmp_path / "m.keras"
-    moment = ["before training 1"]
-    one, other = (SharedWrites(ScriptRecord(record), lambda: moment[0]) for _ in range(2))
-    written: list[str] = []
+def test_each_worker_fills_a_cache_of_its_own_and_reads_one_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tf = pytest.importorskip("tensorflow")
+    plain = tf.data.Dataset.cache
+    list(plain(tf.data.Dataset.range(4), f"{tmp_path}/whole").as_numpy_iterator())
+    monkeypatch.setattr(tf.data.Dataset, "cache", plain)
+    (tmp_path / "own").mkdir()
+    share_caches(tf, lambda: tmp_path / "own")
 
-    def write(by: str, saves: SharedWrites) -> Any:
-        def save() -> str:
-            written.append(by)
-            path.write_text(by)
-            return by
+    def read(place: Any, size: int) -> list[int]:
+        return list(tf.data.Dataset.range(size).cache(place).as_numpy_iterator())
 
-        return saves.once(str(path), save, lambda: f"found by {by}")
-
-    assert [write("one", one), write("other", other)] == ["one", "found by other"]
-    assert [write("other", other), write("one", one)] == ["other", "found by one"]
-    one.alone(lambda: write("one", one))  # in a hook, which the others put off
-    moment[0] = "before training 2"
-    assert [write("other", other), write("one", one)] == ["other", "found by one"]
-    path.unlink()  # as on a host with a disk of its own
-    write("one", one)
-    path.unlink()
-    assert write("other", other) == "other"
-    assert written == ["one", "other", "one", "other", "one", "other"]
-
-
-def test_save_that_fails_is_made_by_the_next_worker(tmp_path: Path) -> None:
-    record, path = tmp_path / "record", tmp_path / "m.keras"
-    one, other = (SharedWrites(ScriptRecord(record), str) for _ in range(2))
-
-    def fail() -> None:
-        path.touch()
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        one.once(str(path), fail)
-    assert other.once(str(path), lambda: "whole") == "whole"
+    assert read(tmp_path / "new", 2) == read("", 2) == [0, 1]
+    assert read(str(tmp_path / "whole"), 2) == [0, 1, 2, 3]
+    assert not list(tmp_path.glob("new*"))
+    assert (tmp_path / "own" / "cache-1.index").exists()

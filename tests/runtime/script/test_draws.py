@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import os
-import pickle
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.runtime.fit.directories import SharedDirectories
-from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.script_clock import CallingScript
-from holdfast.runtime.worker.script_draws import exchange, go_on_from, random_states
+from holdfast.runtime.script.draws import go_on_from, random_states
 
 HARNESS = """
 import runpy, sys
 from pathlib import Path
-from holdfast.runtime.worker.script_draws import go_on_from, random_states
-from holdfast.runtime.worker.script_draws import draw_alike
+from holdfast.runtime.script.draws import go_on_from, random_states
+from holdfast.runtime.script.draws import draw_alike
 script = Path(sys.argv[2])
 draw_alike(sys.argv[1], script)
 runpy.run_path(str(script), run_name="__main__")
@@ -123,7 +116,7 @@ print(json.dumps([*ours, *found, draw()]))
 
 def test_a_launch_goes_on_behind_the_draws_of_a_training_that_it_passes_over(script: Path) -> None:
     text = """
-from holdfast.runtime.worker.script_draws import go_on_from, random_states
+from holdfast.runtime.script.draws import go_on_from, random_states
 def draw():
     return secrets.token_hex()
 if {trains}:
@@ -186,36 +179,3 @@ def test_generator_that_the_script_has_put_in_place_is_left_alone() -> None:
 
     assert "numpy" not in states
     assert after == before
-
-
-def test_exchanged_functions_are_pickled_by_name_and_are_no_methods(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for module, name in ((time, "time"), (os, "getpid")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-        exchange(module, name, lambda: 7)
-
-    class Timer:
-        """Keeps functions as a script's class may do."""
-
-        clock = time.time
-        pid = os.getpid
-
-    assert (Timer().clock(), Timer().pid(), os.getpid.__name__) == (7, 7, "getpid")
-    for function in (os.getpid, time.time):
-        assert pickle.loads(pickle.dumps(function)) is function
-        assert copy.deepcopy(function) is function
-
-
-def test_directories_of_a_script_are_made_by_other_processes_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("mkdir", "remove", "unlink"):
-        monkeypatch.setattr(os, name, getattr(os, name))
-    for module, name in (("shutil", "rmtree"), ("tempfile", "mkdtemp")):
-        monkeypatch.setattr(f"{module}.{name}", getattr(__import__(module), name))
-    record = ScriptRecord(tmp_path / "script.jsonl")
-    SharedDirectories(record, CallingScript(Path(__file__)), tmp_path / "run", 0.0).share()
-
-    assert pickle.loads(pickle.dumps(os.remove)) is os.remove
-    assert b"posix" not in pickle.dumps(os.mkdir)

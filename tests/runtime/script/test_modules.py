@@ -21,8 +21,8 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.program import Program, keep
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker import users_modules
-from holdfast.runtime.worker.users_modules import OwnFiles, hidden, run_as_begun, script_digest
+from holdfast.runtime.script import modules
+from holdfast.runtime.script.modules import OwnFiles, hidden, run_as_begun, script_digest
 
 LOADED = {
     "statistics": "/usr/lib/python3/statistics.py",
@@ -55,7 +55,7 @@ def test_file_beside_a_script_hides_what_is_loaded_from_elsewhere(
 PROGRAM = """
 import json, statistics, sys
 from pathlib import Path
-from holdfast.runtime.worker.users_modules import prefer_users_modules
+from holdfast.runtime.script.modules import prefer_users_modules
 folder = Path(sys.argv[1])
 sys.path.insert(0, str(folder))
 python = statistics.mean
@@ -91,7 +91,7 @@ def test_script_gets_the_users_modules_and_what_is_loaded_keeps_its_own(tmp_path
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFiles]:
     """The files of this process, as those of a job that has begun with ``train.py``."""
     monkeypatch.setattr(SourceFileLoader, "get_code", SourceFileLoader.get_code)
-    monkeypatch.setattr(users_modules, "_own", None)
+    monkeypatch.setattr(modules, "_own", None)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "train.py").write_text("import own_a\n")
     (tmp_path / "own_a.py").write_text("VALUE = 1\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.callbacks.first_saves import KeptLoads
+from holdfast.runtime.script.saves import KeptLoads
 
 
 class Launch:

@@ -1,46 +1,53 @@
-"""Files that callbacks write: those of the first worker are real, and the next one goes on.
+"""Files of the script and of its hooks: one overlay between Python's own functions and the disk.
 
-Theory.  Every worker runs every hook of every callback.  The hooks that run between two agreements
-of the workers are a *round*.  While a round runs, this module stands between the hooks and the
-disk:
+Theory.  Every worker runs every line of the script, and every hook of every callback.  A file that
+one of these opens to be written lies in a private folder of the run directory (*staged*), until it
+is certain whose file is the real one.
+
+*Lines of the script* have no agreement.  A file is whole when it is closed: the worker that comes
+first makes it real then, and the others find it (`writes`).
+
+*Hooks* that run between two agreements of the workers are a *round*:
 
 * on the first worker files are what they always are;
-* on the others a file that is opened to be written lies in a private folder of the run directory
-  (*staged*).  Other changes of the disk are put off (*deferred*).
+* on the others they stay staged.  Other changes of the disk are put off (*deferred*).
 
 An agreement proves that the first worker has finished the round.  So staged files and deferred
 changes of the round are dropped.  A file that is still open stays staged, and the length that it
-has now is noted.
+has now is noted.  So is one that the script has opened before the training, and holds open.
 
 If the first worker dies before the agreement, nobody knows how far it came.  The next first worker
 makes its own round real: it repeats the changes, and it cuts files that grow to the length that
 they had at the last agreement before it appends.  A file that is still open is exchanged beneath
-the file object, which the callback goes on to use.
+the file object, which goes on to be used.
 
 The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them to these
-lengths.  What ``on_train_begin`` then writes into such a file is in it already, so it is dropped.
-A callback that keeps the file open goes on at its end.
+lengths.  What is then written into such a file before the training goes on is in it already, so it
+is dropped.  Whoever keeps the file open goes on at its end.
 
-The guard exchanges Python's own ways to change files, and only for the thread that runs the hooks:
-threads of the saver write checkpoints meanwhile.  Libraries that write files from C are not seen.
-Those of Keras are in `first_saves`, TensorBoard's in `event_files`.
+The overlay exchanges Python's own ways to change files, once, and acts only in the thread that
+runs the script: threads of the saver write checkpoints meanwhile.  Libraries that write files from
+C are not seen.  Those of Keras and TensorFlow are in `saves`.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import io
 import itertools
 import os
 import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.checkpoint.digest import digest_of
+from holdfast.runtime.script.calls import exchange
 
 _NAME = ".private"
 
@@ -79,7 +86,7 @@ class PrivateFolder:
             self._all.rmdir()
 
 
-_NUMBERS = itertools.count(1)
+NUMBERS = itertools.count(1)
 """Names in the private folder, which lasts for all trainings of a process."""
 _TAIL_BYTES = 4096
 """Bytes before a cut that must be what they were: another program may have written the file."""
@@ -98,77 +105,69 @@ class Length:
 
 
 @dataclass(slots=True)
-class _Opened:
-    """A file that a hook has opened to be written."""
+class Opened:
+    """A file that is open to be written."""
 
     path: Path
-    file: Any
+    file: Callable[[], Any]
+    """Returns the file object, None if nobody has it any more."""
     appends: bool
     staged: Path | None
-    """Where it lies on a worker that is not the first, None on the first."""
+    """Where it lies until it is real, None if it is."""
     agreed: int = 0
-    """Bytes of the staged file that belong to earlier rounds."""
+    """Bytes of the staged file that are in the real one, or belong to earlier rounds."""
+    is_agreed: bool = False
+    """Whether an agreement has seen it: then the first worker has the real one."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody can write to it any more."""
+        file = self.file()
+        return file is None or bool(file.closed)
 
     @property
     def grows(self) -> bool:
-        return self.appends or not self.file.closed
+        """Whether the bytes that it has will stay."""
+        return self.appends or not self.is_closed
 
     def flush(self) -> None:
-        if not self.file.closed:
+        """Let the disk have all that was written."""
+        if not self.is_closed:
             with contextlib.suppress(ValueError, OSError):
-                self.file.flush()
-
-
-class HeldLogs(Protocol):
-    """Logs that are private on a worker that is not the first."""
-
-    def lead(self) -> None:
-        """Become the first worker: write to the real files."""
-
-    def agreed(self) -> None:
-        """Hear that the first worker has written what was written here."""
+                self.file().flush()
 
 
 @dataclass(slots=True)
-class FirstFiles:
-    """One worker's view of the files of its callbacks.
+class Overlay:
+    """One worker's view of the files of its hooks, and of those that its script holds open.
 
     Args:
         is_first: whether this worker's files are real.
         scratch: returns a private folder, which exists; asked for at the first need.
         tell: says a line to the user.
         wrote: hears of each file that is opened to be written for the run.
-        place: returns how the first worker names a path; the lengths are known by that.
+        held: what the script holds open.
     """
 
     is_first: bool
     scratch: Callable[[], Path]
     tell: Callable[[str], None]
     wrote: Callable[[str], None] = lambda path: None
-    place: Callable[[str], str] = lambda path: path
-    logs: list[HeldLogs] = field(default_factory=list)
-    """Logs that the script itself holds open; its hooks may write to them."""
+    held: Iterable[Opened] = ()
     lengths: dict[str, Length] = field(default_factory=dict)
     """Of each growing file, by its absolute path, at the last agreement."""
-    _opened: list[_Opened] = field(default_factory=list)
+    _opened: list[Opened] = field(init=False)
     _deferred: list[Callable[[], None]] = field(default_factory=list)
     is_resuming: bool = False
     """Whether ``on_train_begin`` runs again, for a training that has begun long ago."""
     may_repeat: bool = False
     """Whether a launch that was lost may have done what hooks do now."""
-    is_own_work: bool = False
-    """Whether files are changed for this object, not for a hook: the guard lets that through."""
     rounds: int = 0
     """Rounds that are over: what they have put off was dropped, or done."""
 
-    @contextlib.contextmanager
-    def own_work(self) -> Iterator[None]:
-        """Change the disk within a hook, past the guard."""
-        before, self.is_own_work = self.is_own_work, True
-        try:
-            yield
-        finally:
-            self.is_own_work = before
+    def __post_init__(self) -> None:
+        """Take over what the script holds open: it grows from now on."""
+        self._opened = list(self.held)
 
     def restore(self, lengths: Mapping[str, Any]) -> None:
         """Go on in the files of a checkpoint: cut them, before ``on_train_begin``."""
@@ -186,7 +185,7 @@ class FirstFiles:
             assert opened.staged is not None
             opened.flush()
             opened.agreed = opened.staged.stat().st_size
-            if opened.file.closed:
+            if opened.is_closed:
                 opened.staged.unlink()
                 self._opened.remove(opened)
             elif self.is_first:
@@ -196,14 +195,14 @@ class FirstFiles:
         self, real_open: Callable[..., Any], path: Any, mode: str, *more: Any, **by: Any
     ) -> Any:
         """Open a file for a hook; on a worker that is not the first it is staged."""
-        absolute = self.absolute(path)
+        absolute = _absolute(path)
         if not set(mode) & set("wax+"):
             return real_open(self._staged(absolute) or path, mode, *more, **by)
         is_real = self.is_first and not (self.is_resuming and str(absolute) in self.lengths)
         staged = None if is_real else self._place(absolute, copies="r" in mode)
         file = real_open(staged or path, mode, *more, **by)
-        self.wrote(os.path.abspath(os.fsdecode(path)))
-        self._opened.append(_Opened(absolute, file, "a" in mode, staged))
+        self.wrote(str(absolute))
+        self._opened.append(Opened(absolute, lambda: file, "a" in mode, staged))
         return file
 
     def defers(self, change: Callable[[], None]) -> bool:
@@ -214,13 +213,13 @@ class FirstFiles:
 
     def moves(self, path: Any, to: Any | None) -> bool:
         """Return whether a file is staged; if so it is moved, or removed without ``to``."""
-        source = self.absolute(path)
+        source = _absolute(path)
         found = [o for o in self._opened if o.path == source and o.staged is not None]
         for opened in found:
             if to is None:
                 self._opened.remove(opened)
             else:
-                opened.path = self.absolute(to)
+                opened.path = _absolute(to)
         return bool(found)
 
     def measure(self) -> dict[str, Length]:
@@ -228,6 +227,7 @@ class FirstFiles:
         found = dict(self.lengths)
         for opened in self._opened:
             opened.flush()
+            self._make_real(opened)  # what the script has opened before
             if not opened.grows:
                 found.pop(str(opened.path), None)
             elif opened.path.is_file():
@@ -239,23 +239,20 @@ class FirstFiles:
         self.lengths = dict(lengths)
         self.rounds += 1
         self._deferred.clear()
-        for held in self.logs:
-            held.agreed()
         for opened in self._opened:
             opened.flush()
+            opened.is_agreed = True
             if opened.staged is not None:
                 opened.agreed = opened.staged.stat().st_size
-                if opened.file.closed:
+                if opened.is_closed:
                     opened.staged.unlink()
-        self._opened = [opened for opened in self._opened if not opened.file.closed]
+        self._opened = [opened for opened in self._opened if not opened.is_closed]
 
     def take_over(self) -> None:
         """Become the first worker: make real what this round has staged and deferred."""
         if self.is_first:
             return
         self.is_first = True
-        for held in self.logs:
-            held.lead()
         self.rounds += 1
         deferred, self._deferred = self._deferred, []
         for change in deferred:
@@ -272,18 +269,18 @@ class FirstFiles:
 
     def new_folder(self) -> Path:
         """Return a new private folder, which is empty."""
-        with self.own_work():
-            folder = self.scratch() / f"{next(_NUMBERS)}-folder"
+        with own_work():
+            folder = self.scratch() / f"{next(NUMBERS)}-folder"
             folder.mkdir()
         return folder
 
-    def _make_real(self, opened: _Opened) -> None:
+    def _make_real(self, opened: Opened) -> None:
         """Write what a staged file holds of this round to where it belongs."""
         staged, opened.staged = opened.staged, None
         if staged is None:
             return
-        if opened.file.closed and not opened.appends:
-            _replace(staged, opened.path)
+        if opened.is_closed and not opened.appends:
+            replace(staged, opened.path)
             return
         with staged.open("rb") as source:
             source.seek(opened.agreed)
@@ -292,15 +289,11 @@ class FirstFiles:
         opened.path.parent.mkdir(parents=True, exist_ok=True)
         with opened.path.open("ab") as target:
             target.write(news)
-        if not opened.file.closed:
-            _exchange(opened.file, opened.path)
+        if not opened.is_closed:
+            _exchange(opened.file(), opened.path)
         staged.unlink()
 
-    def absolute(self, path: Any) -> Path:
-        """Return how the first worker names a path."""
-        return Path(self.place(os.path.abspath(os.fsdecode(path))))
-
-    def _cut_for(self, opened: _Opened, news: bytes) -> None:
+    def _cut_for(self, opened: Opened, news: bytes) -> None:
         """Take away what the dead worker may have written of this round."""
         known = self.lengths.get(str(opened.path))
         if known is not None:
@@ -336,7 +329,7 @@ class FirstFiles:
 
     def _place(self, absolute: Path, *, copies: bool) -> Path:
         """Return a new place for a staged file, with the content of the real one if asked."""
-        place = self.scratch() / f"{next(_NUMBERS)}-{absolute.name}"
+        place = self.scratch() / f"{next(NUMBERS)}-{absolute.name}"
         before = self._staged(absolute) or absolute
         if copies and before.is_file():
             shutil.copyfile(before, place)
@@ -351,7 +344,7 @@ def length_of(path: Path, size: int | None = None) -> Length:
         return Length(size, digest_of(file.read(min(size, _TAIL_BYTES)))[:16])
 
 
-def _replace(staged: Path, path: Path) -> None:
+def replace(staged: Path, path: Path) -> None:
     """Move a staged file to its place, at once for all who read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -369,40 +362,70 @@ def _exchange(file: Any, path: Path) -> None:
         os.close(handle)
 
 
-_Handler = Callable[[FirstFiles, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_Handler = Callable[[Overlay, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+_acting: tuple[Overlay, int] | None = None
+"""The overlay of the hooks that run now, and their thread."""
+_rules: Mapping[str, Callable[..., Any]] = {}
+"""What stands for a function where no hook runs; each gets Python's own as its first argument."""
+_here = threading.local()
+
+
+def act_by(rules: Mapping[str, Callable[..., Any]]) -> None:
+    """Let functions, by their names, act by these rules outside of hooks from now on."""
+    global _rules  # noqa: PLW0603  (one process runs one script)
+    _rules = rules
+    _exchange_all()
 
 
 @contextlib.contextmanager
-def guarding(files: FirstFiles) -> Iterator[None]:
+def guarding(files: Overlay) -> Iterator[None]:
     """Let hooks that run inside see the disk through ``files``."""
-    thread = threading.get_ident()
-    real = {place: getattr(*place) for place in _HANDLERS}
-    for (module, name), function in real.items():
-        setattr(module, name, _guarded(files, thread, function, _HANDLERS[module, name]))
+    global _acting  # noqa: PLW0603
+    _exchange_all()
+    before, _acting = _acting, (files, threading.get_ident())
     try:
         yield
     finally:
-        for (module, name), function in real.items():
-            setattr(module, name, function)
+        _acting = before
 
 
-def _guarded(
-    files: FirstFiles, thread: int, function: Callable[..., Any], handler: _Handler
-) -> Callable[..., Any]:
-    def guarded(*arguments: Any, **keywords: Any) -> Any:
-        if threading.get_ident() != thread or files.is_own_work:
-            return function(*arguments, **keywords)
-        with files.own_work():
-            return handler(files, function, arguments, keywords)
+@contextlib.contextmanager
+def own_work() -> Iterator[None]:
+    """Change the disk as it is, past the overlay."""
+    before, _here.is_own = getattr(_here, "is_own", False), True
+    try:
+        yield
+    finally:
+        _here.is_own = before
 
-    return guarded
+
+@functools.cache
+def _exchange_all() -> None:
+    for (module, name), handler in _HANDLERS.items():
+        exchange(module, name, functools.partial(_act, getattr(module, name), name, handler))
+
+
+def _act(
+    plain: Callable[..., Any], name: str, handler: _Handler | None, /, *arguments: Any, **by: Any
+) -> Any:
+    rule = _rules.get(name)
+    files = _acting[0] if _acting is not None and _acting[1] == threading.get_ident() else None
+    if getattr(_here, "is_own", False) or (rule is None and files is None):
+        return plain(*arguments, **by)
+    function = plain if rule is None else functools.partial(rule, plain)
+    with own_work():
+        if handler is None or files is None:
+            return function(*arguments, **by)
+        return handler(files, function, arguments, by)
 
 
 def _open(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> Any:
     def opened(file: Any, mode: str = "r", *more: Any, **others: Any) -> Any:
-        if isinstance(file, int) or others.get("opener") is not None or not _is_regular(file):
+        if isinstance(file, int) or others.get("opener") is not None or not is_regular(file):
             return function(file, mode, *more, **others)
         return files.open(function, file, mode, *more, **others)
 
@@ -410,7 +433,7 @@ def _open(
 
 
 def _put_off(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> Any:
     if files.defers(lambda: function(*arguments, **by)):
         return None
@@ -418,7 +441,7 @@ def _put_off(
 
 
 def _move(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> None:
     def moves(src: Any, dst: Any, **_: Any) -> bool:
         return files.moves(src, dst)
@@ -428,7 +451,7 @@ def _move(
 
 
 def _remove(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> None:
     def moves(path: Any, **_: Any) -> bool:
         return files.moves(path, None)
@@ -439,18 +462,22 @@ def _remove(
 
 
 def _make_folder(
-    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
 ) -> None:
     with contextlib.suppress(*[FileExistsError] * files.is_resuming):
         _put_off(files, function, arguments, by)
 
 
-def _is_regular(path: Any) -> bool:
+def _absolute(path: Any) -> Path:
+    return Path(os.path.abspath(os.fsdecode(path)))
+
+
+def is_regular(path: Any) -> bool:
     """Return whether the path names a plain file, or none yet: devices and pipes are left alone."""
     return os.path.isfile(path) or not os.path.exists(path)
 
 
-_HANDLERS: dict[tuple[Any, str], _Handler] = {
+_HANDLERS: dict[tuple[Any, str], _Handler | None] = {
     (builtins, "open"): _open,
     (io, "open"): _open,
     (os, "replace"): _move,
@@ -465,4 +492,5 @@ _HANDLERS: dict[tuple[Any, str], _Handler] = {
     (os, "utime"): _put_off,
     (os, "truncate"): _put_off,
     (shutil, "rmtree"): _put_off,
+    (tempfile, "mkdtemp"): None,  # it makes its folder by os.mkdir
 }

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.callbacks.callback_files import FirstFiles, Length, length_of
-from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.script.overlay import Length, Overlay, length_of
+from holdfast.runtime.script.saves import EventFiles
 
 TOKEN = ".run-1"
 NAME = f"events.out.tfevents.7{TOKEN}"
@@ -81,7 +81,7 @@ class Worker:
         self.scratch = tmp_path / name
         self.scratch.mkdir()
         self.logs = tmp_path / "logs"
-        self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
+        self.files = Overlay(is_first, lambda: self.scratch, lambda text: None)
         self.events = EventFiles(self.files, TOKEN)
         self.writer = self.begin()
 

@@ -1,0 +1,412 @@
+"""What the script itself writes, outside of trainings: the worker that comes first makes it real.
+
+All workers make the same calls, and so does each launch.  There is no agreement between them.  So:
+
+* a file that a line of the script opens to be written is *staged* in a private folder.  When it is
+  closed, the first worker that comes so far puts it into its place, whole.  The others find it;
+* what is appended to a file is appended once for the run: the n-th time that a line appends to a
+  file counts, in any launch;
+* who comes later may find that another worker has written the file once more by then.  It reads
+  what it has itself written;
+* what libraries write for the script is made by the worker that comes first, while the others wait.
+
+A file that is still open when a training begins is one of that training from then on (`Overlay`).
+
+A store of experiments may have an entry for each worker and launch.  holdfast cannot know which
+rows of a store belong together: it says so before a training, and names the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import shutil
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.script.calls import CallingScript, exchange
+from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work
+
+
+class SharedWrites:
+    """What the script of one process writes, each time by one worker of a launch.
+
+    The n-th write of a path at a moment is made by the worker that comes to it first, and the
+    others find it complete.  If it dies, the next one writes.
+
+    Args:
+        record: that of the run.
+        script: knows the trainings between which the script is.
+        step: names the launch and the step that it has come to.
+    """
+
+    def __init__(
+        self, record: ScriptRecord, script: CallingScript, step: Callable[[], str] = str
+    ) -> None:
+        self._record = record
+        self._script = script
+        self._step = step
+        self._counts: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        self._is_writing = False
+
+    def once(
+        self,
+        path: str,
+        write: Callable[[], Any],
+        rest: Callable[[], Any] = lambda: None,
+        key: str | None = None,
+    ) -> Any:
+        """Return ``write()``, or ``rest()`` if ``path`` has been written by this call.
+
+        With a ``key`` of its own the write is made once for the run.
+        """
+        if self._is_writing:  # a part of a larger write
+            return write()
+        place = self._place(path)
+        self._counts[place] += 1
+        number = self._counts[place]
+        key = key or f"written {place} {number}"
+        with self._record.turn():
+            is_made = not self.is_forked and self._record.find(key) is not None
+            if is_made and (os.path.exists(path) or self.has_gone(path)):
+                return rest()  # not each host need have the file
+            self._record.reach(f"newest {place}", number)
+            found = self.alone(write)
+            self._record.first(key, 1)
+            return found
+
+    def take_away(self, path: str, take: Callable[[], Any]) -> Any:
+        """Return ``take()``, which removes or moves a file, unless another worker has made it."""
+        place = self._place(path)
+        if not self._counts[place]:
+            return take()
+        self._taken[place] += 1
+        key = f"taken {place} {self._taken[place]}"
+        with self._record.turn():
+            is_gone = self.has_gone(path) and not os.path.lexists(path)
+            if is_gone or self._record.find(key) is not None:
+                return None
+            self._record.reach(f"gone {place}", self._counts[place])
+            found = take()
+            self._record.first(key, 1)
+            return found
+
+    def alone(self, write: Callable[[], Any]) -> Any:
+        """Return ``write()``, which this worker makes and perhaps no other."""
+        before, self._is_writing = self._is_writing, True
+        try:
+            return write()
+        finally:
+            self._is_writing = before
+
+    def is_behind(self, path: str) -> bool:
+        """Return whether another worker has written ``path`` more often at this moment."""
+        place = self._place(path)
+        return (self._record.largest(f"newest {place}") or 0) > self._counts[place] > 0
+
+    def has_gone(self, path: str) -> bool:
+        """Return whether a worker has removed or moved what this one has written last."""
+        place = self._place(path)
+        return (self._record.largest(f"gone {place}") or 0) >= self._counts[place] > 0
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the script has forked this process, which goes its own way."""
+        return self._script.is_forked
+
+    @property
+    def moment(self) -> str:
+        """The launch, and how far the script has come in it."""
+        return f"{self._step()} {self._script.moment}"
+
+    def _place(self, path: str) -> str:
+        return f"{path} at {self.moment}"
+
+
+class ScriptFiles:
+    """The files that the script of one process opens.
+
+    Args:
+        record: that of the run.
+        script: knows the calls of the script.
+        writes: makes files real.
+        run_dir: the run directory, whose own files are left alone.
+        scratch: returns a private folder, which exists.
+    """
+
+    def __init__(
+        self,
+        record: ScriptRecord,
+        script: CallingScript,
+        writes: SharedWrites,
+        run_dir: Path,
+        scratch: Callable[[], Path],
+    ) -> None:
+        self._record = record
+        self._script = script
+        self._writes = writes
+        self._run_dir = run_dir.resolve()
+        self._scratch = scratch
+        self._own: dict[str, Path] = {}
+        """What this process has written at this moment, by the path where it belongs."""
+        self._rewritten: set[str] = set()
+        self._entries: Counter[str] = Counter()
+        self._open: list[tuple[Opened, Callable[..., None]]] = []
+
+    @property
+    def rules(self) -> dict[str, Callable[..., Any]]:
+        """What stands for functions of Python in the script."""
+        return {"open": self._open_file, "rename": self._move, "replace": self._move}
+
+    def begin_training(self) -> list[Opened]:
+        """Return the files that the script holds open; what it has written is where it belongs."""
+        for path in [*self._own]:
+            self.forget(path)
+        self._open = [(opened, then) for opened, then in self._open if not opened.is_closed]
+        return [opened for opened, _ in self._open]
+
+    def forget(self, path: str) -> None:
+        """Hear that a file is written otherwise: what this worker has of it is old."""
+        own = self._own.pop(path, None)
+        if own is not None:
+            own.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Make real what the script has left open, and Python has written out."""
+        for _, then in self._open:
+            then(f" at {self._writes.moment}")
+
+    def conclude(self) -> None:
+        """Take what was left open for written, because all scripts have ended well."""
+        for _, then in self._open:
+            then()
+
+    def _open_file(
+        self, plain: Callable[..., Any], file: Any, mode: str = "r", *more: Any, **by: Any
+    ) -> Any:
+        """Stand for ``open``."""
+        line = self._line_that_opens(file, by)
+        if line is None or "x" in mode:  # that is how scripts make locks
+            return plain(file, mode, *more, **by)
+        where = os.path.abspath(os.fsdecode(file))
+        if not set(mode) & set("wa+"):
+            return self._read(where, lambda found: plain(found or file, mode, *more, **by))
+        if not _may_write(where) or ("r" in mode and not os.path.exists(where)):
+            return plain(file, mode, *more, **by)
+        staged = self._scratch() / f"{next(NUMBERS)}-{os.path.basename(where)}"
+        if "w" not in mode and os.path.exists(where):
+            self._read(where, lambda found: shutil.copyfile(found or where, staged))
+        entry = self._next_entry(where, line) if "a" in mode else None
+        begin = 0 if entry is None else self._begin(staged, entry)
+        raw = _Told(staged, mode.translate(_KINDS), os.fspath(file))
+        made = _stacked(raw, mode, *more, **by)
+        opened = Opened(Path(where), weakref.ref(made), "a" in mode, staged, begin)
+        raw.then = functools.partial(self._make_real, opened, entry)
+        self._open.append((opened, raw.then))
+        return made
+
+    def _line_that_opens(self, file: Any, by: dict[str, Any]) -> str | None:
+        """Return the script's line that opens a plain file of its own, by its name."""
+        if not isinstance(file, (str, bytes, os.PathLike)) or by.get("opener") is not None:
+            return None
+        line = self._script.line_behind(sys._getframe(2))
+        if line is None or not is_regular(file):
+            return None
+        where = Path(os.path.abspath(os.fsdecode(file)))
+        return None if self._run_dir in where.resolve().parents else line
+
+    def _next_entry(self, where: str, line: str) -> str:
+        """Return the key of what a line appends to a file; it is anew where that is anew."""
+        key = f"to {where} by {line}"
+        if where in self._rewritten:
+            key += f" after a write at {self._writes.moment}"
+        self._entries[key] += 1
+        return f"{key}, {self._entries[key]}"
+
+    def _begin(self, staged: Path, entry: str) -> int:
+        """Return where an entry begins: behind it stands what others have appended since."""
+        size = staged.stat().st_size if staged.exists() else 0
+        begin = min(size, int(self._record.first(f"begin {entry}", size)))
+        if begin < size:
+            os.truncate(staged, begin)
+        return begin
+
+    def _read(self, where: str, read: Callable[[Path | None], Any]) -> Any:
+        """Read a file where it is, or where this worker has what it has itself written."""
+        for opened, _ in reversed(self._open):
+            if str(opened.path) == where and opened.staged is not None and not opened.is_closed:
+                opened.flush()
+                return read(opened.staged)
+        own = self._own.get(where)
+        try:
+            found = read(None)  # before the look: another worker may write it at any time
+        except FileNotFoundError:
+            if own is None or not self._writes.has_gone(where):
+                raise
+            return read(own)
+        return found if own is None or not self._writes.is_behind(where) else read(own)
+
+    def _move(self, plain: Callable[..., Any], src: Any, dst: Any, **by: Any) -> Any:
+        """Stand for ``os.rename`` and ``os.replace``."""
+        if by or self._script.line_behind(sys._getframe(1)) is None:
+            return plain(src, dst, **by)
+        path, to = (os.path.abspath(os.fsdecode(name)) for name in (src, dst))
+        self.forget(path)
+        self.forget(to)
+        return self._writes.take_away(path, lambda: plain(src, dst))
+
+    def _make_real(self, opened: Opened, entry: str | None, moment: str = "") -> None:
+        """Put a file that is closed into its place, unless another worker has done so.
+
+        An entry of a log is known in later launches, but for one of a ``moment`` only.
+        """
+        if self._script.is_forked:
+            return
+        staged, where = opened.staged, str(opened.path)
+        key = None if entry is None else f"appended {entry}"
+        if staged is None or opened.is_agreed:  # it is real already, or the first worker's is
+            if key is not None and not moment:
+                self._record.first(key, 1)
+            return
+        opened.staged = None
+        if key is None:
+            self._rewritten.add(where)
+        elif self._record.find(key) is None:
+            key += moment
+        with own_work():
+            self._writes.once(
+                where,
+                lambda: _put(staged, where) if key is None else _append(staged, opened),
+                key=key,
+            )
+            self.forget(where)
+        self._own[where] = staged
+
+
+_KINDS = str.maketrans("", "", "bt")
+
+
+class _Told(io.FileIO):
+    """A staged file that tells when it was closed."""
+
+    def __init__(self, staged: Path, mode: str, name: Any) -> None:
+        super().__init__(str(staged), mode)
+        self.name = name
+        self.then: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        was_open = not self.closed
+        super().close()
+        if was_open:
+            self.then()
+
+
+def _stacked(
+    raw: _Told,
+    mode: str,
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    **_: Any,
+) -> Any:
+    """Return what ``open`` makes of a file that is open to be written."""
+    if "b" in mode and buffering == 0:
+        return raw
+    kind = io.BufferedRandom if "+" in mode else io.BufferedWriter
+    buffer = kind(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
+    if "b" in mode:
+        return buffer
+    text = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
+    text.mode = mode  # type: ignore[misc]
+    return text
+
+
+def _may_write(where: str) -> bool:
+    """Return whether a file can be put there; else Python's own ``open`` says why not."""
+    folder = os.path.dirname(where)
+    is_free = not os.path.exists(where) or os.access(where, os.W_OK)
+    return is_free and os.path.isdir(folder) and os.access(folder, os.W_OK)
+
+
+def _put(staged: Path, where: str) -> None:
+    """Let a path have the content of a staged file, at once for all who read it."""
+    path = Path(os.path.realpath(where))
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copymode(path, staged)
+    try:
+        os.link(staged, beside)
+    except OSError:  # it is on another disk
+        shutil.copy(staged, beside)
+    os.replace(beside, path)
+
+
+def _append(staged: Path, opened: Opened) -> None:
+    """Append what is new in a staged file, unless a worker has died right after it did so."""
+    entry = staged.read_bytes()[opened.agreed :]
+    with open(opened.path, "ab+") as file:
+        file.seek(opened.agreed)
+        if file.read() != entry:
+            file.write(entry)
+
+
+_OPEN_RUNS: dict[str, Callable[[Any], Any]] = {
+    "mlflow": lambda module: module.active_run(),
+    "wandb": lambda module: module.run,
+}
+"""How to ask a library for the run that it has open in this process."""
+
+
+class ScriptStores:
+    """The stores that the script of this process has opened outside of trainings."""
+
+    def __init__(self, script: CallingScript) -> None:
+        self._script = script
+        self._databases: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def share(self, module: Any) -> None:
+        """Take note of each database file that ``sqlite3`` opens, also for a library."""
+        for place in (module, module.dbapi2):
+            exchange(place, "connect", functools.partial(self._connect, place.connect))
+
+    def _connect(self, plain: Callable[..., Any], database: Any, *more: Any, **by: Any) -> Any:
+        if self._script.is_here() and isinstance(database, (str, bytes, os.PathLike)):
+            path = os.fsdecode(database)
+            if path and path != ":memory:" and not path.startswith("file:"):
+                self._databases.setdefault(os.path.abspath(path), _changed_at(path))
+        return plain(database, *more, **by)
+
+    def new_words(self, workers: int) -> Iterator[str]:
+        """Say a line for each store that the script has opened, and not been told of."""
+        written = [path for path, then in self._databases.items() if _changed_at(path) != then]
+        for store in [*written, *_open_runs()]:
+            if store not in self._told:
+                self._told.add(store)
+                yield (
+                    f"the script writes to {store} on each of the {workers} workers, and again in "
+                    "each launch: let one do so, with `if holdfast.is_first():`, and give an "
+                    "entry a key that the run keeps, as of uuid.uuid4()"
+                )
+
+
+def _open_runs() -> Iterator[str]:
+    for name, ask in _OPEN_RUNS.items():
+        module = sys.modules.get(name)
+        if module is not None and ask(module) is not None:
+            yield f"a run of {name}"
+
+
+def _changed_at(path: str) -> int:
+    """Return when a database was changed, 0 if it is not there."""
+    files = [file for file in (path, f"{path}-wal", f"{path}-journal") if os.path.exists(file)]
+    return max((os.stat(file).st_mtime_ns for file in files), default=0)

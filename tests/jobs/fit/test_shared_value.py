@@ -1,0 +1,38 @@
+"""A value that the script shares is one for all workers, also after a relaunch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from script_jobs import train_text
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+
+SCRIPT = """
+import os, time
+import holdfast, keras, numpy as np
+
+began = holdfast.shared(time.time())
+with open(f"{os.getpid()}.value", "w") as file:
+    file.write(str(began))
+with open("log.txt", "a") as file:
+    file.write(f"{time.time()}\\n")
+x = np.ones((8, 1), "float32")
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x, batch_size=2, epochs=1, verbose=0)
+np.savetxt("weights.txt", model.get_weights()[0])
+"""
+
+
+def test_value_is_that_of_the_first_launch_on_all_workers(tmp_path: Path) -> None:
+    job = train_text(SCRIPT, tmp_path, "kill worker=1 step=3", options=("--no-shrink",))
+
+    assert job.exit_code == 0, job.stderr
+    assert len(job.report.relaunches) == 1
+    values = [path.read_text() for path in tmp_path.glob("*.value")]
+    assert len(values) == 4
+    assert len(set(values)) == 1
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
+    assert len((tmp_path / "weights.txt").read_text().splitlines()) == 1
