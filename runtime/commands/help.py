@@ -5,7 +5,6 @@ click's own formatter writes it: plain text at any width, that a pipe and a sear
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from holdfast.runtime.options.job_options import OPTIONS
+from holdfast.runtime.options.removed import nearest
 
 GROUPS = ("Run", "Look", "Checkpoints", "Trouble")
 """What the commands are for, in the order of the help."""
@@ -77,5 +77,4 @@ def hint_for(word: str, names: Sequence[str]) -> str:
     """Return what may have been meant by a word that is no command."""
     if word.endswith(".py") or os.path.isfile(word):
         return f"did you mean `holdfast run {word}`?"
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean `holdfast {close[0]}`?" if close else "`holdfast --help` lists them"
+    return nearest(word, names, "`holdfast --help` lists them", form="`holdfast {}`")

@@ -7,7 +7,6 @@ again and returns what came of it.
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from holdfast.runtime.commands.reported_run import metric_columns, read_reported
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.removed import removal_of_key
+from holdfast.runtime.options.removed import nearest, removal_of_key
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     Sources,
@@ -119,8 +118,7 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in _FLAGS:
-            near = difflib.get_close_matches(name, _FLAGS, 1)
-            hint = f"did you mean {near[0]}?" if near else "`holdfast run --help` lists them"
+            hint = nearest(name, _FLAGS, "`holdfast run --help` lists them")
             raise UsageError(removal_of_key(name) or f"launch() has no option {name!r}; {hint}")
     return {_FLAGS[name]: value for name, value in options.items() if value is not None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
 import pkgutil
@@ -24,10 +23,9 @@ from holdfast.runtime.commands.help import GROUPS, Documented, hint_for, write_c
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.removed import removal_of
+from holdfast.runtime.options.removed import nearest, removal_of
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
-    NEAR,
     keys_of,
     mistyped_variables,
     read_config_file,
@@ -166,9 +164,8 @@ def _message_of(error: click.ClickException) -> str:
         for flag in set(known) & {"--step", "--worker"}:
             return f"{surplus[1]} is no run; a {flag.strip('-')} is given as {flag} {surplus[1]}"
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        near = (error.possibilities or [""])[0]  # click lists several, by the alphabet
-        is_near = difflib.SequenceMatcher(None, error.option_name, near).ratio() >= NEAR
-        hint = f"did you mean {near}?" if is_near else f"see `{error.ctx.command_path} --help`"
+        otherwise = f"see `{error.ctx.command_path} --help`"
+        hint = nearest(error.option_name, error.possibilities or (), otherwise)
         return removal_of(error.option_name) or f"no such option {error.option_name}; {hint}"
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
         return f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"

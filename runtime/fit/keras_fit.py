@@ -56,7 +56,6 @@ from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.model_rules import check_backend
 from holdfast.runtime.model.own_hooks import as_traced, note_steps
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -66,7 +65,7 @@ from holdfast.runtime.script.process import script_process
 from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads, install
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.stages import Stages, stages_of_script
-from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
+from holdfast.runtime.training.training_job import RateScale, TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext, is_forked
 from holdfast.runtime.worker.training_refusal import is_refused
 

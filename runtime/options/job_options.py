@@ -18,7 +18,6 @@ from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.mca_settings import check_between_hosts, check_mca, read_mca
 from holdfast.runtime.options.option import (
     DOCTOR,
@@ -28,6 +27,7 @@ from holdfast.runtime.options.option import (
     option,
     read_bytes,
     read_duration,
+    read_hosts,
     read_path,
     read_seconds,
     read_switch,
@@ -35,12 +35,12 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
-from holdfast.runtime.options.rate_scale import RULES
 from holdfast.runtime.system.own_process import usable_cores
 
 _EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
 _DEFAULT_SEED = 0
+_RULES = ("linear", "sqrt")
 _PRELOADED = ("tensorflow", "keras")
 
 
@@ -61,8 +61,8 @@ _check_pause = _seconds("a number of seconds, or 0 or never for none")
 
 def _check_rule(rule: str) -> None:
     """Refuse an unknown rule for learning rates."""
-    if rule not in RULES:
-        raise ValueError(f"must be {' or '.join(RULES)}, got {rule!r}")
+    if rule not in _RULES:
+        raise ValueError(f"must be {' or '.join(_RULES)}, got {rule!r}")
 
 
 def _check_faults(texts: tuple[str, ...]) -> None:

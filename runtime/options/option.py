@@ -4,6 +4,11 @@ An option is one field of `job_options.JobOptions`.  Its flag names it everywher
 option ``--save-every`` is ``HOLDFAST_SAVE_EVERY`` in the environment and ``save-every``
 in ``holdfast.toml``.  A value may come as text or as what TOML and JSON make of it, so
 each reader takes both.
+
+A hostfile is that of Open MPI and Horovod: a host a line, with ``slots=4``, with ``:4``, or alone
+for one slot.  A host that stands in several lines has the slots of all, as in the node files of
+PBS.  ``max_slots`` limits how many workers Open MPI would put on a host beyond its slots.  Here a
+host takes no more than its slots, and no more than that.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.recovery.errors import RecoveryError
+from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.batch.schedulers import clock_s
 from holdfast.runtime.errors import UsageError
 
@@ -39,6 +45,8 @@ _UNITS = {
 }
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIMES = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:minutes:seconds'
+
+_SLOTS, _MOST = "slots", "max_slots"
 
 RUN, DOCTOR = "run", "doctor"
 
@@ -226,3 +234,54 @@ def at_least(least: int, most: int | None = None) -> Callable[[int], None]:
             raise ValueError(f"must be at most {most}, got {value}")
 
     return check
+
+
+def read_hosts(value: Any) -> tuple[HostSlots, ...]:
+    """Return hosts and their slots of ``a:4,b:4``, or of a list of such words; alone it is one."""
+    words = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    hosts = tuple(_read_host(str(word).strip()) for word in words if str(word).strip())
+    names = [host.name for host in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{twice[0]} stands there {names.count(twice[0])} times; name it once")
+    return hosts
+
+
+def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
+    """Return the hosts of a file and their slots, in its order.
+
+    Raises:
+        ValueError: it cannot be read, has no host, or a line of it is no host.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    slots: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            try:
+                host = _read_line(words)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from error
+            slots[host.name] = slots.get(host.name, 0) + host.slots
+    if not slots:
+        raise ValueError(f"{path} names no host; write one a line, such as `node1 slots=4`")
+    return tuple(HostSlots(name, count) for name, count in slots.items())
+
+
+def _read_line(words: list[str]) -> HostSlots:
+    host = _read_host(words[0])
+    given = dict(word.replace("max-slots", _MOST).partition("=")[::2] for word in words[1:])
+    if not set(given) <= {_SLOTS, _MOST} or not all(map(str.isdecimal, given.values())):
+        raise ValueError(f"{' '.join(words)!r} is no host with its slots, such as node1 slots=4")
+    slots = int(given.get(_SLOTS, host.slots))
+    return HostSlots(host.name, min(slots, int(given.get(_MOST, slots))))
+
+
+def _read_host(word: str) -> HostSlots:
+    name, _, slots = word.partition(":")
+    if not name or name[0] in "-+^" or (slots and not slots.isdecimal()):
+        raise ValueError(f"{word!r} is no host with its number of workers, such as node1:4")
+    return HostSlots(name, int(slots or 1))

@@ -1,8 +1,9 @@
-"""What an earlier version had and this one has not, each with the way that leads there now."""
+"""Words that are no names of ours: what is near them, and what was removed with the way instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 REMOVED: Mapping[str, str] = {
     "chaos": '`holdfast run -n 4 --fresh --inject "random seed=7 count=5" train.py` does this',
@@ -31,8 +32,17 @@ REMOVED: Mapping[str, str] = {
 }
 """Commands, flags and names of Python; a flag is also a variable and a key of ``holdfast.toml``."""
 
+_NEAR = 0.7
+"""Two names that have so large a part of their letters in common differ by a slip."""
+
 OF_SCRIPTS_TOO = frozenset({"--compare", "--format"})
 """Flags that a script may well have, whose own options are not in its text."""
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str = "", form: str = "{}") -> str:
+    """Return the question whether a known name was meant, ``otherwise`` if none is near."""
+    near = difflib.get_close_matches(word, list(known), 1, _NEAR)
+    return f"did you mean {form.format(near[0])}?" if near else otherwise
 
 
 def removal_of(name: str) -> str | None:

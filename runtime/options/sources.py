@@ -6,7 +6,6 @@ reads an option from the environment.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -18,10 +17,9 @@ from typing import Any
 
 from holdfast.recovery.placement import total_slots
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.host_list import read_hostfile
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import RUN, Option, read_path
-from holdfast.runtime.options.removed import removal_of_key
+from holdfast.runtime.options.option import RUN, Option, read_hostfile, read_path
+from holdfast.runtime.options.removed import nearest, removal_of_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,9 +37,6 @@ _OF_SERVICE = re.compile(
     r"(HOLDFAST\w*?)_(SERVICE_(HOST|PORT\w*)=|PORT_\d+_[A-Z]+\w*=|PORT=(tcp|udp|sctp)://).*"
 )
 """What Kubernetes tells a pod of the services of its namespace."""
-
-NEAR = 0.75
-"""Two names that have so large a part of their letters in common differ by a slip."""
 
 _OF_ALLOCATION, _NOWHERE = 3, 4
 """The number of the last source, and what comes behind it."""
@@ -220,14 +215,11 @@ def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
         if name == variable or name in names:
             continue
         removal = removal_of_key(name)
+        near = nearest(name, names, form=f"{_PREFIX}{{}}")
         if removal is not None:
             yield f"warning: {variable} is ignored: {removal}"
-        else:
-            for near in difflib.get_close_matches(name, names, 1, NEAR):
-                yield (
-                    f"warning: {variable} is no option of holdfast and is ignored; "
-                    f"did you mean {_PREFIX}{near}?"
-                )
+        elif near:
+            yield f"warning: {variable} is no option of holdfast and is ignored; {near}"
 
 
 def keys_of(command: str) -> list[str]:

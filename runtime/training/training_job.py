@@ -5,6 +5,7 @@ A script may train several times.  Each time is one `Stage` of its run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
@@ -49,6 +49,49 @@ DATA = "data"
 
 OF_WORKERS = ("number of the training", "number of epochs", "digest of the validation data")
 """Facts that only workers compare: a run that goes on may have others."""
+
+_WARM_UP_EPOCHS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RateScale:
+    """What multiplies the rate that the script has chosen, at each update (``--scale-lr``).
+
+    An update over K times the samples should move as far as K updates did, so the rate is
+    multiplied by K (Goyal et al. 2017), or by the root of K where the noise of the gradient decides
+    (Hoffer et al. 2017).  At the start of a training the weights change fast, and such a rate
+    diverges.  So the factor grows from 1 in equal parts, over the first five epochs.
+    """
+
+    rule: str
+    batch_factor: int
+    warm_up_steps: int
+
+    @staticmethod
+    def of(
+        rule: str | None, batch_factor: int, steps_per_epoch: int, epochs: int
+    ) -> RateScale | None:
+        """Return the scale of a training, None without a rule or a larger batch.
+
+        A short training warms up until its end.
+        """
+        if rule is None or batch_factor == 1:
+            return None
+        return RateScale(rule, batch_factor, steps_per_epoch * min(epochs, _WARM_UP_EPOCHS))
+
+    @property
+    def factor(self) -> float:
+        """The factor after the warm-up."""
+        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
+
+    @property
+    def growth(self) -> float:
+        """What an update of the warm-up adds to the factor."""
+        return (self.factor - 1.0) / self.warm_up_steps
+
+    def __str__(self) -> str:
+        """Return the scale in words."""
+        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"
 
 
 @dataclass(frozen=True, slots=True)

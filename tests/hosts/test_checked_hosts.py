@@ -28,7 +28,7 @@ from holdfast.runtime.hosts.checked_hosts import check_hosts
 from holdfast.runtime.hosts.checked_hosts import settle_hosts
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.launchers import find_mpiexec
-from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 

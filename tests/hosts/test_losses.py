@@ -18,7 +18,7 @@ from host_jobs import HostJob, HostJobRun, Loss
 from host_keeper import port_of
 from workload import LONG, Undisturbed, request_of
 
-from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.options.option import read_hosts
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 

@@ -14,7 +14,7 @@ from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
 from workload import EVEN, SLICED, Undisturbed, Workload, request_of
 
-from holdfast.runtime.options.host_list import read_hosts
+from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, run_job, start_job
 

@@ -14,8 +14,8 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import Asked, Asking
 from holdfast.runtime.hosts.network import places
-from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.system.devices import Devices
 
 LIBRARY = MpiLibrary(Path("/opt/mpiexec"), "5.0.9")

@@ -24,9 +24,8 @@ from keras.src.utils import file_utils
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.keras_fit import take_turns
-from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.training_job import Stage, TrainingJob, describe_job
+from holdfast.runtime.training.training_job import RateScale, Stage, TrainingJob, describe_job
 
 pytestmark = pytest.mark.tensorflow
 

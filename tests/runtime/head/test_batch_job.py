@@ -29,8 +29,8 @@ from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
-from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2

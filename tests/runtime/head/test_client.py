@@ -597,18 +597,6 @@ def test_signal_is_passed_on_and_ends_nobody(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_signal_that_comes_before_there_is_a_head_is_passed_on_later() -> None:
-    signals, reactor, heard = SignalPipe(), Reactor(), list[int]()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-    signals.watch(reactor, heard.extend)
-    reactor.run_once(BOUND_S)
-
-    signals.restore()
-    reactor.close()
-    assert heard == [signal.SIGTERM]
-
-
 def test_signal_that_comes_while_no_head_is_found_is_not_lost() -> None:
     """It ends the process, as it would have done without the search."""
     got: list[int] = []

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.hosts.checked_hosts import own_host, settle_hosts
-from holdfast.runtime.options.host_list import read_hosts
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.system.network import is_own_address, is_own_name, own_name
 
 ELSEWHERE = "198.51.100.1"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.host_list import read_hostfile, read_hosts
+from holdfast.runtime.options.option import read_hostfile, read_hosts
 from holdfast.runtime.options.sources import BuiltOptions, Sources, build_options
 
 

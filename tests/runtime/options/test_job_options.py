@@ -1,9 +1,8 @@
-"""What a job may ask for, how it is named, and how its learning rate grows."""
+"""What a job may ask for, and how it is named."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.rate_scale import RateScale
 
 OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
@@ -104,22 +102,6 @@ def test_command_line_has_the_flags_of_the_options() -> None:
     assert wanted <= found
 
 
-@pytest.mark.parametrize("seed", [2**53 + 1, str(2**63 + 1)])
-def test_whole_number_beyond_what_a_float_holds_is_read_as_it_is(seed: int | str) -> None:
-    assert OPTIONS["seed"].read(seed) == int(seed)
-
-
-@pytest.mark.parametrize("text", ["1.5", 1.5, float("nan"), float("inf"), "many", True, None])
-def test_what_is_no_whole_number_is_refused(text: object) -> None:
-    with pytest.raises(ValueError, match="is not a valid integer"):
-        OPTIONS["seed"].read(text)
-
-
-def test_time_that_no_float_holds_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not a number of seconds"):
-        OPTIONS["heartbeat_timeout_s"].read(10**400)
-
-
 def test_differences_are_named_with_both_values() -> None:
     own = JobOptions(Path("/a.py"), Path("/run"), workers=2)
     asked = dataclasses.replace(own, workers=4, save_every="10", shrink=False, preload=())
@@ -137,23 +119,3 @@ def test_modules_that_the_user_has_named_are_those_beside_the_default(options: J
     assert options.named_modules == ()
     named = dataclasses.replace(options, preload=("keras", "sklearn", "torch"))
     assert named.named_modules == ("sklearn", "torch")
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 8.0), ("sqrt", math.sqrt(8))])
-def test_factor_grows_over_five_epochs(rule: str, factor: float) -> None:
-    scale = RateScale.of(rule, 8, steps_per_epoch=10, epochs=90)
-
-    assert scale is not None
-    assert (scale.factor, scale.warm_up_steps) == (pytest.approx(factor), 50)
-    assert 1.0 + 50 * scale.growth == pytest.approx(factor)
-
-
-@pytest.mark.parametrize(("rule", "factor"), [(None, 8), ("linear", 1)])
-def test_nothing_is_scaled_without_a_rule_or_a_larger_batch(rule: str | None, factor: int) -> None:
-    assert RateScale.of(rule, factor, steps_per_epoch=10, epochs=90) is None
-
-
-def test_short_training_warms_up_until_its_end() -> None:
-    scale = RateScale.of("linear", 4, steps_per_epoch=10, epochs=2)
-
-    assert str(scale) == "linear x4 over 20 steps"

@@ -70,6 +70,10 @@ def _pipe(path: Path, target: Path) -> None:
     os.mkfifo(path)
 
 
+def _make_folder(path: Path, target: Path) -> None:
+    path.mkdir()
+
+
 def _name_again(path: Path, target: Path) -> None:
     os.link(target, path)
 
@@ -148,30 +152,79 @@ def is_untouched(path: Path, target: Path) -> bool:
     return is_alone and {target.read_bytes(), *contents} == {PRECIOUS}
 
 
-@TO_WRITE
-def test_planted_lease_is_refused(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    plant(directory.lease_path, target)
+WRITERS: dict[str, tuple[str, Callable[[RunDirectory], object]]] = {
+    "lease": ("lease", lambda run: run.acquire_lease()),
+    "journal": ("journal.jsonl", lambda run: open_journal(run, RECORD.run_id)),
+}
+READERS: dict[str, tuple[str, Callable[[RunDirectory], object]]] = {
+    "journal": ("journal.jsonl", lambda run: read_journal(run.journal_path)),
+    "generation": ("journal.jsonl", lambda run: last_generation(run.journal_path)),
+    "record": ("RUN.json", lambda run: run.load_record()),
+    "owner": ("lease", living_head),
+}
 
-    with pytest.raises(UsageError, match=rf"/run/lease {complaint}.*; .*remove it") as caught:
-        directory.acquire_lease()
+
+@TO_WRITE
+@pytest.mark.parametrize("writer", WRITERS)
+def test_planted_file_is_refused_in_one_line_and_not_written(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str, writer: str
+) -> None:
+    name, write = WRITERS[writer]
+    plant(directory.path / name, target)
+
+    with pytest.raises(UsageError, match=rf"/run/{name} {complaint}.*; .*remove it") as caught:
+        write(directory)
 
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
-    assert is_untouched(directory.lease_path, target)
+    assert is_untouched(directory.path / name, target)
+    if plant is _name_again:  # as a backup does
+        advice = str(caught.value).rpartition("own: ")[2]
+        subprocess.run(["sh", "-c", advice], check=True)
+        write(directory)
+
+
+@TO_READ
+@pytest.mark.parametrize("reader", READERS)
+def test_planted_file_is_refused_and_not_read(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str, reader: str
+) -> None:
+    name, read = READERS[reader]
+    plant(directory.path / name, target)
+
+    with pytest.raises((UsageError, ForeignFile), match=rf"/run/{name} {complaint}"):
+        read(directory)
+
+    assert is_untouched(directory.path / name, target)
+    assert HistoryReader(directory.journal_path).read() == FailureHistory()
 
 
 @TO_WRITE
-def test_planted_journal_is_refused(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+@pytest.mark.parametrize("place", ["draft", "file"])
+def test_whole_file_is_written_beside_what_is_planted_in_its_place_or_that_of_its_draft(
+    tmp_path: Path, target: Path, plant: Plant, complaint: str, place: str
 ) -> None:
-    plant(directory.journal_path, target)
+    path, draft = tmp_path / "shown", tmp_path / ".shown.draft"
+    planted = draft if place == "draft" else path
+    plant(planted, target)
 
-    with pytest.raises(UsageError, match=rf"/run/journal\.jsonl {complaint}.*; .*remove it"):
-        open_journal(directory, RECORD.run_id)
+    write_whole(path, b"new", is_durable=True)
 
-    assert is_untouched(directory.journal_path, target)
+    assert (path.read_bytes(), path.is_symlink()) == (b"new", False)
+    assert target.read_bytes() == PRECIOUS
+    assert not target.with_name("missing").exists()
+
+
+@pytest.mark.parametrize("plant", [_link, _pipe, _make_folder])
+def test_record_is_not_created_in_the_place_of_what_is_planted(
+    directory: RunDirectory, target: Path, plant: Plant
+) -> None:
+    plant(directory.record_path, target)
+
+    with pytest.raises(UsageError):
+        directory.create_record(RECORD)
+    with pytest.raises(UsageError, match=r"RUN\.json (is|belongs)"):
+        directory.load_record()
 
 
 @TO_WRITE
@@ -199,19 +252,6 @@ def test_journal_that_is_exchanged_while_a_job_runs_loses_lines_and_raises_nothi
     assert events == ["journal_gap", "step"]
 
 
-@TO_WRITE
-def test_planted_draft_of_a_file_is_not_written_to(
-    tmp_path: Path, target: Path, plant: Plant, complaint: str
-) -> None:
-    path, draft = tmp_path / "shown", tmp_path / ".shown.draft"
-    plant(draft, target)
-
-    write_whole(path, b"new")
-
-    assert path.read_bytes() == b"new"
-    assert is_untouched(draft, target)
-
-
 def test_what_a_killed_writer_has_left_is_taken_by_the_next_one(tmp_path: Path) -> None:
     (tmp_path / ".shown.draft").write_bytes(b"half of a long pa")
 
@@ -234,30 +274,6 @@ def test_two_processes_that_write_a_file_do_not_mix(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".shown.draft", "shown"]
 
 
-@TO_READ
-def test_planted_journal_is_not_read(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    plant(directory.journal_path, target)
-
-    for read in (read_journal, last_generation):
-        with pytest.raises(ForeignFile, match=complaint):
-            read(directory.journal_path)
-    assert HistoryReader(directory.journal_path).read() == FailureHistory()
-
-
-@TO_READ
-def test_planted_record_is_refused(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    plant(directory.record_path, target)
-
-    with pytest.raises(UsageError, match=rf"/run/RUN\.json {complaint}.*; .*remove it"):
-        directory.load_record()
-
-    assert is_untouched(directory.record_path, target)
-
-
 def test_record_with_a_second_name_is_read(directory: RunDirectory, tmp_path: Path) -> None:
     """Backups are made so: ``cp -al``, ``rsync --link-dest``."""
     directory.create_record(RECORD)
@@ -272,42 +288,6 @@ def test_record_that_is_too_large_is_refused_unread(directory: RunDirectory) -> 
 
     with pytest.raises(UsageError, match=r"RUN\.json is .*: it has more than 1048576 bytes"):
         directory.load_record()
-
-
-@TO_WRITE
-def test_planted_draft_of_a_record_is_not_written(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    draft = directory.path / ".RUN.json.draft"
-    plant(draft, target)
-
-    directory.create_record(RECORD)
-
-    assert directory.load_record() == RECORD
-    assert not directory.record_path.is_symlink()
-    assert is_untouched(draft, target)
-
-
-@TO_WRITE
-def test_record_is_not_created_in_the_place_of_what_is_planted(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    plant(directory.record_path, target)
-
-    with pytest.raises(UsageError):
-        directory.create_record(RECORD)
-
-    assert is_untouched(directory.record_path, target)
-
-
-@TO_READ
-def test_planted_lease_names_no_head(
-    directory: RunDirectory, target: Path, plant: Plant, complaint: str
-) -> None:
-    plant(directory.lease_path, target)
-
-    with pytest.raises(UsageError, match=rf"/run/lease {complaint}"):
-        living_head(directory)
 
 
 @pytest.mark.parametrize(
@@ -337,19 +317,6 @@ def test_commands_say_in_one_line_what_is_planted(
     assert (caught.value.code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert f"{planted} is a symbolic link" in err
     assert target.read_bytes() == PRECIOUS
-
-
-def test_file_that_a_backup_shares_can_be_made_one_of_its_own(directory: RunDirectory) -> None:
-    directory.acquire_lease().release()
-    path = directory.lease_path
-    os.link(path, directory.path / "copy")
-
-    with pytest.raises(UsageError) as caught:
-        directory.acquire_lease()
-
-    advice = str(caught.value).rpartition("own: ")[2]
-    subprocess.run(["sh", "-c", advice], check=True)
-    directory.acquire_lease().release()
 
 
 def test_planted_files_are_set_aside_with_the_run(directory: RunDirectory, target: Path) -> None:
@@ -383,13 +350,6 @@ def test_run_directory_itself_may_be_a_link(directory: RunDirectory, tmp_path: P
     link.create_record(RECORD)
 
     assert directory.load_record() == RECORD
-
-
-def test_directory_in_the_place_of_a_file_is_named(directory: RunDirectory) -> None:
-    directory.record_path.mkdir()
-
-    with pytest.raises(UsageError, match=r"RUN\.json is a directory"):
-        directory.load_record()
 
 
 def test_refusal_leaves_no_descriptor_open(directory: RunDirectory, target: Path) -> None:

@@ -157,37 +157,6 @@ def test_directory_that_was_removed_is_lost_and_not_made_again(job: Job) -> None
     assert not job.directory.path.exists()
 
 
-def test_file_of_another_run_is_not_removed_either(job: Job) -> None:
-    """A job that is relaunched in a directory of another run cleans up nothing."""
-    path = job.directory.path
-    path.rename(path.with_name("aside"))
-    other = Job.begin(path, OTHER)
-    staging = other.store.staging(40, 0, 1)
-    staging.open()
-
-    with pytest.raises(CommitRefused):
-        job.store.clean_staging(9)
-
-    assert staging.path.is_dir()
-
-
-def test_job_whose_directory_was_moved_away_removes_nothing_of_the_next_run(job: Job) -> None:
-    """Its steps have larger numbers, so they would count as the newest of that run."""
-    path = job.directory.path
-    assert job.save(1000)
-    assert job.save(1100)
-    path.rename(path.with_name("aside"))
-    second = Job.begin(path, OTHER)
-    assert second.save(10)
-
-    for step in (1200, 1300):
-        job.save(step)
-    assert second.save(20)
-
-    assert [step for step in (10, 20) if not second.has(step)] == []
-    assert CheckpointStore(path).steps() == (20, 10)
-
-
 class Play:
     """Two jobs that meet in one directory, and a user who moves and removes it."""
 

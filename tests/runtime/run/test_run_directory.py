@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import json
@@ -62,27 +61,6 @@ def test_prepare_refuses_a_place_that_cannot_be_written() -> None:
         RunDirectory(Path("/proc/self/run")).prepare()
 
 
-def test_run_without_record_is_none(directory: RunDirectory) -> None:
-    assert directory.load_record() is None
-
-
-def test_record_is_read_back_as_it_was_created(directory: RunDirectory) -> None:
-    directory.create_record(RECORD)
-
-    assert directory.load_record() == RECORD
-    assert os.listdir(directory.path) == ["RUN.json"]
-
-
-def test_record_is_created_only_once(directory: RunDirectory) -> None:
-    directory.create_record(RECORD)
-
-    with pytest.raises(UsageError, match="already holds a run"):
-        directory.create_record(dataclasses.replace(RECORD, seed=9))
-
-    assert directory.load_record() == RECORD
-    assert os.listdir(directory.path) == ["RUN.json"]
-
-
 def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         RunDirectory(Path("/proc/self")).create_record(RECORD)
@@ -138,16 +116,6 @@ def test_second_job_is_refused_and_told_who_owns_the_directory(directory: RunDir
     assert caught.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
 
 
-def test_released_lease_can_be_taken_again(directory: RunDirectory) -> None:
-    first = directory.acquire_lease()
-    first.release()
-
-    second = directory.acquire_lease()
-
-    assert directory.lease_owner()["token"] == second.token != first.token
-    second.release()
-
-
 def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) -> None:
     """The head gets the descriptor, and so owns the directory after the client."""
     lease = directory.acquire_lease()
@@ -163,28 +131,12 @@ def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) ->
     directory.acquire_lease().release()
 
 
-def test_child_without_the_descriptor_does_not_keep_the_lease(directory: RunDirectory) -> None:
-    lease = directory.acquire_lease()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    lease.release()
-
-    directory.acquire_lease().release()
-
-    assert child.poll() is None
-    child.communicate(b"\n")
-
-
 def test_lease_is_inherited_only_by_those_who_are_given_it(directory: RunDirectory) -> None:
     """``os.system`` closes no descriptors: what a script starts with it must not keep the lease."""
     lease = directory.acquire_lease()
 
     assert not os.get_inheritable(lease.fileno())
     lease.release()
-
-
-def test_lease_in_an_unusable_directory_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be used"):
-        RunDirectory(tmp_path / "nowhere").acquire_lease()
 
 
 def test_head_and_client_are_named_in_the_lease(directory: RunDirectory) -> None:
@@ -276,10 +228,6 @@ def test_setting_aside_that_was_cut_short_is_finished_by_the_next(
 
     assert left == ["RUN.json", "journal.jsonl", "previous-1"]
     assert sorted(os.listdir(directory.path)) == ["previous-1", "previous-2"]
-
-
-def test_new_ids_differ() -> None:
-    assert len({RunRecord.new_id() for _ in range(100)}) == 100
 
 
 def _fill(directory: RunDirectory, content: str) -> None:

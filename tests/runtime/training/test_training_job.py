@@ -26,6 +26,7 @@ from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.progress import check_metric
 from holdfast.runtime.training.training_job import (
     ONLY_STAGE,
+    RateScale,
     Stage,
     TrainingJob,
     TrainingRequest,
@@ -383,3 +384,23 @@ def test_run_beyond_the_end_of_its_job_is_named() -> None:
     assert f"at step {steps + 1}, and the script asks for {steps} steps (epochs=2)" in str(
         found.surplus(steps + 1)
     )
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "epochs", "words"),
+    [
+        ("linear", 8, 90, "linear x8 over 50 steps"),
+        ("sqrt", 16, 90, "sqrt x4 over 50 steps"),
+        ("linear", 4, 2, "linear x4 over 20 steps"),
+        (None, 8, 90, "None"),
+        ("linear", 1, 90, "None"),
+    ],
+)
+def test_rate_grows_with_the_batch_over_five_epochs(
+    rule: str | None, batch: int, epochs: int, words: str
+) -> None:
+    scale = RateScale.of(rule, batch, steps_per_epoch=10, epochs=epochs)
+
+    assert str(scale) == words
+    if scale is not None:
+        assert 1.0 + scale.warm_up_steps * scale.growth == pytest.approx(scale.factor)
