@@ -1,18 +1,15 @@
-"""Which workers are alive or dead, and whether all stood still, judged by their heartbeats.
+"""Who is silent, what has stalled, who is overdue: one detector with three subjects.
 
-A worker counts; an observer looks at the counters now and then. A worker is silent
-while two looks in a row see the same count. Silence beyond a limit makes it dead. A worker
-that is found dead is fenced, and only then counts as a failure.
+A worker counts; an observer looks at the counters now and then.  What looks the same at two looks
+in a row has stood still between them.  Three limits say how long that may last:
 
-Three things make the verdicts safe:
+* *silent*: a counter that stands still, of a worker, a helper or a peer.  Its process is dead;
+* *stalled*: all workers wait for each other, or for the disk, and none comes on (`fencing`);
+* *overdue*: one worker does not come on, and all others wait for it (`stall`).
 
-* Only the observer's clock is used. Workers do not tell the time.
-* The limit depends on the phase: a worker that starts may hold the interpreter's lock
-  in one long call, while one that trains may not.
-* An observer that was away (stopped, starved, on a suspended machine) must not accuse
-  the workers that it failed to look at. So each look adds at most a quarter of the
-  timeout to a silence, even if the last look was long ago. A worker is found dead only
-  after four looks in a row that saw no change.
+Two things make the verdicts safe.  Only the observer's clock is used.  And an observer that was
+away (stopped, starved, on a suspended machine) must not accuse those that it failed to look at:
+each look adds at most a quarter of the limit, even if the last one was long ago.
 
 A pause of the whole job is nobody's fault: a batch system has suspended it, its machine was
 suspended, its cgroup frozen.  An observer that was away sees only that time has passed.  So it
@@ -23,11 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from holdfast.recovery.world import WorkerId
 
 LOOKS_PER_LIMIT = 4
+
+Key = TypeVar("Key")
 
 _LEAST_S = 5.0
 """A shorter pause is not worth a word: a busy host may starve a job for seconds."""
@@ -48,80 +47,39 @@ def counted_s(looked_at: float | None, now: float, most_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatView:
-    """A heartbeat at one look; ``phase`` is a number that the worker chose."""
+class ChangeDetector(Generic[Key]):
+    """For how long each of several things has looked the same; each look makes a new one.
 
-    counter: int
-    phase: int
+    ``limit_s`` is the shortest silence that counts.  Look at least four times within it, or
+    verdicts come later.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class SilenceLimits:
-    """The longest silence that a worker is allowed: ``timeout_s``, or more in some phases."""
-
-    timeout_s: float
-    by_phase_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    limit_s: float
+    looked_at: float | None = None
+    seconds: Mapping[Key, float] = field(default_factory=dict)
+    """How long each thing has stood still that was there at the last look."""
+    _views: Mapping[Key, object] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse limits that no worker could keep."""
-        shortest = min((self.timeout_s, *self.by_phase_s.values()))
-        if not shortest > 0:
-            raise ValueError(f"a worker must be allowed some silence, got {shortest} s")
+        """Refuse a limit that nobody could keep."""
+        if not self.limit_s > 0:
+            raise ValueError(f"some silence must be allowed, got {self.limit_s} s")
 
-    def of(self, phase: int) -> float:
-        """Return the limit in ``phase`` in seconds, never below ``timeout_s``."""
-        return max(self.timeout_s, self.by_phase_s.get(phase, 0.0))
+    def observe(self, views: Mapping[Key, object], now: float) -> ChangeDetector[Key]:
+        """Return the state after a look at all things at ``now``; what is new begins to count."""
+        passed_s = counted_s(self.looked_at, now, self.limit_s / LOOKS_PER_LIMIT)
+        seconds = {
+            key: self.seconds[key] + passed_s
+            if key in self._views and self._views[key] == view
+            else 0.0
+            for key, view in views.items()
+        }
+        return ChangeDetector(self.limit_s, now, seconds, dict(views))
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The verdict about one worker, with the silence that it rests on."""
-
-    is_dead: bool
-    silent_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Sighting:
-    """The last view of a worker, and the seconds since it changed."""
-
-    view: HeartbeatView
-    silent_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FailureDetector:
-    """The silence of each worker at the last look; each look makes a new detector."""
-
-    limits: SilenceLimits
-    looked_at: float | None = None
-    _sightings: Mapping[WorkerId, _Sighting] = field(default_factory=dict, repr=False)
-
-    def observe(self, views: Mapping[WorkerId, HeartbeatView], now: float) -> FailureDetector:
-        """Return the detector after a look at ``views`` of all workers at ``now``.
-
-        A worker without a view is watched no longer; a new worker begins alive. Look at
-        least four times within the timeout, or verdicts come later than the timeout.
-        """
-        passed_s = counted_s(self.looked_at, now, self.limits.timeout_s / LOOKS_PER_LIMIT)
-        sightings: dict[WorkerId, _Sighting] = {}
-        for worker, view in views.items():
-            before = self._sightings.get(worker)
-            if before is None or before.view != view:
-                sightings[worker] = _Sighting(view, 0.0)
-            else:
-                sightings[worker] = _Sighting(view, before.silent_s + passed_s)
-        return replace(self, looked_at=now, _sightings=sightings)
-
-    def finding(self, worker: WorkerId) -> Finding:
-        """Return the verdict about ``worker``; raises ``KeyError`` for one that is not watched."""
-        sighting = self._sightings[worker]
-        is_dead = sighting.silent_s > self.limits.of(sighting.view.phase)
-        return Finding(is_dead, sighting.silent_s)
-
-    def findings(self) -> dict[WorkerId, Finding]:
-        """Return the verdicts about all watched workers."""
-        return {worker: self.finding(worker) for worker in self._sightings}
+    @property
+    def beyond(self) -> dict[Key, float]:
+        """The things that have stood still for longer than the limit, with the seconds of it."""
+        return {key: still_s for key, still_s in self.seconds.items() if still_s > self.limit_s}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,10 @@
-"""Whether all workers of a launch wait for each other, or for one that does not come on.
+"""Which worker keeps all others waiting, and scripts that have gone apart.
 
-Theory.  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the event, or
-hang in Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle: while one worker
-computes, the others may wait for it as long as it takes.  *Every* worker may wait, and none begin
-or end a piece of work for longer than the limit.  Then nobody is left whom they could wait for.
-
-Each worker counts its turns: the pieces of work that it has begun.  The verdict needs only
-two readings of these counts.  As with heartbeats, a look adds at most a quarter of the limit,
-so an observer that was away accuses nobody.
+A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the event, or hang in
+Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle: while one worker computes,
+the others may wait for it as long as it takes.  Each worker counts its turns: the pieces of work
+that it has begun.  If *every* worker waits, and none begins another turn, nobody is left whom they
+could wait for: the launch has stalled.  If some do not wait, they may be overdue.
 
 Scripts may go apart as well.  Each training needs all workers of the world, but a script may
 count its trainings by a clock, or train on one worker only.  Then one worker begins a training
@@ -24,9 +21,6 @@ from dataclasses import dataclass, field, replace
 from holdfast.recovery.detector import LOOKS_PER_LIMIT, counted_s
 from holdfast.recovery.world import WorkerId
 
-_TOLD_FROM_S, _USUAL_PIECES = 5.0, 3
-"""A standstill is worth a word from so many seconds and so many usual pieces of work on."""
-
 LEAST_LIMIT_S = 600.0
 """Nobody is accused of a shorter standstill, unless the user has named another limit."""
 _STEPS_OF_A_LIMIT = 50
@@ -42,57 +36,6 @@ class Turn:
 
     number: int
     waits_for_peers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StallDetector:
-    """For how long nobody has come on; each look makes a new detector."""
-
-    limit_s: float
-    looked_at: float | None = None
-    standing_s: float = 0.0
-    _turns: Mapping[WorkerId, Turn] = field(default_factory=dict, repr=False)
-
-    def observe(self, turns: Mapping[WorkerId, Turn], now: float) -> StallDetector:
-        """Return the detector after a look at the turns of all workers that live, at ``now``."""
-        passed_s = counted_s(self.looked_at, now, self.limit_s / LOOKS_PER_LIMIT)
-        all_wait = bool(turns) and all(turn.waits_for_peers for turn in turns.values())
-        is_standing = all_wait and dict(turns) == self._turns
-        standing_s = self.standing_s + passed_s if is_standing else 0.0
-        return replace(self, looked_at=now, standing_s=standing_s, _turns=dict(turns))
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether all have waited for each other for longer than the limit."""
-        return self.standing_s > self.limit_s
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """For how long no worker has begun another piece of work, for people who ask.
-
-    Each look makes a new one.  It accuses nobody: a step, a validation and a callback may all
-    take long.
-    """
-
-    seconds: float = 0.0
-    looked_at: float | None = None
-    _turns: Mapping[WorkerId, Turn] = field(default_factory=dict, repr=False)
-
-    def observe(self, turns: Mapping[WorkerId, Turn], now: float) -> Standing:
-        """Return the state after a look at the turns of all workers that live, at ``now``."""
-        passed_s = counted_s(self.looked_at, now, _TOLD_FROM_S / LOOKS_PER_LIMIT)
-        is_standing = bool(turns) and dict(turns) == self._turns
-        return Standing(self.seconds + passed_s if is_standing else 0.0, now, dict(turns))
-
-    def workers(self, usual_s: float) -> tuple[WorkerId, ...]:
-        """Return those that wait for no peer: all others wait for them.
-
-        There are none if a usual piece of work, of ``usual_s``, may take as long.
-        """
-        if self.seconds < max(_TOLD_FROM_S, _USUAL_PIECES * usual_s):
-            return ()
-        return tuple(sorted(w for w, turn in self._turns.items() if not turn.waits_for_peers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +89,7 @@ class _Course:
 
 
 @dataclass(frozen=True, slots=True)
-class LaggardDetector:
+class OverdueDetector:
     """Which worker keeps all others waiting, and for how long; each look makes a new detector.
 
     Theory.  A step of an hour is legitimate, and so is waiting for it.  But microbatches are
@@ -175,9 +118,9 @@ class LaggardDetector:
     _courses: Mapping[WorkerId, _Course] = field(default_factory=dict, repr=False)
     _last: Mapping[WorkerId, Pace] = field(default_factory=dict, repr=False)
 
-    def next_launch(self, timeout_s: float | None) -> LaggardDetector:
+    def next_launch(self, timeout_s: float | None) -> OverdueDetector:
         """Return the detector of the next launch, which knows what the launches before took."""
-        return LaggardDetector(
+        return OverdueDetector(
             timeout_s,
             longest_s=self.longest_s,
             longest_of_all_s=self.longest_of_all_s,
@@ -185,11 +128,11 @@ class LaggardDetector:
             _fenced_at=self._fenced_at,
         )
 
-    def fenced(self, standstill: Standstill) -> LaggardDetector:
+    def fenced(self, standstill: Standstill) -> OverdueDetector:
         """Return the detector that remembers at which step workers were fenced."""
         return replace(self, _fenced_at=standstill.step)
 
-    def observe(self, paces: Mapping[WorkerId, Pace], now: float) -> LaggardDetector:
+    def observe(self, paces: Mapping[WorkerId, Pace], now: float) -> OverdueDetector:
         """Return the detector after a look at all workers that live, at ``now``."""
         most_s = (self.limit_s or LEAST_LIMIT_S) / LOOKS_PER_LIMIT
         passed_s = counted_s(self.looked_at, now, most_s)
@@ -239,7 +182,7 @@ class LaggardDetector:
         them = tuple(sorted(working))
         return Standstill(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
 
-    def _measuring(self, paces: Mapping[WorkerId, Pace], passed_s: float) -> LaggardDetector:
+    def _measuring(self, paces: Mapping[WorkerId, Pace], passed_s: float) -> OverdueDetector:
         """Return the detector with the pieces of work that have ended since the last look."""
         ended_s = [
             before.lasted_s + passed_s

@@ -1,37 +1,29 @@
 """Kills workers that come on no more, but finds out first what they are doing.
 
-| limit | who is killed |
+| what | who is killed |
 |---|---|
-| ``heartbeat`` | a worker whose counter stands still |
-| ``stall`` | a worker for which all others wait; it is told of at half of the limit |
-| ``failed`` | a worker whose training has failed, but whose script goes on while all others wait |
-| ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
-| ``joining`` | nobody; but the ways between the hosts are tried, as at a standstill |
-| ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
-| ``leaving`` | all workers, when their scripts have ended, all may leave, and none does |
+| silent | a worker whose counter stands still (`silence`, on its host) |
+| stalled | all workers, which wait for each other, since MPI has lost a death, or for a disk |
+| overdue | a worker for which all others wait; it is told of at half of the limit |
 
-The first limit is watched on each host (`silence`).  All others compare the workers of a launch,
-on all hosts: those of one host alone may wait for a worker of another one, and are well.
+The last two compare the workers of a launch, on all hosts: those of one host alone may wait for a
+worker of another one, and are well.  A launch whose workers cannot join is not killed for it, but
+the ways between the hosts are tried, as at each standstill.  A worker whose training has failed,
+but whose script goes on, is overdue at once when all others wait: it will never come.
 
-Who is found is decided in `recovery.stall`.  A worker that was found
+Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
 is killed within two seconds, with or without its stacks (`worker.stacks`): a sign of life in
 between changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdfast.recovery.stall import (
-    LaggardDetector,
-    Pace,
-    StallDetector,
-    Standing,
-    Standstill,
-    Turn,
-)
+from holdfast.recovery.detector import ChangeDetector
+from holdfast.recovery.stall import OverdueDetector, Pace, Standstill, Turn
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker
@@ -43,6 +35,9 @@ _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPA
 
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
 """All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
+
+_TOLD_FROM_S, _USUAL_PIECES = 5.0, 3
+"""A standstill is worth a word from so many seconds and so many usual pieces of work on."""
 
 _LONGEST_READ_S = 300.0
 """Some worker gets bytes of a checkpoint in that time, or loads and compares what it has got."""
@@ -86,20 +81,24 @@ class Fencing:
         """Take the ways to tell an event, and to leave out hosts that others do not reach."""
         self._tell = tell
         self._try_pairs = try_pairs
-        self._tried: dict[str, bool] = {}
-        """The stalls in which the pairs of hosts are tried; true when nothing was found."""
+        self._are_paired: bool | None = None
+        """Whether the pairs of hosts were tried in this stall, and nothing was found."""
         standstill_s = max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
-        self._stalls = {
-            "joining": StallDetector(standstill_s),
-            "standstill": StallDetector(standstill_s),
-            "reading": StallDetector(_LONGEST_READ_S),
-            "leaving": StallDetector(max(heartbeat_timeout_s, STARTING_TIMEOUT_S)),
+        self._limits = {
+            "joining": standstill_s,
+            "standstill": standstill_s,
+            "reading": _LONGEST_READ_S,
+            "leaving": max(heartbeat_timeout_s, STARTING_TIMEOUT_S),
+            "failed": heartbeat_timeout_s,
         }
-        self._deserted = StallDetector(heartbeat_timeout_s)
-        self._laggards: LaggardDetector | None = None
-        self._known = LaggardDetector()
+        self._waiting: ChangeDetector[str] = ChangeDetector(heartbeat_timeout_s)
+        """How long all have waited in one of these ways."""
+        self._laggards: OverdueDetector | None = None
+        self._known = OverdueDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
-        self._standing = Standing()
+        self._standing: ChangeDetector[str] = ChangeDetector(_TOLD_FROM_S)
+        """How long no worker has begun another piece of work, for people who ask."""
+        self._standing_workers: tuple[WorkerId, ...] = ()
         self._has_asked = False
         self._cases: dict[int, _Case] = {}
         self._last_case = 0
@@ -111,17 +110,12 @@ class Fencing:
 
     def standing_s(self) -> dict[WorkerId, float]:
         """Return the workers that do not come on, with the seconds of it; none if some do."""
-        return dict.fromkeys(self._standing_workers, self._standing.seconds)
-
-    @property
-    def _standing_workers(self) -> tuple[WorkerId, ...]:
-        return self._standing.workers((self._laggards or self._known).longest_s)
+        return dict.fromkeys(self._standing_workers, self._standing.seconds.get("launch", 0.0))
 
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._cases = {}
-        self._stalls = {name: StallDetector(old.limit_s) for name, old in self._stalls.items()}
-        self._deserted = StallDetector(self._deserted.limit_s)
+        self._waiting = ChangeDetector(self._waiting.limit_s)
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
@@ -139,12 +133,12 @@ class Fencing:
         Workers that are halted come on no more.  While a silent one is about to be killed on its
         host, that explains why the others wait.
         """
+        found = {hosted.worker: hosted for hosted in watched}
+        self._waiting = self._waiting.observe(_waits_of(found), now)
         if are_halted or is_one_silent:
             return
-        found = {hosted.worker: hosted for hosted in watched}
-        self._look_for_stalls(found, now)
         if not self._cases:
-            self._look_for_deserters(found, now)
+            self._look_for_stalls(found)
         if not self._cases:
             self._look_for_laggards(found, now)
         if not self._cases:
@@ -164,45 +158,32 @@ class Fencing:
             if case.open.pop(worker, None) is not None:
                 self._conclude(number, case)
 
-    def _look_for_stalls(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+    def _look_for_stalls(self, found: dict[WorkerId, HostedWorker]) -> None:
         """Find a launch of which nobody comes on: all wait for each other, or for the disk."""
-        for limit, turn_of in _TURNS.items():
-            if self._cases:
-                return
-            turns = {worker: turn_of(hosted) for worker, hosted in found.items()}
-            stall = self._stalls[limit] = self._stalls[limit].observe(turns, now)
-            if not stall.is_stalled:
-                self._tried.pop(limit, None)
-            elif limit not in _OF_PAIRS or self._has_tried(limit):
-                self._stalls[limit] = StallDetector(stall.limit_s)
-                if limit != "joining":
-                    self._open(list(found.values()), self._end_launch(limit, stall.standing_s))
+        ways = self._waiting.seconds.items()
+        way, seconds = next((w for w in ways if w[1] > self._limits[w[0]]), ("", 0.0))
+        if not way:
+            self._are_paired = None
+        elif way not in _OF_PAIRS or self._has_tried():
+            self._waiting = ChangeDetector(self._waiting.limit_s)
+            if way == "failed":  # none of them will ever come
+                failed = [h for h in found.values() if h.page.phase is Phase.FAILED]
+                self._open(failed, self._fence(way, seconds))
+            elif way != "joining":
+                self._open(list(found.values()), self._end_launch(way, seconds))
 
-    def _has_tried(self, limit: str) -> bool:
+    def _has_tried(self) -> bool:
         """Whether the hosts were found to reach each other in this stall; begin to try them."""
 
         def note(are_some_left_out: bool) -> None:  # noqa: FBT001  (it is an answer)
-            self._tried[limit] = not are_some_left_out
+            self._are_paired = not are_some_left_out
             if are_some_left_out:  # the others go on, or not
-                self._stalls[limit] = StallDetector(self._stalls[limit].limit_s)
+                self._waiting = ChangeDetector(self._waiting.limit_s)
 
-        if limit not in self._tried:
-            self._tried[limit] = False
+        if self._are_paired is None:
+            self._are_paired = False
             self._try_pairs(note)
-        return self._tried.get(limit, False)
-
-    def _look_for_deserters(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
-        """Fence the workers whose training has failed, if all others wait for them.
-
-        None of them will ever come.  If all have failed alike, nobody waits.
-        """
-        failed = [h for h in found.values() if h.page.phase is Phase.FAILED]
-        others = {w: Turn(*h.page.turn) for w, h in found.items() if h not in failed}
-        self._deserted = self._deserted.observe(others if failed else {}, now)
-        if self._deserted.is_stalled:
-            seconds = self._deserted.standing_s
-            self._deserted = StallDetector(self._deserted.limit_s)
-            self._open(failed, self._fence("failed", seconds))
+        return self._are_paired
 
     def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""
@@ -225,9 +206,15 @@ class Fencing:
 
     def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find out, once, what those do that do not come on, for ``holdfast status``."""
-        turns = {worker: Turn(*hosted.page.turn) for worker, hosted in found.items()}
-        self._standing = self._standing.observe(turns, now)
-        them = [found[worker] for worker in self._standing_workers]
+        turns = {worker: hosted.page.turn for worker, hosted in found.items()}
+        self._standing = self._standing.observe({"launch": turns} if turns else {}, now)
+        usual_s = (self._laggards or self._known).longest_s
+        is_long = self._standing.seconds.get("launch", 0.0) >= max(
+            _TOLD_FROM_S, _USUAL_PIECES * usual_s
+        )
+        # a usual piece of work may take as long
+        them = [h for h in found.values() if is_long and not h.page.turn[1]]
+        self._standing_workers = tuple(sorted(hosted.worker for hosted in them))
         if not them:
             self._has_asked = False
         elif not self._has_asked:
@@ -323,22 +310,29 @@ def _pace_of(hosted: HostedWorker) -> Pace:
     return Pace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
 
 
-def _reading_of(hosted: HostedWorker) -> Turn:
-    """Return what a worker has read so far; only one that restores may wait for the disk.
-
-    One that waits before it reads again gets no byte, and begins a turn for each wait.
-    """
-    if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
-        return Turn(0, waits_for_peers=False)
-    turn, _ = hosted.page.turn
-    return Turn(hosted.characters_read + turn, waits_for_peers=True)
-
-
 _OF_PAIRS = ("joining", "standstill")
-_TURNS: dict[str, Callable[[HostedWorker], Turn]] = {
-    "joining": lambda hosted: Turn(0, waits_for_peers=hosted.page.phase is Phase.JOINING),
-    "standstill": lambda hosted: Turn(*hosted.page.turn),
-    "reading": _reading_of,
-    "leaving": lambda hosted: Turn(0, waits_for_peers=hosted.may_leave),
-}
-"""What a worker is doing, for each limit that ends a whole launch."""
+
+
+def _waits_of(found: Mapping[WorkerId, HostedWorker]) -> dict[str, object]:
+    """Return the ways in which all workers of a launch wait, each with what shows a progress.
+
+    One that waits before it reads a checkpoint again gets no byte, and begins a turn for each wait.
+    """
+    all_of = found.values()
+    phases = {hosted.page.phase for hosted in all_of}
+    others = {w: h for w, h in found.items() if h.page.phase is not Phase.FAILED}
+    ways = {
+        "joining": phases == {Phase.JOINING},
+        "standstill": all(hosted.page.turn[1] for hosted in all_of),
+        "reading": phases == {Phase.RESTORING},
+        "leaving": all(hosted.may_leave for hosted in all_of),
+        "failed": 0 < len(others) < len(found)
+        and all(hosted.page.turn[1] for hosted in others.values()),
+    }
+    turns = {worker: hosted.page.turn for worker, hosted in others.items()}
+    read = [hosted.characters_read for hosted in all_of]
+    return {
+        way: (turns, read if way == "reading" else None)
+        for way, is_it in ways.items()
+        if is_it and found
+    }

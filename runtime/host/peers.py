@@ -4,7 +4,7 @@ Peers watch each other: any message is a sign of life.  Workers prove that they 
 counting, and a process that owes an answer has a deadline.  mpiexec and the guards can do
 neither, and an idle pool or writer owes nothing.  For them the kernel's word is enough: a process
 in the state ``T`` (stopped by a signal or a tracer) runs no code, answers nobody, and does not end
-by itself.  The failure detector judges all of them like a worker whose counter stands still, so a
+by itself.  They are judged like a worker whose counter stands still, so a
 watcher that was away itself accuses nobody.
 """
 
@@ -14,23 +14,20 @@ import os
 import signal
 from collections.abc import Iterable
 
-from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.detector import ChangeDetector
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.processes import HeldProcess, is_stopped
 
 SHORTEST_SILENCE_S = 5.0
 """Peers may be silent to each other for as long, even if workers may not."""
 
-_PEER = WorkerId(0)
-
 
 class PeerSilence:
     """For how long the process at the other end of a connection has said nothing."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
-        limits = SilenceLimits(max(heartbeat_timeout_s, SHORTEST_SILENCE_S))
-        self._detector = FailureDetector(limits)
+        limit_s = max(heartbeat_timeout_s, SHORTEST_SILENCE_S)
+        self._detector: ChangeDetector[str] = ChangeDetector(limit_s)
         self._heard = 0
 
     def heard(self) -> None:
@@ -39,29 +36,24 @@ class PeerSilence:
 
     def poll(self, now: float) -> float | None:
         """Return for how long the peer has been silent, None while that is not too long."""
-        self._detector = self._detector.observe({_PEER: HeartbeatView(self._heard, 0)}, now)
-        finding = self._detector.finding(_PEER)
-        return finding.silent_s if finding.is_dead else None
+        self._detector = self._detector.observe({"peer": self._heard}, now)
+        return self._detector.beyond.get("peer")
 
 
 class StoppedProcesses:
     """For how long each watched process has been stopped."""
 
     def __init__(self, limit_s: float) -> None:
-        self._detector = FailureDetector(SilenceLimits(limit_s))
+        self._detector: ChangeDetector[int] = ChangeDetector(limit_s)
         self._polls = 0
 
     def poll(self, pids: Iterable[int], now: float) -> dict[int, float]:
         """Return the seconds of standstill of those of ``pids`` that are beyond the limit."""
         self._polls += 1
-        views: dict[WorkerId, HeartbeatView] = {}
-        for pid in pids:
-            # A stopped process shows the same count at each poll; a running one never does.
-            count = -1 if is_stopped(pid) else self._polls
-            views[WorkerId(pid)] = HeartbeatView(count, phase=0)
+        # A stopped process shows the same count at each poll; a running one never does.
+        views = {pid: -1 if is_stopped(pid) else self._polls for pid in pids}
         self._detector = self._detector.observe(views, now)
-        found = self._detector.findings()
-        return {int(pid): finding.silent_s for pid, finding in found.items() if finding.is_dead}
+        return self._detector.beyond
 
 
 def kill_standing_parent(parent: int) -> None:

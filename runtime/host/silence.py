@@ -10,10 +10,10 @@ here for the stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.recovery.detector import FailureDetector, SilenceLimits
+from holdfast.recovery.detector import ChangeDetector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.system.channel import Message
@@ -23,13 +23,11 @@ from holdfast.runtime.worker.stacks import Inquiry
 STARTING_TIMEOUT_S = 60.0
 """A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
 
-_PHASES_OF_THE_SCRIPT = (
-    Phase.STARTING,
-    Phase.JOINING,
-    Phase.CONCLUDING,
-    Phase.FAILED,
-    Phase.LEAVING,
+_PATIENT = (
+    *(Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.FAILED, Phase.LEAVING),
+    Phase.RESTORING,
 )
+"""In these phases a worker has at least that long."""
 
 
 @dataclass(slots=True)
@@ -62,12 +60,10 @@ class SilenceWatch:
         heartbeat_timeout_s: float,
     ) -> None:
         """Take the ways to tell an event, and to kill a worker for a reason and a limit."""
-        starting_s = max(heartbeat_timeout_s, STARTING_TIMEOUT_S)
-        patient = (*_PHASES_OF_THE_SCRIPT, Phase.RESTORING)
-        users: dict[int, float] = dict.fromkeys(patient, starting_s)
         self._tell = tell
         self._kill = kill
-        self._silences = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
+        self._silences: ChangeDetector[WorkerId] = ChangeDetector(heartbeat_timeout_s)
+        self._starting_s = max(heartbeat_timeout_s, STARTING_TIMEOUT_S)
         self._questions: list[_Question] = []
         self._now = 0.0
 
@@ -77,19 +73,21 @@ class SilenceWatch:
         return bool(self._questions)
 
     @property
-    def silent_s(self) -> dict[WorkerId, float]:
+    def silent_s(self) -> Mapping[WorkerId, float]:
         """For how long the counter of each watched worker has stood still, in seconds."""
-        return {worker: found.silent_s for worker, found in self._silences.findings().items()}
+        return self._silences.seconds
 
     def poll(self, watched: Sequence[WorkerProcess], now: float) -> bool:
         """Look at the workers that live; return whether one is about to be killed."""
         self._now = now
         found = {process.worker: process for process in watched}
-        self._silences = self._silences.observe({w: p.view for w, p in found.items()}, now)
+        views = {w: (p.page.counter, p.page.phase) for w, p in found.items()}
+        self._silences = self._silences.observe(views, now)
         asked = {question.process.worker for question in self._questions}
-        for worker, finding in self._silences.findings().items():
-            if finding.is_dead and worker not in asked:
-                self.ask(found[worker], self._fence(found[worker], finding.silent_s))
+        for worker, silent_s in self._silences.beyond.items():
+            is_patient = views[worker][1] in _PATIENT and silent_s <= self._starting_s
+            if not is_patient and worker not in asked:
+                self.ask(found[worker], self._fence(found[worker], silent_s))
         is_inquiring = self.is_inquiring
         self._go_on()
         return is_inquiring

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Sequence
 
-from holdfast.recovery.detector import HeartbeatView
 from holdfast.runtime.host.host_messages import exit_event
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.host.pool_process import LetBegin
@@ -60,11 +59,6 @@ class WorkerProcess:
             self._their_stdout,
             self._their_stderr,
         )
-
-    @property
-    def view(self) -> HeartbeatView:
-        """The status at this moment."""
-        return HeartbeatView(self.page.counter, self.page.phase)
 
     @property
     def is_condemned(self) -> bool:

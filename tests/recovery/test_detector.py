@@ -8,145 +8,81 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.detector import (
-    FailureDetector,
-    HeartbeatView,
-    Pause,
-    PauseWatch,
-    SilenceLimits,
-)
+from holdfast.recovery.detector import ChangeDetector, Pause, PauseWatch
 from holdfast.recovery.world import WorkerId
 
-STARTING, TRAINING = 0, 4
-LIMITS = SilenceLimits(1.0, {STARTING: 60.0})
-WORKER = WorkerId(3)
-
+WORKER, OTHER = WorkerId(3), WorkerId(4)
 GAPS = st.lists(st.floats(0.0, 20.0), min_size=1, max_size=30)
-
 BEAT_S = 0.5
 
 
-def looks(
-    counters: Sequence[int], *, phase: int = TRAINING, every_s: float = 0.1
-) -> FailureDetector:
-    """Return the detector after one look for each of ``counters``."""
-    detector = FailureDetector(LIMITS)
-    for number, counter in enumerate(counters):
-        detector = detector.observe({WORKER: HeartbeatView(counter, phase)}, number * every_s)
-    return detector
+def look(
+    limit_s: float, gaps_s: Sequence[float], views: Sequence[object]
+) -> list[ChangeDetector[int]]:
+    """Return the state after each look at a worker; the first is at 0 s."""
+    now = 0.0
+    seen: list[ChangeDetector[int]] = [ChangeDetector(limit_s)]
+    for gap_s, view in zip([0.0, *gaps_s], views, strict=False):
+        now += gap_s
+        seen.append(seen[-1].observe({WORKER: view}, now))
+    return seen[1:]
 
 
-def test_starting_worker_may_be_silent_longer() -> None:
-    assert not looks([0] * 21, phase=STARTING).finding(WORKER).is_dead
-    assert looks([0] * 402, phase=STARTING, every_s=0.15).finding(WORKER).is_dead
+@pytest.mark.parametrize(
+    ("silent_looks", "is_beyond"), [(0, False), (4, False), (9, False), (11, True)]
+)
+def test_what_stands_still_for_longer_than_the_limit_is_found(
+    silent_looks: int, *, is_beyond: bool
+) -> None:
+    last = look(1.0, [0.1] * silent_looks, [7] * (silent_looks + 1))[-1]
 
-
-def test_phase_limit_below_the_timeout_does_not_shorten_it() -> None:
-    assert SilenceLimits(10.0, {STARTING: 1.0}).of(STARTING) == 10.0
+    assert (WORKER in last.beyond) is is_beyond
 
 
 def test_observer_that_was_away_accuses_nobody() -> None:
     """A stopped agent or a suspended machine saw nothing, which says nothing about workers."""
-    detector = FailureDetector(LIMITS).observe({WORKER: HeartbeatView(7, TRAINING)}, 0.0)
+    last = look(1.0, [3600.0], [7, 7])[-1]
 
-    detector = detector.observe({WORKER: HeartbeatView(7, TRAINING)}, 3600.0)
-
-    assert not detector.finding(WORKER).is_dead
-    assert detector.finding(WORKER).silent_s == 0.25
+    assert last.beyond == {}
+    assert last.seconds == {WORKER: 0.25}
 
 
-def test_worker_without_a_view_is_watched_no_longer() -> None:
-    other = WorkerId(4)
-    detector = looks([1, 2]).observe({other: HeartbeatView(1, TRAINING)}, 1.0)
+def test_what_is_not_looked_at_any_more_is_forgotten() -> None:
+    last = look(1.0, [0.1], [1, 1])[-1].observe({OTHER: 1}, 1.0)
 
-    assert set(detector.findings()) == {other}
-    with pytest.raises(KeyError):
-        detector.finding(WORKER)
+    assert last.seconds == {OTHER: 0.0}
+    assert last.observe({WORKER: 1}, 1.1).seconds == {WORKER: 0.0}
 
 
 def test_time_that_runs_backwards_is_refused() -> None:
-    detector = FailureDetector(LIMITS).observe({}, 5.0)
-
     with pytest.raises(ValueError, match=r"time ran backwards, from 5\.0 to 4\.0"):
-        detector.observe({}, 4.0)
+        ChangeDetector(1.0).observe({}, 5.0).observe({}, 4.0)
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "by_phase_s"), [(0.0, {}), (-1.0, {}), (1.0, {STARTING: 0.0})]
-)
-def test_limit_that_no_worker_could_keep_is_refused(
-    timeout_s: float, by_phase_s: dict[int, float]
-) -> None:
-    with pytest.raises(ValueError, match="must be allowed some silence"):
-        SilenceLimits(timeout_s, by_phase_s)
-
-
-def look_all(
-    limits: SilenceLimits, gaps_s: list[float], counters: list[int], phase: int = 0
-) -> list[FailureDetector]:
-    """Return the detector after each look; the first is at 0 s."""
-    now, seen = 0.0, [FailureDetector(limits)]
-    for gap_s, counter in zip([0.0, *gaps_s], counters, strict=False):
-        now += gap_s
-        seen.append(seen[-1].observe({WORKER: HeartbeatView(counter, phase)}, now))
-    return seen[1:]
-
-
-@given(GAPS)
-def test_silence_only_grows_and_verdicts_only_get_worse(gaps_s: list[float]) -> None:
-    looks = look_all(SilenceLimits(1.0), gaps_s, [7] * 40)
-
-    findings = [poll.finding(WORKER) for poll in looks]
-    silences = [finding.silent_s for finding in findings]
-    assert silences == sorted(silences)
-    grades = [finding.is_dead for finding in findings]
-    assert grades == sorted(grades)
-
-
-@given(GAPS)
-def test_silence_is_never_more_than_the_time_that_passed(gaps_s: list[float]) -> None:
-    last = look_all(SilenceLimits(1.0), gaps_s, [7] * 40)[-1].finding(WORKER)
-
-    assert last.silent_s <= sum(gaps_s) + 1e-9
-    assert last.silent_s <= 0.25 * len(gaps_s) + 1e-9
-
-
-@given(GAPS)
-def test_worker_that_counts_at_every_look_is_never_dead(gaps_s: list[float]) -> None:
-    looks = look_all(SilenceLimits(0.1), gaps_s, list(range(40)))
-
-    assert {poll.finding(WORKER).is_dead for poll in looks} == {False}
-
-
-@given(GAPS)
-def test_verdict_follows_from_silence_and_limit(gaps_s: list[float]) -> None:
-    for poll in look_all(SilenceLimits(2.0), gaps_s, [7] * 40):
-        finding = poll.finding(WORKER)
-        assert finding.is_dead is (finding.silent_s > 2.0)
+@pytest.mark.parametrize("limit_s", [0.0, -1.0])
+def test_limit_that_nobody_could_keep_is_refused(limit_s: float) -> None:
+    with pytest.raises(ValueError, match="some silence must be allowed"):
+        ChangeDetector(limit_s)
 
 
 @given(GAPS, st.integers(0, 30))
-def test_one_sign_of_life_begins_the_count_anew(gaps_s: list[float], moment: int) -> None:
-    counters = [7] * moment + [8] * 40
-
-    looks = look_all(SilenceLimits(1.0), gaps_s, counters)
-
-    if moment < len(looks):
-        assert looks[moment].finding(WORKER).silent_s == 0.0
-
-
-@given(GAPS)
-def test_workers_are_judged_apart(gaps_s: list[float]) -> None:
-    alone = look_all(SilenceLimits(1.0), gaps_s, [7] * 40)[-1].finding(WORKER)
-    detector, now = FailureDetector(SilenceLimits(1.0)), 0.0
-    for turn, gap_s in enumerate([0.0, *gaps_s]):
+def test_stillness_grows_with_the_time_that_was_seen_until_a_sign_of_life(
+    gaps_s: list[float], moment: int
+) -> None:
+    """Each worker is judged apart: one that counts at every look is never found."""
+    now = passed = 0.0
+    state: ChangeDetector[int] = ChangeDetector(1.0)
+    for number, gap_s in enumerate([0.0, *gaps_s]):
         now += gap_s
-        views = {WORKER: HeartbeatView(7, 0), WorkerId(4): HeartbeatView(turn, 0)}
-        detector = detector.observe(views, now)
+        before = state.seconds.get(WORKER, 0.0)
+        state = state.observe({WORKER: number > moment, OTHER: number}, now)
+        passed = 0.0 if number == moment + 1 else passed + gap_s
 
-    findings = detector.findings()
-    assert findings[WORKER] == alone
-    assert not findings[WorkerId(4)].is_dead
+        still_s = state.seconds[WORKER]
+        grown_s = 0.0 if number == moment + 1 else before + min(gap_s, 0.25)
+        assert still_s == pytest.approx(grown_s)
+        assert still_s <= passed + 1e-9
+        assert state.beyond == ({WORKER: still_s} if still_s > 1.0 else {})
 
 
 @pytest.mark.parametrize(

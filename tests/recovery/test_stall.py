@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.stall import (
     LEAST_LIMIT_S,
-    LaggardDetector,
+    OverdueDetector,
     Pace,
     ScriptView,
-    StallDetector,
-    Standing,
     Turn,
     find_diverged,
 )
 from holdfast.recovery.world import WorkerId
-
-LIMIT_S = 8.0
 
 NEVER_MEASURED, MEASURED = 1, 2
 
@@ -35,59 +31,6 @@ LOOKS = st.lists(
 )
 
 ENDED, GOING = True, False
-
-
-def turns(**of: tuple[int, bool]) -> Mapping[WorkerId, Turn]:
-    return {WorkerId(int(name[1:])): Turn(*turn) for name, turn in of.items()}
-
-
-def after(seconds: int, views: Mapping[WorkerId, Turn]) -> StallDetector:
-    """Look every second for ``seconds``, at the same turns."""
-    detector = StallDetector(LIMIT_S)
-    for now in range(seconds + 1):
-        detector = detector.observe(views, float(now))
-    return detector
-
-
-def test_workers_that_all_wait_stall_after_the_limit_and_not_before() -> None:
-    waiting = turns(w0=(7, True), w1=(7, True))
-
-    assert not after(8, waiting).is_stalled
-    assert after(9, waiting).is_stalled
-
-
-def test_observer_that_was_away_accuses_nobody() -> None:
-    waiting = turns(w0=(7, True), w1=(7, True))
-    detector = after(1, waiting)
-
-    detector = detector.observe(waiting, 1e6)
-
-    assert not detector.is_stalled
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 3)), min_size=2, max_size=40))
-def test_time_standing_never_exceeds_the_time_since_the_last_turn(
-    looks: list[tuple[float, int]],
-) -> None:
-    detector, now, changed_at, last = StallDetector(LIMIT_S), 0.0, 0.0, -1
-    for pause_s, number in looks:
-        now += pause_s
-        if number != last:
-            changed_at, last = now, number
-        detector = detector.observe(turns(w0=(number, True)), now)
-
-        assert detector.standing_s <= now - changed_at
-
-
-def test_workers_that_all_wait_for_are_known_when_it_takes_unusually_long() -> None:
-    standing = Standing()
-    for second in range(7):
-        standing = standing.observe(turns(w0=(7, True), w1=(6, False), w2=(7, True)), float(second))
-
-    assert standing.seconds == 6.0
-    assert standing.workers(usual_s=1.0) == (1,)
-    assert standing.workers(usual_s=2.1) == ()
-    assert standing.observe(turns(w0=(8, False), w1=(7, False)), 7.0).workers(0.0) == ()
 
 
 def paces(
@@ -105,8 +48,8 @@ ALL_WAIT = paces((9, True), (9, True))
 
 
 def after_looks(
-    detector: LaggardDetector, seconds: float, views: Mapping[WorkerId, Pace]
-) -> LaggardDetector:
+    detector: OverdueDetector, seconds: float, views: Mapping[WorkerId, Pace]
+) -> OverdueDetector:
     """Return the detector after_looks looks at the same paces, twice a second."""
     now = detector.looked_at or 0.0
     for _ in range(round(seconds * 2) + 1):
@@ -115,7 +58,7 @@ def after_looks(
     return detector
 
 
-def pieces(detector: LaggardDetector, seconds: Sequence[float], **terms: int) -> LaggardDetector:
+def pieces(detector: OverdueDetector, seconds: Sequence[float], **terms: int) -> OverdueDetector:
     """Return the detector after_looks pieces of work that have taken so long."""
     for number, duration in enumerate(seconds):
         detector = after_looks(
@@ -128,7 +71,7 @@ def pieces(detector: LaggardDetector, seconds: Sequence[float], **terms: int) ->
 
 
 def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole() -> None:
-    detector = LaggardDetector(timeout_s=8.0)
+    detector = OverdueDetector(timeout_s=8.0)
 
     half = after_looks(detector, 4.5, ONE_COMPUTES).standstill
     whole = after_looks(detector, 8.5, ONE_COMPUTES).standstill
@@ -149,11 +92,11 @@ def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole
     ids=["in the script", "all wait", "no worker"],
 )
 def test_nobody_is_accused(views: Mapping[WorkerId, Pace]) -> None:
-    assert after_looks(LaggardDetector(timeout_s=8.0), 2_000.0, views).standstill is None
+    assert after_looks(OverdueDetector(timeout_s=8.0), 2_000.0, views).standstill is None
 
 
 def test_workers_that_all_compute_are_told_of_and_never_fenced() -> None:
-    standstill = after_looks(LaggardDetector(timeout_s=8.0), 2_000.0, ALL_COMPUTE).standstill
+    standstill = after_looks(OverdueDetector(timeout_s=8.0), 2_000.0, ALL_COMPUTE).standstill
 
     assert standstill is not None
     assert standstill.is_over_half
@@ -161,7 +104,7 @@ def test_workers_that_all_compute_are_told_of_and_never_fenced() -> None:
 
 
 def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
-    detector = after_looks(LaggardDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
+    detector = after_looks(OverdueDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
     assert detector.standstill is not None
     detector = detector.fenced(detector.standstill)
 
@@ -183,7 +126,7 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
 
 def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
     """The user's limit is for waiting, and may be shorter than a piece of work."""
-    detector = pieces(LaggardDetector(timeout_s=8.0), [20.0, 20.0])
+    detector = pieces(OverdueDetector(timeout_s=8.0), [20.0, 20.0])
     detector = after_looks(detector, 9.0, ONE_COMPUTES)
     assert detector.standstill is not None
     detector = detector.fenced(detector.standstill)
@@ -200,7 +143,7 @@ def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
 
 def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> None:
     detector = after_looks(
-        LaggardDetector(), 1e4, paces((1, False), (2, True), commits=NEVER_MEASURED)
+        OverdueDetector(), 1e4, paces((1, False), (2, True), commits=NEVER_MEASURED)
     )
 
     assert detector.limit_s is None
@@ -210,12 +153,12 @@ def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> No
 def test_users_limit_does_not_hold_while_models_are_compiled() -> None:
     compiling = paces((1, False), (2, True), commits=NEVER_MEASURED)
 
-    assert after_looks(LaggardDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
-    assert after_looks(LaggardDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
+    assert after_looks(OverdueDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
+    assert after_looks(OverdueDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
 
 
 def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
-    short = pieces(LaggardDetector(), [1.0, 2.0])
+    short = pieces(OverdueDetector(), [1.0, 2.0])
     long = pieces(short, [30.0])
 
     assert short.limit_s == LEAST_LIMIT_S
@@ -224,7 +167,7 @@ def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
 
 
 def test_next_launch_knows_what_the_one_before_has_measured() -> None:
-    detector = pieces(LaggardDetector(), [1.0, 30.0]).next_launch(None)
+    detector = pieces(OverdueDetector(), [1.0, 30.0]).next_launch(None)
 
     assert detector.limit_s is not None
     assert detector.limit_s > LEAST_LIMIT_S
@@ -235,7 +178,7 @@ def test_next_launch_knows_what_the_one_before_has_measured() -> None:
 def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit_are_fenced(
     looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None
 ) -> None:
-    detector, now, changed_at = LaggardDetector(timeout_s), 0.0, 0.0
+    detector, now, changed_at = OverdueDetector(timeout_s), 0.0, 0.0
     last: Mapping[WorkerId, Pace] = {}
     for pause_s, turns, commits in looks:
         now += pause_s

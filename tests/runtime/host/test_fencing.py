@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import silence as module
 from holdfast.runtime.host.fencing import Fencing
@@ -42,10 +41,6 @@ class FakeWorker:
         self.may_leave = False
         self.samples = {"microbatch": worker}
         self.causes: list[str] = []
-
-    @property
-    def view(self) -> HeartbeatView:
-        return HeartbeatView(self.page.counter, self.page.phase)
 
     @property
     def is_gone(self) -> bool:
@@ -307,6 +302,19 @@ def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(wor
     assert stalled["workers"] == [0, 1, 2]
     assert [worker.limit for worker in world.workers] == ["standstill"] * 3
     assert all(worker.stacks is SEEN for worker in world.workers)
+
+
+def test_launch_goes_on_after_a_death_or_while_one_computes(world: World) -> None:
+    world.begin(0.0)
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=True)
+    world.pass_time(9.0, 0, 1, 2)
+    world.workers[2].is_condemned = True
+    world.pass_time(9.0, 0, 1)
+    world.workers[0].page.begin_turn(waits_for_peers=False)
+    world.pass_time(600.0, 0, 1)
+
+    assert world.told == []
 
 
 def test_launch_ends_at_a_standstill_only_if_its_hosts_reach_each_other(world: World) -> None:
