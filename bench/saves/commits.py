@@ -18,10 +18,17 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import FEWEST_KEPT
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_memory import HostBuffers
+from holdfast.runtime.saving.save_messages import (
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    UseMemory,
+)
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import encode, from_plain, to_plain
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.reactor import Reactor
@@ -102,9 +109,9 @@ class _Host:
         run_dir.mkdir()
         self._plan = plan_of(run_dir, state)
         self._reactor = Reactor()
-        self._link = WriterLink(self._reactor, self)
+        self._link = WriterLink(self._reactor, self._take)
         self._link.start()
-        self._answers: list[Message] = []
+        self._answers: list[SaveAnswered] = []
         self._ready = 0
         self._processes: list[multiprocessing.process.BaseProcess] = []
         size = self._plan.image_map().size
@@ -119,10 +126,10 @@ class _Host:
         before = len(self._answers)
         begin = time.perf_counter()
         for worker in self._workers:
-            worker.post({"kind": "save", **to_plain(ticket)})
+            worker.post(to_plain(ticket))
         self._wait_until(lambda: len(self._answers) > before)
         took = time.perf_counter() - begin
-        if self._answers[-1]["kind"] != "saved":
+        if not self._answers[-1].is_durable:
             raise RuntimeError(f"a save failed: {self._answers[-1]}")
         _remove_all_but_newest(CheckpointStore(self._plan.run_dir))
         return took
@@ -140,24 +147,17 @@ class _Host:
             os.close(fd)
         self._reactor.close()
 
-    def on_written(self, answer: Message) -> None:
-        """Keep an answer of the writer."""
-        self._answers.append(answer)
-
-    def on_writer_notice(self, notice: Message) -> None:
-        """Show what the writer says."""
-        print(notice["text"], flush=True)
-
-    def on_writer_records(self, message: Message) -> None:
-        """Ignore what the writer records."""
+    def _take(self, told: object) -> None:
+        if isinstance(told, SaveAnswered):
+            self._answers.append(told)
+        elif isinstance(told, dict) and told["kind"] == "notice":
+            print(told["text"], flush=True)
 
     def _tell_memory_and_plan(self) -> None:
-        layout = self._plan.layout
-        memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id}
-        self._link.use({**memory, "bytes": layout.nbytes}, self._fds)
+        self._link.use(UseMemory(1, self._plan.layout_id), self._fds)
         fd = os.memfd_create("holdfast-bench", os.MFD_CLOEXEC)
         os.pwrite(fd, encode(self._plan), 0)
-        self._link.plan({"kind": "plan", "generation": 1, FDS: [fd]})
+        self._link.plan(PlanSaves(1), (fd,))
 
     def _start(self, state: State, part: int, parts: int) -> Channel:
         """Fork a worker, which has the state already."""
@@ -171,11 +171,11 @@ class _Host:
         self._reactor.watch_channel(ours, self._hear, lambda: None)
         return ours
 
-    def _hear(self, message: Message) -> None:
-        if message["kind"] == "ready":
-            self._ready += 1
+    def _hear(self, line: Message) -> None:
+        if line:
+            self._link.copied(from_plain(PartCopied, line), ())
         else:
-            self._link.copied(message)
+            self._ready += 1
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -192,10 +192,10 @@ def _work(
     buffers = HostBuffers.of_agent(fds)
     for attempt in range(len(buffers)):
         buffers.touch(attempt, share.spans())
-    agent.send({"kind": "ready"})
-    while (message := agent.receive()) is not None:
-        ticket = from_plain(SaveTicket, message, allows_more=True)
-        header = ticket.header(RUN_ID)
+    agent.send({})  # it is ready
+    while (line := agent.receive()) is not None:
+        ticket = from_plain(SaveTicket, line)
+        header = plan.header(ticket)
         share.copy(buffers[ticket.buffer], state, header)
         share.describe(buffers[ticket.buffer], state, header)
-        agent.send({"kind": "copied", **to_plain(ticket), "part": part[0], "digest": "the same"})
+        agent.send(to_plain(PartCopied(ticket, part[0], "the same")))

@@ -15,8 +15,9 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
-from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_memory import HostBuffers
+from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 
@@ -49,8 +50,7 @@ def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
 
 def ticket_of(plan: SavePlan, step: int, parts: int = 1, buffers: int = 1) -> SaveTicket:
     """Return the ticket of the save of ``step``, which has the same number."""
-    now, buffer = time.monotonic(), step % buffers
-    return SaveTicket(1, 1, step, step, parts, now, buffer=buffer, layout=plan.layout_id)
+    return SaveTicket(1, 1, step, step, parts, time.monotonic(), step % buffers, plan.layout_id)
 
 
 class CopiedState:
@@ -69,7 +69,7 @@ class CopiedState:
         ticket, memory = ticket_of(plan, step), self._buffers[0]
         if step != self._step:
             self._step = step
-            header = ticket.header(RUN_ID)
+            header = plan.header(ticket)
             self._share.copy(memory, self._state, header)
             self._share.describe(memory, self._state, header)
         return HeldSave.of(plan, self._map, Parts(ticket, {0: ""}), memory)

@@ -9,26 +9,37 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from job import RUN_ID, WRITERS, state_of
 
 from holdfast.checkpoint.image import ShareImage
-from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms
+from holdfast.runtime.saving.save_messages import (
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+    ToWriter,
+    UseMemory,
+)
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
-from holdfast.runtime.system.codec import encode, to_plain
+from holdfast.runtime.system.codec import encode
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import sealed_memory
 
+_ANSWERS: MessageKinds[Any] = MessageKinds(SaveAnswered | Settled)
 PARTS, BUFFERS = 2, 2
 _DONE_WITHIN_S = 60.0
 LAUNCH = 5
@@ -58,17 +69,16 @@ def begin_run(run_dir: Path) -> None:
 
 def ticket_of(plan: SavePlan, step: int, attempt: int) -> SaveTicket:
     """Return the ticket of a save; successive attempts take turns with the buffers."""
-    buffer = attempt % BUFFERS
-    layout = plan.layout_id
-    return SaveTicket(LAUNCH, LAUNCH, step, attempt, PARTS, 0.0, buffer=buffer, layout=layout)
+    buffer, layout = attempt % BUFFERS, plan.layout_id
+    return SaveTicket(LAUNCH, LAUNCH, step, attempt, PARTS, 0.0, buffer, layout)
 
 
 class HostMemory:
     """The buffers of all workers of a host, and the workers' copies into them."""
 
     def __init__(self) -> None:
-        plan = plan_of(Path("/"))
-        self.map: ImageMap = plan.image_map()
+        self._plan = plan_of(Path("/"))
+        self.map = self._plan.image_map()
         self.descriptors = [sealed_memory("crash-save", self.map.size) for _ in range(BUFFERS)]
         self._views = [memoryview(mmap.mmap(fd, 0)) for fd in self.descriptors]
         self._shares = [
@@ -77,7 +87,7 @@ class HostMemory:
 
     def copy(self, seed: int, ticket: SaveTicket, part: int) -> None:
         """Copy one worker's part of the state of the ticket's step."""
-        state, header = state_of(seed, ticket.step), ticket.header(RUN_ID)
+        state, header = state_of(seed, ticket.step), self._plan.header(ticket)
         memory = self._views[ticket.buffer]
         self._shares[part].copy(memory, state, header)
         self._shares[part].describe(memory, state, header)
@@ -126,12 +136,8 @@ class Agent:
 
     def introduce(self) -> None:
         """Tell memory and plan, and wait until the writer has begun to care for old steps."""
-        plan = self.plan
-        fields = {"size": self._memory.map.size, "bytes": plan.layout.nbytes, "file_bytes": 1}
-        memory = {"kind": "memory", "launch": LAUNCH, "layout": plan.layout_id, **fields}
-        self.channel.send(memory, self._memory.descriptors)
-        self._sent += 1
-        self._send({"kind": "plan", "generation": LAUNCH}, encode(plan))
+        self._send(UseMemory(LAUNCH, self.plan.layout_id), *self._memory.descriptors)
+        self._send(PlanSaves(LAUNCH), content=encode(self.plan))
         self.rest()
 
     def rest(self) -> None:
@@ -141,7 +147,7 @@ class Agent:
         if committer is not None:
             committer._maintenance._thread.submit(lambda: None).result()
 
-    def tell(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
+    def tell(self, ticket: SaveTicket, *parts: int, **fields: Any) -> None:
         """Copy parts of a save, and tell that; ``fields`` are those of an odd message."""
         for part in parts:
             self._memory.copy(self._seed, ticket, part)
@@ -151,39 +157,32 @@ class Agent:
         """Let the memory of a save change after it was copied."""
         self._memory.flip_a_bit(ticket)
 
-    def repeat(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
+    def repeat(self, ticket: SaveTicket, *parts: int, **fields: Any) -> None:
         """Tell that parts were copied before."""
         for part in parts:
-            message = {"kind": "copied", **to_plain(ticket), "part": part}
-            message |= {"digest": f"{ticket.step:04x}", **fields}
-            self._send(message, b"{}" if part == 0 else None)
+            message = PartCopied(ticket, part, **{"digest": f"{ticket.step:04x}", **fields})
+            self._send(message, content=b"{}" if part == 0 else None)
 
-    def ask(self, kind: str) -> Message:
-        """Ask a question, return the answer."""
-        self.channel.send({"kind": kind})
+    def settle(self) -> Any:
+        """Let the writer settle; return the step that is durable."""
+        self._send(Settle(is_urgent=False))
+        return self.answer().step
+
+    def answer(self) -> Any:
+        """Return the next ``SaveAnswered`` or ``Settled``."""
+        while (line := self.channel.receive()) is not None:
+            if line in _ANSWERS:
+                return _ANSWERS.decode(line)
+        raise ConnectionError("the writer has ended")
+
+    def _send(self, message: ToWriter, *fds: int, content: bytes | None = None) -> None:
         self._sent += 1
-        return self.answer()
-
-    def answer(self) -> Message:
-        """Return the next message that is an answer."""
-        while True:
-            message = self.channel.receive()
-            if message is None:
-                raise ConnectionError("the writer has ended")
-            if message["kind"] not in ("progress", "notice", "records"):
-                return message
-
-    def _send(self, message: Mapping[str, object], content: bytes | None) -> None:
-        self._sent += 1
-        if content is None:
-            self.channel.send(dict(message))
-            return
-        fd = os.memfd_create("crash-content")
-        try:
-            os.write(fd, content)
-            self.channel.send(dict(message), [fd])
-        finally:
-            os.close(fd)
+        if content is not None:
+            fds = (os.memfd_create("crash-content"),)
+            os.write(*fds, content)
+        self.channel.send(to_message(message), fds)
+        if content is not None:
+            os.close(*fds)
 
 
 def settled_by_another(plan: SavePlan, memory: HostMemory, seed: int, *tickets: SaveTicket) -> int:
@@ -194,8 +193,8 @@ def settled_by_another(plan: SavePlan, memory: HostMemory, seed: int, *tickets: 
     try:
         agent.introduce()
         for ticket in tickets:
-            agent.repeat(ticket, *range(PARTS), answered="unsaved")
-        return agent.ask("settle")["step"] or 0
+            agent.repeat(ticket, *range(PARTS), was_durable=False)
+        return int(agent.settle() or 0)
     finally:
         agent.channel.close()
         thread.join()

@@ -19,6 +19,7 @@ from typing import Protocol
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.network import Meeting
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -83,13 +84,6 @@ class Inquire:
     workers: tuple[WorkerId, ...]
     is_evidence: bool = True
     """Whether it belongs to the death of such a worker, if that follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """No worker of the launch lives on any host: write what is complete in memory."""
-
-    is_urgent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,21 +219,6 @@ def exit_event(
         "stacks": "",
         "samples": None,
     } | known
-
-
-@dataclass(frozen=True, slots=True)
-class SaveAnswered:
-    """The writer's answer to a save, of kind ``saved`` or ``unsaved``."""
-
-    answer: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """All that was complete in the host's memory is written, or given up."""
-
-    step: int | None
-    """The newest step in it that is durable."""
 
 
 @dataclass(frozen=True, slots=True)

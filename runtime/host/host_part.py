@@ -39,10 +39,7 @@ from holdfast.runtime.host.host_messages import (
     NameWorld,
     Read,
     Reported,
-    SaveAnswered,
     Seen,
-    Settle,
-    Settled,
     Told,
     Traced,
     Up,
@@ -56,8 +53,19 @@ from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.save_memory import SaveMemory
+from holdfast.runtime.saving.save_messages import (
+    AskMemory,
+    OfWorker,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    Settle,
+    Settled,
+    UseMemory,
+)
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
     characters_read,
@@ -69,6 +77,7 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker.stacks import Inquiry
 
+_OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 _SHARED_MEMORY = Path("/dev/shm")
 _TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
 
@@ -106,14 +115,9 @@ class HostPart:
         self._trace_due = self._log_due = 0.0
         self._ways = Ways(tell)
         self.pool = WarmPool(reactor, pool, self._on_pool, self._forward_pool)
-        self.writer = WriterLink(reactor, self, on_files=on_files, lease_fd=lease_fd)
+        self.writer = WriterLink(reactor, self._on_writer, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
         self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
-        self._of_saves: dict[object, Callable[[WorkerProcess, Message], None]] = {
-            "memory": self._give_memory,
-            "plan": lambda _, message: self.writer.plan(message),
-            "copied": lambda _, message: self.writer.copied(message),
-        }
 
     def take(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Do what the launch part says; ``fds`` are owned from now on.
@@ -139,10 +143,8 @@ class HostPart:
                 self._let_leave(generation)
             case Inquire() | Meet():
                 self._find_out(message)
-            case Settle(is_urgent):
-                self.writer.settle(
-                    lambda answer: self._tell(Settled(answer["step"])), is_urgent=is_urgent
-                )
+            case Settle():
+                self.writer.settle(message)
             case Abandon(why):
                 self._abandon(why)
             case Lead(generation, worker):
@@ -331,33 +333,33 @@ class HostPart:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
-    def on_written(self, answer: Message) -> None:
-        """Pass the outcome of a save on: workers of other hosts may wait for it, too."""
-        self._tell(SaveAnswered(answer))
+    def _on_writer(self, told: SaveAnswered | Settled | Message) -> None:
+        """Pass on what the writer tells: workers of other hosts may wait for an answer, too."""
+        self._tell(Told({**told, "source": "snapshot writer"}) if isinstance(told, dict) else told)
 
-    def on_writer_records(self, message: Message) -> None:
-        """Pass records of the writer on, for the journal."""
-        self._tell(Told({**message, "source": "snapshot writer"}))
+    def _serve_save(self, process: WorkerProcess, message: OfWorker, fds: Sequence[int]) -> None:
+        match message:
+            case AskMemory():
+                self._give_memory(process, message)
+            case PlanSaves():
+                self.writer.plan(message, fds)
+            case PartCopied():
+                self.writer.copied(message, fds)
 
-    def on_writer_notice(self, notice: Message) -> None:
-        """Pass a sentence of the writer on."""
-        self._tell(Told(notice))
-
-    def _give_memory(self, process: WorkerProcess, question: Message) -> None:
+    def _give_memory(self, process: WorkerProcess, question: AskMemory) -> None:
         """Answer a worker with the memory for its saves, and tell the writer of it once."""
         found, is_new = self._memory.buffers(process.generation, question)
         if is_new:
-            message = {**question, "launch": process.generation}
-            self.writer.use(message, found.fds)
+            self.writer.use(UseMemory(process.generation, question.layout), found.fds)
             if found.lack:
                 self._tell(Told({"kind": "notice", "text": found.lack}))
         process.answer({"kind": "memory"}, found.fds)
 
     def _on_report(self, process: WorkerProcess, report: Message) -> None:
-        kind = report.get("kind")
-        if kind in self._of_saves:
-            self._of_saves[kind](process, report)
+        if report in _OF_SAVES:
+            self._serve_save(process, _OF_SAVES.decode(report), report.get(FDS, ()))
             return
+        kind = report.get("kind")
         if kind == "records":
             self._tell(Told({**report, "source": f"worker {process.worker}"}))
             return

@@ -40,10 +40,7 @@ from holdfast.runtime.host.host_messages import (
     NameWorld,
     OtherHost,
     Reported,
-    SaveAnswered,
     Seen,
-    Settle,
-    Settled,
     Told,
     Traced,
     Up,
@@ -60,6 +57,7 @@ from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -355,7 +353,7 @@ class LaunchPart:
             case Met():
                 if self.pairs is not None:
                     self.pairs.hear(host, message)
-            case SaveAnswered(answer):
+            case SaveAnswered() as answer:
                 self._on_save_answered(answer)
             case Settled(step):
                 self._on_settled(host, step)
@@ -555,16 +553,15 @@ class LaunchPart:
             self._tell_report(end.event["worker"], {"kind": "checkpoint", "step": end.step})
         self._tell(end.event)
 
-    def _on_save_answered(self, answer: Message) -> None:
+    def _on_save_answered(self, answer: SaveAnswered) -> None:
         """Tell all workers the outcome of their save, and the user a failure."""
-        is_durable = answer["kind"] == "saved"
+        ticket, text = answer.ticket, None
         for hosted in self.workers:
-            if hosted.generation == answer["launch"]:
-                hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
-        step, text = answer["step"], None
-        if is_durable:
-            text = self._failed_saves.succeeded(step)
-        elif not answer.get("is_expected"):
-            text = self._failed_saves.sentence(step, answer["reason"])
+            if hosted.generation == ticket.launch:
+                hosted.page.answer_save(ticket.attempt, is_durable=answer.is_durable)
+        if answer.is_durable:
+            text = self._failed_saves.succeeded(ticket.step)
+        elif not answer.is_expected:
+            text = self._failed_saves.sentence(ticket.step, answer.reason)
         if text is not None:
             self.notify(text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -22,9 +21,11 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves
 from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.codec import encode, to_plain
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -132,7 +133,7 @@ class AgentSaver:
         buffer = desk.buffers.place_of(request.ticket.attempt)
         self._wait_until_free(buffer)
         ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
-        desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
+        desk.share.copy(desk.buffers[buffer], state, desk.plan.header(ticket))
         return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._copied)
 
     def keep_only(self, attempt: int) -> None:
@@ -176,19 +177,13 @@ class AgentSaver:
                 desk.buffers.close()
         buffers.touch(attempt, share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
-            message = {"kind": "plan", "generation": generation}
-            _send_with_content(self._context, message, encode(plan))
+            _send_with_content(self._context, PlanSaves(generation), encode(plan))
         return _PreparedSave(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
-        question = {
-            "kind": "memory",
-            "layout": layout,
-            "size": image_map.size,
-            "bytes": image_map.layout.nbytes,
-            "most": self._context.config.options.snapshot_memory,
-        }
-        return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
+        most = self._context.config.options.snapshot_memory
+        question = AskMemory(layout, image_map.size, image_map.layout.nbytes, most)
+        return HostBuffers.of_agent(self._context.ask_agent(to_message(question)).get(FDS, ()))
 
     def _wait_until_free(self, buffer: int) -> None:
         """Wait until no process reads the save any more that is in this buffer.
@@ -256,12 +251,10 @@ class _AgentSave(PendingSave):
 
     def _tell(self, state: Tensors, state_digest: str) -> None:
         desk, ticket = self._desk, self._ticket
-        header = ticket.header(desk.plan.run_id)
-        desk.share.describe(desk.buffers[ticket.buffer], state, header)
+        desk.share.describe(desk.buffers[ticket.buffer], state, desk.plan.header(ticket))
         part = self._request.part
-        message = {"kind": "copied", **to_plain(ticket), "part": part, "digest": state_digest}
         cursor = encode(self._request.cursor) if part == 0 else None
-        _send_with_content(self._context, message, cursor)
+        _send_with_content(self._context, PartCopied(ticket, part, state_digest), cursor)
         self._copied[ticket.buffer] = ticket.attempt
 
     @property
@@ -330,16 +323,16 @@ class ContextReport:
 
 
 def _send_with_content(
-    context: WorkerContext, message: Mapping[str, object], content: bytes | None
+    context: WorkerContext, message: PlanSaves | PartCopied, content: bytes | None
 ) -> None:
     """Send the agent a message, with content of any size in memory beside it."""
     if content is None:
-        context.tell_agent(dict(message))
+        context.tell_agent(to_message(message))
         return
     fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
     try:
         os.truncate(fd, len(content))
         os.pwrite(fd, content, 0)
-        context.tell_agent(dict(message), (fd,))
+        context.tell_agent(to_message(message), (fd,))
     finally:
         os.close(fd)

@@ -30,7 +30,8 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
 from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Reporter, tell_removal
-from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 MOST_THREADS = 4
@@ -94,7 +95,7 @@ class HeldSave:
         the memory holds another save by now.
         """
         parts.refuse_different_states()
-        header = parts.ticket.header(plan.run_id)
+        header = plan.header(parts.ticket)
         shards = range(plan.layout.writers)
         records = tuple(image_map.record(memory, shard, header) for shard in shards)
         return HeldSave(plan, image_map, parts.ticket, parts.cursor, memory, records)
@@ -126,7 +127,7 @@ class HeldSave:
 
     def manifest(self) -> Manifest:
         """Return the manifest; raises ``CommitRefused`` if the records make nothing whole."""
-        return self.plan.manifest(self.ticket.header(self.plan.run_id), self.records, self.cursor)
+        return self.plan.manifest(self.plan.header(self.ticket), self.records, self.cursor)
 
 
 class Committer:
@@ -185,7 +186,7 @@ class Committer:
 
         Raises ``CheckpointError`` or ``OSError``; then nothing of it is left.
         """
-        layout, header = self.plan.layout, ticket.header(self.plan.run_id)
+        layout, header = self.plan.layout, self.plan.header(ticket)
 
         def write(staging: Staging) -> Manifest:
             def write_one(shard: int) -> ShardRecord:

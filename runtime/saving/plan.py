@@ -1,10 +1,9 @@
-"""What the processes of a save tell each other: plan, ticket and request.
+"""The plan of saves, and a worker's request of one.
 
 All that the saves of a stage have in common is a `SavePlan`.  It travels once, not once a worker
 and save.  A plan with the images of a save is enough to commit, so a save that is complete in
 memory needs no worker any more.  It has the launch's configuration as it is: options and lease
-of the job count for the writer as they do for a worker.  A `SaveTicket` has the few numbers that
-name one save, in every message about it.
+of the job count for the writer as they do for a worker.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from holdfast.checkpoint.tensor import ShardLayout
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.stored_run import owned_store
+from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.codec import encode
 
 _MODES = ("min", "max")
@@ -83,6 +83,10 @@ class SavePlan:
         """Return where each byte of a save lies in memory."""
         return ImageMap.of(self.layout)
 
+    def header(self, ticket: SaveTicket) -> Header:
+        """Return the header of a save's shards."""
+        return Header(self.run_id, ticket.generation, ticket.step)
+
     def manifest(
         self, header: Header, records: Sequence[ShardRecord], cursor: Mapping[str, object]
     ) -> Manifest:
@@ -95,40 +99,6 @@ class SavePlan:
         return Manifest.assemble(
             self.layout, list(records), header=header, cursor=whole, numerics=terms.numerics
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTicket:
-    """One save: whose, of which step, in how many parts, and in which memory.
-
-    ``launch`` is the launch's first generation.  ``generation`` is the number that the head has
-    given to the world that saves, and to no other one.  ``began`` is in seconds of the monotonic
-    clock, which all processes of a host share.
-    """
-
-    launch: int
-    generation: int
-    step: int
-    attempt: int
-    parts: int
-    began: float
-    buffer: int = 0
-    layout: str = ""
-    """The name of the memory that it lies in, "" for a worker's own."""
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """Generation and attempt; the later of two saves of a run has the larger pair."""
-        return self.generation, self.attempt
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """The name of the staged save: step, generation and attempt."""
-        return self.step, self.generation, self.attempt
-
-    def header(self, run_id: str) -> Header:
-        """Return the header of the save's shards."""
-        return Header(run_id, self.generation, self.step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.runtime.run.progress import memory
+from holdfast.runtime.saving.save_messages import AskMemory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Usage
 
@@ -57,15 +57,10 @@ class SaveMemory:
         self._current: Buffers | None = None
         self._before: Buffers | None = None
 
-    def buffers(self, launch: int, question: Mapping[str, Any]) -> tuple[Buffers, bool]:
-        """Return the buffers for a worker's question, and whether they are new.
-
-        The question has the name of the layout, the size of a buffer, and the bytes of it that are
-        ever written.  If the user allows only so many bytes for all, it has those too.
-        """
-        layout = question["layout"]
+    def buffers(self, launch: int, question: AskMemory) -> tuple[Buffers, bool]:
+        """Return the buffers for a worker's question, and whether they are new."""
         found = self._current
-        if found is not None and (found.launch, found.layout) == (launch, layout):
+        if found is not None and (found.launch, found.layout) == (launch, question.layout):
             return found, False
         if self._before is not None:
             self._before.close()
@@ -80,15 +75,15 @@ class SaveMemory:
                 found.close()
         self._before = self._current = None
 
-    def _make(self, launch: int, question: Mapping[str, Any]) -> Buffers:
-        count, lack = self._count(question["bytes"], question.get("most"))
+    def _make(self, launch: int, question: AskMemory) -> Buffers:
+        count, lack = self._count(question.nbytes, question.most)
         fds: list[int] = []
         try:
             while len(fds) < count:
-                fds.append(sealed_memory("holdfast-save", question["size"]))
+                fds.append(sealed_memory("holdfast-save", question.size))
         except OSError as error:  # no descriptor is left
             lack = f"memory for snapshots cannot be made: {error}; {_THEN[len(fds)]}"
-        return Buffers(launch, question["layout"], tuple(fds), lack)
+        return Buffers(launch, question.layout, tuple(fds), lack)
 
     def _count(self, nbytes: int, most: int | None) -> tuple[int, str]:
         """Return how many buffers fit, and why there are not two."""

@@ -40,12 +40,8 @@ from holdfast.runtime.saving.agent_saver import (
 )
 from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
-from holdfast.runtime.saving.plan import (
-    SavePlan,
-    SaveRequest,
-    SaveTerms,
-    SaveTicket,
-)
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
+from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.worker.context import WorkerContext

@@ -6,7 +6,7 @@ have done so.  When all parts of a save are there and are of the same state, the
 commits it, whether the workers still live or not.  So no save that was complete in memory
 is lost, and no worker has to be asked.
 
-Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
+Each complete save is answered once (`SaveAnswered`), a failure with its reason.  A save that
 stays incomplete is answered when a later one begins, or another world.  What else there is to tell
 goes to the agent (`WriterReport`).  On the host of the head a thread of this process also writes
 the journal and looks after the run directory (`run_files`).
@@ -25,22 +25,34 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.run.run_directory import prove_also
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
-from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.run_files import RunFiles
-from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import decode, from_plain
+from holdfast.runtime.saving.save_messages import (
+    DiskMoved,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+    ToWriter,
+    UseMemory,
+)
+from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.codec import decode
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 from holdfast.runtime.system.worker_status import WorkerStatus
 
+_MESSAGES: MessageKinds[ToWriter] = MessageKinds(ToWriter)
 _TOLD_EVERY_S = 1.0
 """A read says no more than that the disk answers, and there are thousands of them."""
 
@@ -90,7 +102,7 @@ class HostWriter:
         self._channel = channel
         self._files = files
         self._report = WriterReport(channel)
-        self._memories: dict[tuple[int, str], list[memoryview]] = {}
+        self._memories: dict[UseMemory, list[memoryview]] = {}
         self._plan: SavePlan | None = None
         self._has_maintenance = True
         """Whether this writer looks after old steps, as the host of rank 0 does alone."""
@@ -106,42 +118,43 @@ class HostWriter:
 
     def run(self) -> None:
         """Serve until the agent closes the connection; commit every save that is complete."""
-        verbs = {
-            "memory": self._take_memory,
-            "plan": self._take_plan,
-            "copied": self._take_part,
-            "settle": self._settle,
-        }
-        while (message := self._channel.receive()) is not None:
-            verbs[message["kind"]](message)
+        while (line := self._channel.receive()) is not None:
+            fds = line.get(FDS, ())
+            match message := _MESSAGES.decode(line):
+                case UseMemory():
+                    self._take_memory(message, fds)
+                case PlanSaves():
+                    self._take_plan(message, *fds)
+                case PartCopied():
+                    self._take_part(message, fds)
+                case Settle():
+                    self._settle()
         if self._committer is not None:
             self._committer.close(_CARE_ENDS_WITHIN_S)
 
-    def _take_memory(self, message: Message) -> None:
+    def _take_memory(self, memory: UseMemory, fds: Sequence[int]) -> None:
         """Map the buffers of a launch and layout; those of which nothing is kept are let go."""
-        kept = {(save.ticket.launch, save.ticket.layout) for save in self._saves}
+        kept = {save.ticket.memory for save in self._saves}
         self._memories = {key: found for key, found in self._memories.items() if key in kept}
-        key = message["launch"], message["layout"]
-        self._memories[key] = []
-        for fd in message.get(FDS, ()):
-            self._memories[key].append(memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)))
+        self._memories[memory] = []
+        for fd in fds:
+            self._memories[memory].append(memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)))
             os.close(fd)  # unmapped with its last view
 
-    def _take_plan(self, message: Message) -> None:
+    def _take_plan(self, message: PlanSaves, fd: int) -> None:
         """Take the plan that comes with each world, though it may be the same.
 
         Another worker of that world may have told of its part before.
         """
-        if self._parts is not None and self._parts.ticket.generation < message["generation"]:
+        if self._parts is not None and self._parts.ticket.generation < message.generation:
             self._give_up()
-        (fd,) = message[FDS]
         plan = decode(SavePlan, _contents(fd))
-        has_maintenance = bool(message.get("has_maintenance", True))
-        if (plan, has_maintenance) == (self._plan, self._has_maintenance):
+        if (plan, message.has_maintenance) == (self._plan, self._has_maintenance):
             return
         if self._committer is not None:
             self._committer.close(0.0)
-        self._plan, self._committer, self._has_maintenance = plan, None, has_maintenance
+        self._plan, self._committer = plan, None
+        self._has_maintenance = message.has_maintenance
         with contextlib.suppress(CheckpointError, OSError):  # each save tries again
             self._ready()
 
@@ -161,32 +174,26 @@ class HostWriter:
             )
         return self._committer
 
-    def _take_part(self, message: Message) -> None:
-        ticket = from_plain(SaveTicket, message, allows_more=True)
-        fds = message.get(FDS)
+    def _take_part(self, message: PartCopied, fds: Sequence[int]) -> None:
+        """Take a part; that of a save which another writer has answered is for a settle."""
+        ticket, was_durable = message.ticket, message.was_durable
         cursor = json.loads(_contents(fds[0])) if fds else None
-        answer = message.get("answered")
-        if answer is not None:
-            self._take_again(ticket, message, cursor)
+        if was_durable is not None:
+            parts = self._again.setdefault(ticket.age, Parts(ticket))
+        elif self._is_over(ticket):
             return
-        if self._is_over(ticket):
+        else:
+            parts = self._parts_of(ticket)
+        parts.take(message.part, message.digest, cursor)
+        if not parts.is_complete:
             return
-        parts = self._parts_of(ticket)
-        parts.take(message["part"], message["digest"], cursor)
-        if parts.is_complete:
+        if was_durable is None:
             self._parts = None
             self._commit(parts)
-
-    def _take_again(
-        self, ticket: SaveTicket, message: Message, cursor: Mapping[str, Any] | None
-    ) -> None:
-        """Take a part of a save that another writer has answered, for the settle that follows."""
-        parts = self._again.setdefault(ticket.age, Parts(ticket))
-        parts.take(message["part"], message["digest"], cursor)
-        if parts.is_complete:
-            del self._again[ticket.age]
-            with contextlib.suppress(CheckpointError, OSError):  # that was the answer
-                self._hold(parts).is_durable = message["answered"] == "saved"
+            return
+        del self._again[ticket.age]
+        with contextlib.suppress(CheckpointError, OSError):  # that was the answer
+            self._hold(parts).is_durable = was_durable
 
     def _is_over(self, ticket: SaveTicket) -> bool:
         """Return whether a save was answered already, or a later one has begun or is kept."""
@@ -205,7 +212,7 @@ class HostWriter:
     def _give_up(self) -> None:
         """Answer the save in hand if it is incomplete: the world that began it is no more."""
         if self._parts is not None:
-            self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._answer(SaveAnswered(self._parts.ticket, is_durable=False, is_expected=True))
             self._parts = None
 
     def _commit(self, parts: Parts) -> None:
@@ -213,41 +220,38 @@ class HostWriter:
         ticket = parts.ticket
         try:
             save = self._hold(parts)
-            nbytes = self._commit_held(save)
+            self._commit_held(save)
         except (CheckpointError, OSError) as error:
             self._record_failure(ticket, str(error))
-            self._answer(ticket, "unsaved", reason=str(error))
+            self._answer(SaveAnswered(ticket, is_durable=False, reason=str(error)))
             return
-        self._answer(ticket, "saved", bytes=nbytes)
+        self._answer(SaveAnswered(ticket, is_durable=True))
 
     def _hold(self, parts: Parts) -> HeldSave:
         """Return the complete save, which replaces an older one in the same buffer."""
         ticket = parts.ticket
-        key = ticket.launch, ticket.layout
+        place = ticket.memory, ticket.buffer
         self._saves = [
-            save
-            for save in self._saves
-            if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
+            save for save in self._saves if (save.ticket.memory, save.ticket.buffer) != place
         ]
         committer = self._ready()
-        memory = self._memories[key][ticket.buffer]
+        memory = self._memories[ticket.memory][ticket.buffer]
         save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
         self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
         return save
 
-    def _commit_held(self, save: HeldSave) -> int:
+    def _commit_held(self, save: HeldSave) -> None:
         """Commit a save in memory; one that has changed there is kept no longer."""
         try:
-            nbytes = self._ready().commit(save)
+            self._ready().commit(save)
         except CheckpointError as error:
             if not isinstance(error, StorageFailed) and not save.is_whole:
                 self._saves = [found for found in self._saves if found is not save]
             raise
         self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
         self._answered = {age for age in self._answered if age > save.ticket.age}
-        return nbytes
 
-    def _settle(self, _: Message) -> None:
+    def _settle(self) -> None:
         """Commit the newest complete save that the disk has not taken; say which step it is.
 
         All workers are dead.
@@ -258,7 +262,7 @@ class HostWriter:
             step = self._settled(save)
             if step is not None:
                 break
-        self._send({"kind": "settled", "step": step})
+        self._send(Settled(step))
 
     def _settled(self, save: HeldSave) -> int | None:
         if not save.is_durable:
@@ -274,16 +278,13 @@ class HostWriter:
             "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
         )
 
-    def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
-        self._answered.add(ticket.age)
-        names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}
-        self._send({"kind": kind, **names, **fields})
+    def _answer(self, answer: SaveAnswered) -> None:
+        self._answered.add(answer.ticket.age)
+        self._send(answer)
 
-    def _send(self, message: Message) -> None:
-        try:
-            self._channel.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the agent is gone, so no process waits for the answer
+    def _send(self, message: SaveAnswered | Settled) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it
+            self._channel.send(to_message(message))
 
 
 def _contents(fd: int) -> bytes:
@@ -323,7 +324,7 @@ class WriterReport:
                 return
             self._told = now
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.send({"kind": "progress", "bytes": self._being_written})
+                self._channel.send(to_message(DiskMoved(self._being_written)))
 
 
 if __name__ == "__main__":

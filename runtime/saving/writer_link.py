@@ -20,21 +20,29 @@ import contextlib
 import os
 import re
 import subprocess
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.saving.save_messages import (
+    DiskMoved,
+    OfWriter,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+    UseMemory,
+)
+from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _NUMBER = re.compile(r"[0-9]+")
-
-_Age: TypeAlias = tuple[int, int]
-"""Generation and attempt."""
 
 ANSWERED_WITHIN_S = 60.0
 
@@ -50,25 +58,11 @@ _ENDED_WITHIN_S = 5.0
 _KILLED_WITHIN_S = 5.0
 """How long a killed writer is waited for: on a busy host its end takes a moment."""
 
-_Key: TypeAlias = tuple[int, int]
-"""Launch and attempt."""
+_EVENTS = frozenset({"notice", "records"})
+_MESSAGES: MessageKinds[OfWriter] = MessageKinds(OfWriter)
 
-Then: TypeAlias = Callable[[Message], None]
-
-_NOTHING_SETTLED: Message = {"kind": "settled", "step": None}
-
-
-class WriterOwner(Protocol):
-    """The host of the workers whose saves are written."""
-
-    def on_written(self, answer: Message) -> None:
-        """Take note of an answer about a save: kind ``saved`` or ``unsaved``."""
-
-    def on_writer_notice(self, notice: Message) -> None:
-        """Show a sentence of the writer to the user."""
-
-    def on_writer_records(self, message: Message) -> None:
-        """Pass records of the writer on, for the journal."""
+_Fds: TypeAlias = tuple[int, ...]
+"""The descriptors that go with a message."""
 
 
 class WriterLink:
@@ -77,17 +71,18 @@ class WriterLink:
     def __init__(
         self,
         reactor: Reactor,
-        owner: WriterOwner,
+        tell: Callable[[SaveAnswered | Settled | Message], None],
         clock: Callable[[], float] = witnessed_s,
         on_files: Callable[[Channel], None] | None = None,
         lease_fd: int | None = None,
     ) -> None:
-        """Make the link; ``on_files`` gets each writer's channel for the run directory.
+        """Make the link; ``tell`` gets the answers, and events for the head.
 
-        ``lease_fd`` is the status with the lease of this host, if that needs one.
+        ``on_files`` gets each writer's channel for the run directory.  ``lease_fd`` is the status
+        with the lease of this host, if that needs one.
         """
         self._reactor = reactor
-        self._owner = owner
+        self._tell = tell
         self._on_files = on_files
         self._lease_fd = lease_fd
         self._clock = clock
@@ -95,11 +90,11 @@ class WriterLink:
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
         self._told = WriterReplay()
-        self._pending: dict[_Key, Message] = {}
-        self._answered: _Key = (0, 0)
+        self._pending: dict[tuple[int, int], SaveTicket] = {}
+        self._answered = (0, 0)
         """The newest save that was answered; the saves of a host are answered in order."""
-        self._asked: deque[Then] = deque()
-        """Who waits for the answer to a ``settle``; the writer answers in order."""
+        self._unsettled = 0
+        """How many times the writer was told to settle, and has not answered."""
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
         self._being_written = 0
@@ -112,74 +107,73 @@ class WriterLink:
 
     @property
     def is_settling(self) -> bool:
-        """Whether a ``settle`` waits for its answer."""
-        return bool(self._asked)
+        """Whether somebody waits for ``Settled``."""
+        return self._unsettled > 0
 
     def start(self) -> None:
         """Start the writer before the first save."""
         with contextlib.suppress(OSError):  # the next message tries again
             self._connected()
 
-    def use(self, memory: Message, fds: Sequence[int]) -> None:
+    def use(self, memory: UseMemory, fds: Sequence[int]) -> None:
         """Tell the writer the memory of the saves that come; the descriptors stay the caller's."""
         self._told.memory(memory, fds)
         self._post_if_connected(memory, fds)
 
-    def plan(self, message: Message) -> None:
+    def plan(self, message: PlanSaves, fds: Sequence[int]) -> None:
         """Tell the writer the plan of the saves that come; owns its descriptor from now on.
 
         It comes with each world.  A new writer learns what the world before has told first.
         """
         self._channel_or_reason()
-        self._told.plan(message)
-        self._post_if_connected(*_split(message))
+        self._told.plan(message, fds)
+        self._post_if_connected(message, fds)
 
     def end_maintenance(self) -> None:
         """Let the writer leave old steps alone until the next plan comes: another one has begun."""
         plan = self._told.end_maintenance()
         if plan is not None:
-            self._post_if_connected(*_split(plan))
+            self._post_if_connected(*plan)
 
-    def copied(self, message: Message) -> None:
+    def copied(self, message: PartCopied, fds: Sequence[int]) -> None:
         """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
-        if _key(message) <= self._answered:
-            for fd in message.get(FDS, ()):  # late: a dead worker's, read when it was given up
+        ticket = message.ticket
+        if ticket.number <= self._answered:
+            for fd in fds:  # late: a dead worker's, read when it was given up
                 os.close(fd)
             return
         channel, reason = self._channel_or_reason()
-        save = self._told.part(message)
+        save = self._told.part(message, fds)
         if save is not None and save.is_complete:
             if not self._pending:
                 self._progressed = self._clock()
-            self._pending[_key(message)] = message
+            self._pending[ticket.number] = ticket
         if channel is None:
             self._told.lost()
             if save is not None and save.is_complete:
-                self._answer(_unsaved(message, reason))
+                self._answer(SaveAnswered(ticket, is_durable=False, reason=reason))
         elif save is not None:
-            channel.post(*_split(message))
+            channel.post(to_message(message), fds)
         self._told.close_unused(channel)
 
-    def settle(self, then: Then, *, is_urgent: bool = False) -> None:
-        """Let the writer commit what is complete in memory, then call ``then`` with the answer.
-
-        Its ``step`` is the newest step in memory that is durable, None if there is none.
-        """
+    def settle(self, message: Settle) -> None:
+        """Let the writer commit what is complete in memory; ``Settled`` is told in any case."""
+        is_urgent = message.is_urgent
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
         if self._told.has_lost_saves:
             with contextlib.suppress(OSError):
                 self._told.repeat_saves(self._connected())
         if self._channel is None:
-            then(_NOTHING_SETTLED)
+            self._tell(Settled(None))
             return
-        self._asked.append(then)
+        self._unsettled += 1
         self._progressed = self._clock()
-        self._channel.post({"kind": "settle"})
+        self._channel.post(to_message(message))
 
     def poll(self, now: float) -> None:
         """Give up a writer that has made no progress for longer than the bound."""
         self._lost = [process for process in self._lost if process.poll() is None]
-        if (self._pending or self._asked) and now - self._progressed > self._patience_s():
+        if (self._pending or self.is_settling) and now - self._progressed > self._patience_s():
             self._give_up("makes no progress: the disk hangs")
 
     def replace(self, why: str) -> None:
@@ -256,25 +250,25 @@ class WriterLink:
         except OSError as error:
             return None, f"the process that writes snapshots cannot be started: {error}"
 
-    def _post_if_connected(self, message: Message, fds: Sequence[int]) -> None:
+    def _post_if_connected(self, message: UseMemory | PlanSaves, fds: Sequence[int]) -> None:
         """Post a message; a writer that has to be started is told it at its start."""
         if self._channel is not None:
-            self._channel.post(message, fds)
+            self._channel.post(to_message(message), fds)
         self._told.close_unused(self._channel)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, line: Message) -> None:
         self._progressed = self._clock()
-        if message["kind"] == "progress":
-            self._being_written = message["bytes"]
+        if line["kind"] in _EVENTS:
+            self._tell(line)
             return
-        if message["kind"] == "notice":
-            self._owner.on_writer_notice(message)
-        elif message["kind"] == "records":
-            self._owner.on_writer_records(message)
-        elif message["kind"] == "settled":
-            self._asked.popleft()(message)
-        else:
-            self._answer(message)
+        match message := _MESSAGES.decode(line):
+            case DiskMoved(nbytes):
+                self._being_written = nbytes
+            case Settled():
+                self._unsettled -= 1
+                self._tell(message)
+            case SaveAnswered():
+                self._answer(message)
 
     def _give_up(self, why: str) -> None:
         """Kill the writer without waiting for its end, and answer its snapshots and questions."""
@@ -287,38 +281,29 @@ class WriterLink:
         self._process = self._channel = None
         self._being_written = 0
         self._told.lost()
-        for save in list(self._pending.values()):
-            self._answer(_unsaved(save, f"the process that writes snapshots {why}"))
-        asked, self._asked = self._asked, deque()
-        for then in asked:
-            then(_NOTHING_SETTLED)
+        reason = f"the process that writes snapshots {why}"
+        for ticket in list(self._pending.values()):
+            self._answer(SaveAnswered(ticket, is_durable=False, reason=reason))
+        unsettled, self._unsettled = self._unsettled, 0
+        for _ in range(unsettled):
+            self._tell(Settled(None))
 
-    def _answer(self, answer: Message) -> None:
+    def _answer(self, answer: SaveAnswered) -> None:
         """Pass an answer on, unless this save or a later one was answered before."""
-        self._pending.pop(_key(answer), None)
-        if answer["kind"] == "saved":
-            self._told.saved(answer)
-        if _key(answer) > self._answered:
-            self._answered = _key(answer)
-            found = {name: value for name, value in answer.items() if name != FDS}
-            self._owner.on_written(found)
-
-
-def _key(message: Message) -> _Key:
-    return (message["launch"], message["attempt"])
-
-
-def _unsaved(save: Message, reason: str) -> Message:
-    """Return the answer to a save that no writer has answered, with the fields of its parts."""
-    return {**save, "kind": "unsaved", "reason": reason}
+        self._pending.pop(answer.ticket.number, None)
+        if answer.is_durable:
+            self._told.saved(answer.ticket)
+        if answer.ticket.number > self._answered:
+            self._answered = answer.ticket.number
+            self._tell(answer)
 
 
 class WriterReplay:
     """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
 
     def __init__(self) -> None:
-        self._memory: tuple[Message, tuple[int, ...]] | None = None
-        self._plan: Message | None = None
+        self._memory: tuple[UseMemory, _Fds] | None = None
+        self._plan: tuple[PlanSaves, _Fds] | None = None
         self._saves: dict[int, _ToldSave] = {}
         self._unused: list[int] = []
 
@@ -327,48 +312,47 @@ class WriterReplay:
         """Whether there are complete saves that only lost writers were told."""
         return any(save.is_lost and save.is_complete for save in self._saves.values())
 
-    def memory(self, message: Message, fds: Sequence[int]) -> None:
+    def memory(self, message: UseMemory, fds: Sequence[int]) -> None:
         """Keep the newest memory; its descriptors belong to its owner.  Older saves are gone."""
         self._memory = message, tuple(fds)
         self._forget_saves()
 
-    def plan(self, message: Message) -> None:
+    def plan(self, message: PlanSaves, fds: Sequence[int]) -> None:
         """Keep the newest plan, and own its descriptor."""
         self._forget_plan()
-        self._plan = message
+        self._plan = message, tuple(fds)
 
-    def end_maintenance(self) -> Message | None:
+    def end_maintenance(self) -> tuple[PlanSaves, _Fds] | None:
         """Keep that the plan is for saves alone, and return it; None if nothing has changed."""
-        if self._plan is None or not self._plan.get("has_maintenance", True):
+        if self._plan is None or not self._plan[0].has_maintenance:
             return None
-        self._plan = {**self._plan, "has_maintenance": False}
+        self._plan = replace(self._plan[0], has_maintenance=False), self._plan[1]
         return self._plan
 
-    def part(self, message: Message) -> _ToldSave | None:
+    def part(self, message: PartCopied, fds: Sequence[int]) -> _ToldSave | None:
         """Keep a part and own its descriptor; return its save, None if that has no use any more.
 
         A save has no use once a later one has begun, or another memory was given out.
         """
-        age: _Age = message["generation"], message["attempt"]
-        newest = max((save.age for save in self._saves.values()), default=age)
-        if age < newest or not self._is_of_memory(message):
-            self._forget(message)
+        ticket = message.ticket
+        newest = max((save.ticket.age for save in self._saves.values()), default=ticket.age)
+        if ticket.age < newest or self._memory is None or self._memory[0] != ticket.memory:
+            self._unused.extend(fds)
             return None
-        save = self._saves.get(message["buffer"])
-        if save is None or save.age != age:
+        save = self._saves.get(ticket.buffer)
+        if save is None or save.ticket.age != ticket.age:
             if save is not None:
                 self._forget_save(save)
-            save = self._saves[message["buffer"]] = _ToldSave(age)
-        save.messages.append(message)
+            save = self._saves[ticket.buffer] = _ToldSave(ticket)
+        save.parts.append((message, tuple(fds)))
         return save
 
-    def saved(self, answer: Message) -> None:
+    def saved(self, ticket: SaveTicket) -> None:
         """Take note that a save is durable; older ones have no use any more."""
         for buffer, save in list(self._saves.items()):
-            attempt = save.messages[0]["attempt"]
-            if save.messages[0]["launch"] != answer["launch"] or attempt > answer["attempt"]:
+            if save.ticket.launch != ticket.launch or save.ticket.attempt > ticket.attempt:
                 continue
-            save.is_durable = attempt == answer["attempt"]
+            save.is_durable = save.ticket.attempt == ticket.attempt
             if not save.is_durable:
                 self._forget_save(self._saves.pop(buffer))
 
@@ -379,11 +363,10 @@ class WriterReplay:
 
     def repeat(self, channel: Channel) -> None:
         """Tell a new writer the memory, the plan, and the newest save if parts of it lack."""
-        if self._memory is not None:
-            channel.post(*self._memory)
-        if self._plan is not None:
-            channel.post(*_split(self._plan))
-        newest = max(self._saves.values(), key=lambda save: save.age, default=None)
+        for told in (self._memory, self._plan):
+            if told is not None:
+                channel.post(to_message(told[0]), told[1])
+        newest = max(self._saves.values(), key=lambda save: save.ticket.age, default=None)
         if newest is not None and not newest.is_complete:
             newest.repeat(channel)
 
@@ -392,10 +375,9 @@ class WriterReplay:
 
         All of them were answered.
         """
-        for save in sorted(self._saves.values(), key=lambda save: save.age):
+        for save in sorted(self._saves.values(), key=lambda save: save.ticket.age):
             if save.is_lost and save.is_complete:
-                answer = "saved" if save.is_durable else "unsaved"
-                save.repeat(channel, answered=answer)
+                save.repeat(channel, was_durable=save.is_durable)
 
     def close_unused(self, channel: Channel | None) -> None:
         """Close descriptors that no message needs; they must stay open until one has left."""
@@ -409,15 +391,9 @@ class WriterReplay:
         self._forget_plan()
         self.close_unused(None)
 
-    def _is_of_memory(self, message: Message) -> bool:
-        if self._memory is None:
-            return False
-        names = "launch", "layout"
-        return all(self._memory[0][name] == message[name] for name in names)
-
     def _forget_plan(self) -> None:
         if self._plan is not None:
-            self._forget(self._plan)
+            self._unused.extend(self._plan[1])
         self._plan = None
 
     def _forget_saves(self) -> None:
@@ -426,19 +402,16 @@ class WriterReplay:
         self._saves.clear()
 
     def _forget_save(self, save: _ToldSave) -> None:
-        for message in save.messages:
-            self._forget(message)
-
-    def _forget(self, message: Message) -> None:
-        self._unused.extend(message.get(FDS, ()))
+        for _, fds in save.parts:
+            self._unused.extend(fds)
 
 
 @dataclass(slots=True)
 class _ToldSave:
     """The parts of one save that have been copied."""
 
-    age: _Age
-    messages: list[Message] = field(default_factory=list)
+    ticket: SaveTicket
+    parts: list[tuple[PartCopied, _Fds]] = field(default_factory=list)
     is_lost: bool = False
     """Whether no writer that lives was told it."""
     is_durable: bool = False
@@ -446,21 +419,13 @@ class _ToldSave:
     @property
     def is_complete(self) -> bool:
         """Whether all workers have copied their parts."""
-        parts: int = self.messages[0]["parts"]
-        return len({message["part"] for message in self.messages}) == parts
+        return len({message.part for message, _ in self.parts}) == self.ticket.parts
 
-    def repeat(self, channel: Channel, **fields: object) -> None:
+    def repeat(self, channel: Channel, *, was_durable: bool | None = None) -> None:
         """Tell a new writer all parts."""
         self.is_lost = False
-        for message in self.messages:
-            told, fds = _split(message)
-            channel.post({**told, **fields}, fds)
-
-
-def _split(message: Message) -> tuple[Message, tuple[int, ...]]:
-    """Return a received message as it is sent: without its descriptors, and these."""
-    fields = {name: value for name, value in message.items() if name != FDS}
-    return fields, tuple(message.get(FDS, ()))
+        for message, fds in self.parts:
+            channel.post(to_message(replace(message, was_durable=was_durable)), fds)
 
 
 class FailedSaves:

@@ -29,6 +29,10 @@ class MessageKinds(Generic[Kind_co]):
     def __init__(self, kinds: Any) -> None:
         self._by_name = {kind.__name__: kind for kind in get_args(kinds) or (kinds,)}
 
+    def __contains__(self, line: Message) -> bool:
+        """Whether a line is one of these messages."""
+        return line.get("kind") in self._by_name
+
     def decode(self, line: Message) -> Kind_co:
         """Return a message that has come; its descriptors stay in the line.
 

@@ -28,7 +28,8 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.run.trace import TracePiece
-from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms
+from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord
 from holdfast.runtime.training.restoring import Trouble

@@ -80,7 +80,7 @@ class Commit:
         agent.tell(ticket_of(plan, NEW, _NEW_ATTEMPT), *EVERYONE)
         say(f"copied {NEW}")
         if not _tell_answer(agent, say):
-            step = agent.ask("settle")["step"]
+            step = agent.settle()
             say(f"saved {step}" if step else "failed to settle")
 
     def judge(self, after: Aftermath) -> None:
@@ -126,22 +126,22 @@ class Settle(Commit):
 
     def _save_all(self, agent: Agent, say: Say) -> None:
         whole, torn = ticket_of(agent.plan, NEW, _NEW_ATTEMPT), ticket_of(agent.plan, TORN, 4)
-        agent.tell(whole, *EVERYONE, answered="unsaved")
-        agent.tell(torn, *EVERYONE, answered="unsaved")
+        agent.tell(whole, *EVERYONE, was_durable=False)
+        agent.tell(torn, *EVERYONE, was_durable=False)
         agent.rest()  # it has taken both by now
         agent.tell(ticket_of(agent.plan, NEXT, 6), 0)  # in the buffer of the torn one
         say(f"copied {NEW}")
-        step = agent.ask("settle")["step"]
+        step = agent.settle()
         say(f"saved {step}" if step else "failed to settle")
 
 
 def _tell_answer(agent: Agent, say: Say) -> bool:
     """Say how a save was answered; return whether it is saved."""
     answer = agent.answer()
-    if answer["kind"] == "saved":
-        say(f"saved {answer['step']}")
+    if answer.is_durable:
+        say(f"saved {answer.ticket.step}")
         return True
-    say(f"unsaved {answer['step']}: {answer.get('reason')}")
+    say(f"unsaved {answer.ticket.step}: {answer.reason}")
     return False
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from holdfast.runtime.head.paint import paint
+from holdfast.runtime.head.screen import paint
 from holdfast.runtime.run.live_line import Part
 
 PARTS = (Part("epoch 1/2", 0, "epoch"), Part(" " * 8, 9, "bar", done=0.5), Part("[w0] 3 %", 1))

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.head.paint import paint
-from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, say
+from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, paint, say
 from holdfast.runtime.host.output import Streams
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport

@@ -18,6 +18,7 @@ from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarm
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
+from holdfast.runtime.saving.save_messages import Settle
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import has_ended
@@ -27,12 +28,6 @@ from holdfast.runtime.system.reactor import Reactor
 pytestmark = pytest.mark.process
 
 WITHIN_S = 60.0
-
-
-class _Owner:
-    def on_written(self, answer: object) -> None: ...
-    def on_writer_notice(self, notice: object) -> None: ...
-    def on_writer_records(self, message: object) -> None: ...
 
 
 @pytest.fixture
@@ -68,12 +63,12 @@ def _while_held(program: Path, start: Callable[[], int]) -> int:
 
 
 def test_writer_begins_when_its_program_is_there(program: Path, reactor: Reactor) -> None:
-    link = WriterLink(reactor, _Owner())
     settled: list[object] = []
+    link = WriterLink(reactor, settled.append)
 
     def start() -> int:
         link.start()
-        link.settle(settled.append)
+        link.settle(Settle(is_urgent=False))
         assert link.pid is not None
         return link.pid
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +28,7 @@ from holdfast.runtime.host.host_messages import (
     NameWorld,
     Queue,
     Reported,
-    SaveAnswered,
     Seen,
-    Settle,
-    Settled,
     Told,
     Up,
     Watch,
@@ -39,6 +37,7 @@ from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
+from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Settle, Settled
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
@@ -302,8 +301,11 @@ def test_silence_on_one_host_explains_why_those_of_the_other_wait(world: World) 
     assert world.of_kind("stalled") == []
 
 
+TICKET = SaveTicket(1, 1, 30, 4, 4, 0.0)
+
+
 def test_outcome_of_a_save_reaches_the_workers_of_both_hosts(world: World) -> None:
-    world.near.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 4, "step": 30}))
+    world.near.tell(SaveAnswered(TICKET, is_durable=True))
     world.far.copy()
     world.near.copy()
 
@@ -311,10 +313,10 @@ def test_outcome_of_a_save_reaches_the_workers_of_both_hosts(world: World) -> No
 
 
 def test_late_answer_of_the_host_that_saved_before_takes_nothing_back(world: World) -> None:
-    world.far.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 5, "step": 40}))
-    world.near.tell(SaveAnswered({"kind": "saved", "launch": 1, "attempt": 4, "step": 30}))
-    late = {"kind": "unsaved", "launch": 1, "attempt": 3, "step": 20, "is_expected": True}
-    world.near.tell(SaveAnswered(late))
+    world.far.tell(SaveAnswered(replace(TICKET, attempt=5), is_durable=True))
+    world.near.tell(SaveAnswered(TICKET, is_durable=True))
+    late = replace(TICKET, attempt=3)
+    world.near.tell(SaveAnswered(late, is_durable=False, is_expected=True))
     world.far.copy()
 
     assert (world.status(2).durable_save, world.status(2).is_answered(5)) == (5, True)

@@ -15,7 +15,6 @@ from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Lead
-from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import Forked, PoolSettings
@@ -23,7 +22,18 @@ from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import records_message
 from holdfast.runtime.saving.save_memory import SaveMemory
+from holdfast.runtime.saving.save_messages import (
+    AskMemory,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+    UseMemory,
+)
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.usage import Resource, Usage
@@ -72,40 +82,41 @@ class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
     def __init__(
-        self, reactor: Reactor, owner: HostPart, on_files: object, lease_fd: int | None
+        self,
+        reactor: Reactor,
+        tell: Callable[[object], None],
+        on_files: object,
+        lease_fd: int | None,
     ) -> None:
-        self.told: list[Message] = []
-        self.waiting: list[Callable[[Message], None]] = []
+        self.tell = tell
+        self.told: list[object] = []
+        self.is_settling = False
         self.replaced: list[str] = []
         self.pid = None
 
-    @property
-    def is_settling(self) -> bool:
-        return bool(self.waiting)
-
     def start(self) -> None: ...
 
-    def use(self, memory: Message, fds: Sequence[int]) -> None:
-        self.told.append({**memory, "buffers": len(fds)})
+    def use(self, message: UseMemory, fds: Sequence[int]) -> None:
+        self.told.append((message, len(fds)))
 
-    def plan(self, message: Message) -> None:
+    def plan(self, message: object, fds: Sequence[int]) -> None:
         self.told.append(message)
 
-    def copied(self, message: Message) -> None:
-        self.told.append(message)
+    copied = plan
 
     def end_maintenance(self) -> None:
-        self.told.append({"kind": "maintenance ends"})
+        self.told.append("maintenance ends")
 
-    def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
-        self.waiting.append(then)
+    def settle(self, message: Settle) -> None:
+        self.is_settling = True
 
     def settled(self, step: int | None) -> None:
-        self.waiting.pop()({"kind": "settled", "step": step})
+        self.is_settling = False
+        self.tell(Settled(step))
 
     def replace(self, why: str) -> None:
         self.replaced.append(why)
-        if self.waiting:
+        if self.is_settling:
             self.settled(None)
 
     def poll(self, now: float) -> None: ...
@@ -150,10 +161,10 @@ class Host:
             self.guard(worker)
             self.pages[worker].phase = phase
 
-    def answer(self, kind: str, attempt: int, **fields: object) -> None:
-        """Let the writer tell the outcome of a save, of step 30 unless told otherwise."""
-        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
-        self.real.part.on_written(message)
+    def answer(self, attempt: int, failure: str | None = None, launch: int = 1) -> None:
+        """Let the writer tell the outcome of a save of step 30; one without words is expected."""
+        ticket = SaveTicket(launch, 1, 30, attempt, 2, 0.0)
+        self.writer.tell(SaveAnswered(ticket, failure is None, failure or "", failure == ""))
 
     def pass_time(self, seconds: float, *beating: int) -> None:
         """Look four times a second while the given workers beat."""
@@ -291,26 +302,26 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
 
 
 def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
-    host.answer("saved", 4)
+    host.answer(4)
     for page in host.pages.values():
         assert (page.is_answered(4), page.failed_save) == (True, 0)
     assert host.notices == []
 
-    host.answer("unsaved", 5, reason="the disk is full")
+    host.answer(5, "the disk is full")
     for page in host.pages.values():
         assert (page.is_answered(5), page.failed_save) == (True, 5)
     assert host.notices == ["the checkpoint of step 30 failed: the disk is full"]
 
-    host.answer("unsaved", 6, is_expected=True)
+    host.answer(6, "")
     assert host.pages[0].failed_save == 6
     assert len(host.notices) == 1, "its workers have begun another save"
 
-    host.answer("saved", 7, launch=9)
+    host.answer(7, launch=9)
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
 def test_sentence_of_the_writer_is_shown(host: Host) -> None:
-    host.real.part.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
+    host.writer.tell({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 
     assert host.notices == ["checkpoints are at risk: no sync"]
 
@@ -321,11 +332,12 @@ def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Host) -> Non
 
     host.real.part.take(Lead(1, WorkerId(2)))
 
-    assert host.writer.told == [{"kind": "maintenance ends"}]
+    assert host.writer.told == ["maintenance ends"]
     assert host.output.speaker == 2
 
 
-QUESTION = {"kind": "memory", "layout": "L", "size": 2**21, "bytes": 2**20}
+QUESTION = to_message(AskMemory("L", 2**21, 2**20))
+PART = PartCopied(SaveTicket(1, 1, 30, 4, 2, 0.0), 1, "00")
 
 
 def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Host) -> None:
@@ -336,7 +348,7 @@ def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: H
         os.close(fd)
     assert inodes[0] == inodes[1]
     assert len(set(inodes[0])) == 2
-    assert host.writer.told == [{**QUESTION, "launch": 1, "buffers": 2}]
+    assert host.writer.told == [(UseMemory(1, "L"), 2)]
     assert host.notices == []
 
 
@@ -352,22 +364,22 @@ def test_want_of_memory_is_told_once(host: Host) -> None:
 
 
 def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
-    host.control(0).send({"kind": "plan"})
-    host.control(1).send({"kind": "copied", "part": 1})
+    for worker, message in enumerate((PlanSaves(1), PART)):
+        host.control(worker).send(to_message(message))
     while len(host.writer.told) < 2:
         host.reactor.run_once(10.0)
 
-    assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
+    assert {*host.writer.told} == {PlanSaves(1), PART}
     assert host.events == [], "the head does not hear of it"
 
 
 def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
     """It may die right after it has copied its part."""
-    host.control(0).send({"kind": "copied", "part": 0})
+    host.control(0).send(to_message(PART))
 
     host.end(0)
 
-    assert [message["kind"] for message in host.writer.told] == ["copied"]
+    assert host.writer.told == [PART]
 
 
 def test_killed_worker_that_does_not_end_is_written_off(
@@ -412,7 +424,7 @@ def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> Non
     host.control(1).send(message)
     while not host.events:
         host.reactor.run_once(10.0)
-    host.real.part.on_writer_records(message)
+    host.writer.tell(message)
 
     assert host.events == [
         {**message, "source": "worker 1"},

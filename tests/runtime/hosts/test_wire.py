@@ -27,10 +27,7 @@ from holdfast.runtime.host.host_messages import (
     NameWorld,
     Read,
     Reported,
-    SaveAnswered,
     Seen,
-    Settle,
-    Settled,
     Told,
     Traced,
     Watch,
@@ -50,6 +47,7 @@ from holdfast.runtime.hosts.wire import (
     Words,
     taken_bytes,
 )
+from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Settle, Settled
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.network import Meeting
 
@@ -81,7 +79,7 @@ UP: tuple[FromHost, ...] = (
     Seen(is_inquiring=True, read=(Read(1, W, 2),)),
     Found(3, 1, W, "train.py:7", "stacks", is_reading=False, samples={"step": 1}),
     Exited(1, W, {"kind": "worker_exited", "clean": True}),
-    SaveAnswered({"kind": "saved", "step": 3}),
+    SaveAnswered(SaveTicket(1, 1, 30, 4, 2, 0.0), is_durable=False, reason="the disk is full"),
     Settled(None),
     Told({"kind": "warm"}),
     Met(3, (Meeting("10.1.0.0/16", "10.1.0.1", 4711),), ("", "timed out")),

@@ -40,7 +40,7 @@ def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(
         if attempt == 1:
             writer.use(host.memories[host.plan.layout_id])
         writer.tell(*(agent.copied[-1] for agent in reversed(agents)))
-        assert writer.answer()["kind"] == "saved"
+        assert writer.answer().is_durable
         for agent in agents:
             agent.page.answer_save(attempt, is_durable=True)
 
@@ -59,9 +59,9 @@ def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) 
         first.save(STEP, world, (0, 2))
         second.save(STEP, world, (1, 2))
 
-    assert [found.message["kind"] for found in first.told] == ["plan", "copied"] * 2
-    assert [found.message["kind"] for found in second.told] == ["copied"] * 2
-    content = first.told[0].content
+    assert [len(agent.plans) for agent in (first, second)] == [2, 0]
+    assert [len(agent.copied) for agent in (first, second)] == [2, 2]
+    content = first.plans[0]
     assert content is not None
     assert decode(SavePlan, content) == host.plan
 
@@ -80,11 +80,11 @@ def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
     agent.page.answer_save(2, is_durable=True)
     agent.save(30, 3, (0, 2))
 
-    assert [question["layout"] for question in agent.asked] == [
+    assert [question.layout for question in agent.asked] == [
         plan_of(tmp_path).layout_id,
         host.plan.layout_id,
     ]
-    assert agent.copied[-1].message["layout"] == host.plan.layout_id
+    assert agent.copied[-1].message.ticket.layout == host.plan.layout_id
 
 
 class Clock:
@@ -143,7 +143,7 @@ def test_save_that_is_never_answered_keeps_its_memory_and_is_waited_for_within_a
         agent.save(3, 3)
 
     assert clock.slept > 0
-    assert [part.message["attempt"] for part in agent.copied] == [1]
+    assert [part.message.ticket.attempt for part in agent.copied] == [1]
 
 
 def test_save_is_done_when_the_page_says_so(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_save_that_cannot_be_told_fails_and_the_worker_goes_on(host: Host) -> No
     assert save.is_done
     assert isinstance(save.failure, OSError)
     assert agent.save(30, 3).failure is None
-    assert [part.message["attempt"] for part in agent.copied] == [1, 3]
+    assert [part.message.ticket.attempt for part in agent.copied] == [1, 3]
 
 
 def test_save_that_was_not_told_is_not_waited_for(
@@ -204,7 +204,7 @@ def test_save_that_was_not_told_is_not_waited_for(
     assert agent.save(3, 3).failure is None
 
     assert clock.slept == 0
-    assert [part.message["attempt"] for part in agent.copied] == [1, 3]
+    assert [part.message.ticket.attempt for part in agent.copied] == [1, 3]
 
 
 @pytest.mark.parametrize("lacks", [1, 2], ids=["no memory", "no memory twice"])
@@ -218,7 +218,7 @@ def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks
             agent.save(attempt, attempt)
 
     assert agent.save(10, 1 + lacks).failure is None
-    assert [found.message["kind"] for found in agent.told] == ["plan", "copied"]
+    assert (len(agent.plans), len(agent.copied)) == (1, 1)
 
 
 def test_without_memory_the_first_worker_writes_the_state_itself(
@@ -235,8 +235,8 @@ def test_without_memory_the_first_worker_writes_the_state_itself(
 
     assert saved_steps(tmp_path) == (20, 10)
     assert [agent.copied for agent in agents] == [[], []]
-    kinds = [found.message["kind"] for agent in agents for found in agent.told]
-    assert "plan" not in kinds, "the writer cares for no steps beside the first worker"
+    plans = [agent.plans for agent in agents]
+    assert plans == [[], []], "the writer cares for no steps beside the first worker"
 
 
 def test_without_memory_nothing_is_written_before_the_states_are_compared(

@@ -25,8 +25,10 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance
+from holdfast.runtime.saving.save_messages import DiskMoved
 from holdfast.runtime.saving.writer import WriterReport
 from holdfast.runtime.system.channel import pair
+from holdfast.runtime.system.messages import MessageKinds
 
 BOUND_S = 60.0
 OLD, NEW = 10, 20
@@ -232,7 +234,7 @@ def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(tmp_path
 
     answers = [writer.save(workers, 10 * attempt, attempt) for attempt in (1, 2, 3, 4)]
 
-    assert {answer["kind"] for answer in answers} == {"saved"}
+    assert all(answer.is_durable for answer in answers)
     assert files.has_begun.wait(BOUND_S)
     assert saved_steps(tmp_path) == (40, 30, 20, 10)
     files.goes_on.set()
@@ -251,7 +253,7 @@ def test_plan_of_the_next_stage_waits_for_no_care_of_the_one_before(tmp_path: Pa
 
     writer.use(other)
 
-    assert writer.save(other, 20, 2)["kind"] == "saved"
+    assert writer.save(other, 20, 2).is_durable
     files.goes_on.set()
     writer.close()
     workers.close()
@@ -342,9 +344,9 @@ def test_many_reads_are_told_once_a_second_and_each_file_at_once() -> None:
     report.disk_moved(0)
     theirs.send({"kind": "end"})
 
-    found = []
-    while (message := ours.receive()) is not None and message["kind"] == "progress":
-        found.append(message["bytes"])
+    found, kinds = [], MessageKinds[DiskMoved](DiskMoved)
+    while (line := ours.receive()) in kinds:
+        found.append(kinds.decode(line).nbytes)
     ours.close()
     theirs.close()
     assert found == [0, 7, 16, 9, 9]

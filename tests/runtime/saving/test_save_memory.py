@@ -20,6 +20,7 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.saving import save_memory
 from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.usage import Resource, Usage
 
@@ -36,8 +37,8 @@ def usage(free: int, place: str = "the host") -> Usage:
     return Usage(Resource.MEMORY, place, 100 * _MIB, 100 * _MIB + free)
 
 
-def question(layout: str = "L") -> dict[str, object]:
-    return {"kind": "memory", "layout": layout, "size": SIZE, "bytes": NBYTES}
+def question(layout: str = "L", most: int | None = None) -> AskMemory:
+    return AskMemory(layout, SIZE, NBYTES, most)
 
 
 def open_descriptors() -> int:
@@ -170,7 +171,7 @@ def test_memory_that_the_system_refuses_is_done_without(
 def test_user_may_allow_less_than_the_host_has(
     make: Make, most: int, free: int, count: int
 ) -> None:
-    buffers, _ = make(usage(free)).buffers(1, question() | {"most": most})
+    buffers, _ = make(usage(free)).buffers(1, question(most=most))
 
     assert len(buffers.fds) == count
 

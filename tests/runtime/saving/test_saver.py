@@ -33,6 +33,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import agent_saver
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
+from holdfast.runtime.saving.save_messages import PartCopied, SaveTicket
 from holdfast.runtime.saving.saver import (
     LARGEST_FILE_BYTES,
     MAX_FAILURES,
@@ -42,6 +43,7 @@ from holdfast.runtime.saving.saver import (
     shard_count,
 )
 from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
@@ -139,6 +141,12 @@ class SavingWorker:
     def kinds(self) -> list[str]:
         return [told["kind"] for told in self.told if told["kind"] != "checkpoint"]
 
+    @property
+    def tickets(self) -> list[SaveTicket]:
+        """The saves of which it has copied its part."""
+        kinds = MessageKinds[PartCopied](PartCopied)
+        return [kinds.decode(told).ticket for told in self.told if told in kinds]
+
     def close(self) -> None:
         self.saver.close()
         self._journal.close()
@@ -147,7 +155,7 @@ class SavingWorker:
     def _give(self, question: dict[str, object]) -> dict[str, Any]:
         assert self._workers is not None
         self.told.append(question)
-        return {"kind": "memory", FDS: [os.dup(fd) for fd in self._workers.fds]}
+        return {FDS: [os.dup(fd) for fd in self._workers.fds]}
 
 
 Make = Callable[..., SavingWorker]
@@ -214,9 +222,8 @@ def test_worker_saves_once_its_host_is_that_of_the_first_worker(
     saver.begin(Cursor.start(1), lambda: state_of(1))
     saver.before_sum()
 
-    assert far.kinds == ["memory", "plan", "copied"]
-    copied = far.told[-1]
-    assert (copied["attempt"], copied["part"], copied["parts"]) == (2, 0, 1)
+    assert far.kinds == ["AskMemory", "PlanSaves", "PartCopied"]
+    assert (far.tickets[-1].attempt, far.tickets[-1].parts, far.told[-1]["part"]) == (2, 1, 0)
     assert saver.bits() == Bit.INTACT
     far.page.answer_save(2, is_durable=True)
     assert saver.bits() == Bit.SETTLED | Bit.INTACT
@@ -232,12 +239,11 @@ def test_save_after_a_durable_one_takes_the_same_memory_and_one_after_a_failure_
         cursor = replace(Cursor.start(1), step=step)
         worker.saver.begin(cursor, lambda: state_of(1))
         worker.saver.before_sum()
-        worker.page.answer_save(worker.told[-1]["attempt"], is_durable=is_durable)
+        worker.page.answer_save(worker.tickets[-1].attempt, is_durable=is_durable)
         worker.saver.hear(_agreed(worker.saver.bits()))
         assert not worker.saver.is_busy
 
-    copied = [told["buffer"] for told in worker.told if told["kind"] == "copied"]
-    assert copied == [1, 1, 1, 0, 0]
+    assert [ticket.buffer for ticket in worker.tickets] == [1, 1, 1, 0, 0]
     assert not any(memory.buffers[1])
     worker.close()
     memory.close()

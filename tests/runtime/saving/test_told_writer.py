@@ -15,13 +15,13 @@ from host_simulation import HostSimulation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.runtime.saving.save_messages import PlanSaves, Settle
 from holdfast.runtime.saving.writer_link import (
     ANSWERED_WITHIN_S,
     KILLED_SETTLES_WITHIN_S,
     SLOWEST_BYTES_PER_S,
     FailedSaves,
 )
-from holdfast.runtime.system.channel import FDS, Message
 
 FILE_BYTES = 500_000_000
 FILE_S = FILE_BYTES / SLOWEST_BYTES_PER_S
@@ -117,10 +117,9 @@ class Agent(AgentOfFakes):
         self.hear()
 
     def settle(self) -> int | None:
-        found: list[int | None] = []
-        self.link.settle(lambda answer: found.append(answer["step"]))
+        self.link.settle(Settle(is_urgent=False))
         self.happen("serve")
-        (step,) = found
+        (step,) = self.settled
         return step
 
 
@@ -143,12 +142,12 @@ def test_complete_save_is_answered_once_and_the_newest_is_settled(
         agent.happen("allow")
         agent.happen("serve")
 
-        answered = Counter(answer["attempt"] for answer in agent.answers)
+        answered = Counter(answer.ticket.attempt for answer in agent.answers)
         settled = agent.settle()
         before_settle = len(answered)
 
         assert answered == Counter(complete)
-        assert len(Counter(answer["attempt"] for answer in agent.answers)) == before_settle
+        assert len(Counter(answer.ticket.attempt for answer in agent.answers)) == before_settle
         if complete and complete[-1] >= len(saves) - 1:  # no later one has taken its memory
             assert settled == 10 * complete[-1]
         agent.close()
@@ -167,7 +166,7 @@ def test_host_that_saves_no_more_says_so_to_each_writer_until_another_plan_comes
 ) -> None:
     def plan(generation: int) -> None:
         fd = os.memfd_create("test", os.MFD_CLOEXEC)
-        agent.link.plan({"kind": "plan", "generation": generation, FDS: [fd]})
+        agent.link.plan(PlanSaves(generation), (fd,))
 
     agent.link.end_maintenance()  # there is nothing to look after
     plan(1)
@@ -181,11 +180,10 @@ def test_host_that_saves_no_more_says_so_to_each_writer_until_another_plan_comes
     assert agent.writer.plans == [False, True]
 
 
-def settle(agent: AgentOfFakes) -> list[Message]:
-    """Ask for a settle, and let the writer begin with it."""
-    found: list[Message] = []
-    agent.link.settle(found.append)
-    return found
+def settle(agent: AgentOfFakes, *, is_urgent: bool = False) -> list[int | None]:
+    """Ask for a settle, and let the writer begin with it; return what it will have answered."""
+    agent.link.settle(Settle(is_urgent))
+    return agent.settled
 
 
 def wait(agent: AgentOfFakes, seconds: float) -> None:
@@ -213,7 +211,7 @@ def test_settle_is_waited_for_as_long_as_the_file_in_hand_takes(
     assert found == []
     wait(agent, 2)
 
-    assert found[0]["step"] is None
+    assert found == [None]
 
 
 def test_wait_begins_anew_with_each_file_and_with_each_read(agent: AgentOfFakes) -> None:
@@ -236,7 +234,7 @@ def test_new_writer_is_not_waited_for_as_long_as_the_file_of_the_one_before(
 
     wait(agent, ANSWERED_WITHIN_S + 1)
 
-    assert found[0]["step"] is None
+    assert found == [None]
 
 
 def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> None:
@@ -248,19 +246,18 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
     assert agent.answers == []
     wait(agent, 2)
 
-    assert [answer["kind"] for answer in agent.answers] == ["unsaved"]
+    assert [answer.is_durable for answer in agent.answers] == [False]
 
 
 def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) -> None:
-    found: list[Message] = []
-    agent.link.settle(found.append, is_urgent=True)
+    found = settle(agent, is_urgent=True)
     agent.progress(FILE_BYTES)
 
     wait(agent, KILLED_SETTLES_WITHIN_S - 1)
     assert found == []
     wait(agent, 2)
 
-    assert found[0]["step"] is None
+    assert found == [None]
 
 
 def test_reason_is_told_in_full_once_until_there_is_another_or_a_success() -> None:

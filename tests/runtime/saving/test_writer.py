@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.saving.save_messages import SaveAnswered
 
 ACTIONS = 60
 
@@ -94,8 +95,8 @@ class Play:
         match name:
             case "saved" | "unsaved" | "given-up":
                 answer = writer.answer()
-                found = "given-up" if answer.get("is_expected") else answer["kind"]
-                assert (found, answer["attempt"]) == (name, int(value))
+                found = (answer.is_durable, answer.is_expected, answer.ticket.attempt)
+                assert found == (name == "saved", name == "given-up", int(value))
             case "settle":
                 assert writer.settle() == (None if value == "-" else int(value))
             case "full" | "free":
@@ -166,9 +167,7 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
 
     writer.tell(copied[0])
 
-    answer = writer.answer()
-    assert answer.pop("bytes") > 36_000
-    assert answer == {"kind": "saved", "launch": 7, "attempt": 1, "step": STEP}
+    assert writer.answer() == SaveAnswered(copied[0].message.ticket, is_durable=True)
     assert saved_steps(tmp_path) == (STEP,)
     (record,) = writer.recorded("checkpoint")
     assert (record["step"], record["generation"]) == (STEP, 7)
@@ -183,13 +182,13 @@ def test_parts_of_states_that_differ_are_refused(
 
     answer = writer.answer()
 
-    assert (answer["kind"], answer["attempt"]) == ("unsaved", 1)
-    assert "the workers' states differ after step 30, so it is not saved" in answer["reason"]
+    assert (answer.is_durable, answer.ticket.attempt) == (False, 1)
+    assert "the workers' states differ after step 30, so it is not saved" in answer.reason
     (record,) = writer.recorded("checkpoint_failed")
-    assert record["reason"] == answer["reason"]
+    assert record["reason"] == answer.reason
     assert writer.settle() is None
     assert saved_steps(tmp_path) == ()
-    assert writer.save(workers, 40, 2)["kind"] == "saved"
+    assert writer.save(workers, 40, 2).is_durable
 
 
 def test_older_save_of_the_step_that_is_damaged_is_replaced(
@@ -200,7 +199,7 @@ def test_older_save_of_the_step_that_is_damaged_is_replaced(
     (shard,) = tmp_path.glob("checkpoints/step-*/shard-*")
     shard.write_bytes(b"rubbish")
 
-    assert writer.save(workers, STEP, 1)["kind"] == "saved"
+    assert writer.save(workers, STEP, 1).is_durable
     assert saved_steps(tmp_path) == (STEP,)
 
 
@@ -212,7 +211,7 @@ def test_staging_that_a_killed_writer_has_begun_is_no_hindrance(
     staging.open()
     (staging.path / name).write_bytes(b"half of ")
 
-    assert writer.save(workers, STEP, 1)["kind"] == "saved"
+    assert writer.save(workers, STEP, 1).is_durable
     assert saved_steps(tmp_path) == (STEP,)
 
 
@@ -223,12 +222,12 @@ def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
     shutil.rmtree(tmp_path / "gone")
     writer.use(elsewhere)
     answer = writer.save(elsewhere, STEP, 1)
-    assert answer["kind"] == "unsaved"
-    assert "gone" in answer["reason"]
+    assert not answer.is_durable
+    assert "gone" in answer.reason
 
     writer.use(workers)
 
-    assert writer.save(workers, STEP, 2)["kind"] == "saved"
+    assert writer.save(workers, STEP, 2).is_durable
     elsewhere.close()
 
 
@@ -239,8 +238,8 @@ def test_run_directory_of_another_run_takes_no_save(
 
     answer = writer.save(workers, STEP, 1)
 
-    assert answer["kind"] == "unsaved"
-    assert "belongs to run other now, not to run" in answer["reason"]
+    assert not answer.is_durable
+    assert "belongs to run other now, not to run" in answer.reason
     assert CheckpointStore(tmp_path).names() == ()
 
 
@@ -253,7 +252,7 @@ def test_file_system_that_guarantees_less_is_told_of_once(
     monkeypatch.setattr(LocalFileSystem, "allocate", refuse)
 
     for step in (1, 2):
-        assert writer.save(workers, step, step)["kind"] == "saved"
+        assert writer.save(workers, step, step).is_durable
 
     reason = "space cannot be reserved ahead: a full disk shows late"
     assert [r["reason"] for r in writer.recorded("storage_downgrade")] == [reason]
@@ -263,12 +262,12 @@ def test_file_system_that_guarantees_less_is_told_of_once(
 def test_stage_of_another_model_is_saved_from_memory_of_its_own(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:
-    assert writer.save(workers, 10, 1)["kind"] == "saved"
+    assert writer.save(workers, 10, 1).is_durable
     layout = ShardLayout(specs_of(state_of(0)), 3)
     other = Workers(plan_of(tmp_path, layout=layout, numerics={"threads": 2}))
     writer.use(other)
 
-    assert writer.save(other, 20, 2)["kind"] == "saved"
+    assert writer.save(other, 20, 2).is_durable
 
     assert saved_steps(tmp_path) == (20, 10)
     found = [CheckpointStore(tmp_path).scan(step).manifest() for step in (10, 20)]
@@ -283,7 +282,7 @@ def test_writer_whose_host_saves_no_more_only_settles_until_its_host_saves_again
     workers = Workers(plan_of(tmp_path, retention=Retention(2)))
     writer.use(workers)
     disk.is_full = True
-    assert writer.save(workers, 10, 1)["kind"] == "unsaved"
+    assert not writer.save(workers, 10, 1).is_durable
     disk.is_full = False
     for step in (20, 30, 40):
         cursor = {"stage": 0, "step": step, "epoch": step}
@@ -295,7 +294,7 @@ def test_writer_whose_host_saves_no_more_only_settles_until_its_host_saves_again
     assert saved_steps(tmp_path) == (40, 30, 20, 10)
 
     writer.plan(workers.plan)
-    assert writer.save(workers, 50, 2)["kind"] == "saved"
+    assert writer.save(workers, 50, 2).is_durable
     writer.close()
     assert saved_steps(tmp_path) == (50, 40)
     workers.close()
@@ -308,7 +307,7 @@ def test_checkpoints_that_somebody_removed_are_told_of_once(
     shutil.rmtree(tmp_path / "checkpoints")
 
     for attempt, step in enumerate((20, 30), 2):
-        assert writer.save(workers, step, attempt)["kind"] == "saved"
+        assert writer.save(workers, step, attempt).is_durable
 
     directory = tmp_path / "checkpoints"
     assert saved_steps(tmp_path) == (30, 20)

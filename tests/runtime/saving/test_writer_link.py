@@ -20,8 +20,8 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving import writer_link
+from holdfast.runtime.saving.save_messages import SaveAnswered, Settle
 from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S, WriterLink
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import lease_clock_s
 
@@ -71,8 +71,8 @@ def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfPr
     agent.link.poll(agent.now + ANSWERED_WITHIN_S + 1)
 
     assert agent.outcomes == [("unsaved", 1)]
-    assert "makes no progress" in agent.answers[0]["reason"]
-    assert agent.save(attempt=2)["kind"] == "saved"
+    assert "makes no progress" in agent.answers[0].reason
+    assert agent.save(attempt=2).is_durable
 
 
 def test_save_in_flight_is_not_committed_once_the_lease_of_the_host_has_ended(
@@ -80,7 +80,7 @@ def test_save_in_flight_is_not_committed_once_the_lease_of_the_host_has_ended(
 ) -> None:
     """Its agent may be stopped; then the others go on from another step, and save it."""
     agent.status.lease_ms = int(1000 * (lease_clock_s() + 3600))
-    assert agent.save(attempt=1)["kind"] == "saved"
+    assert agent.save(attempt=1).is_durable
     writer = agent.stop_writer()
     agent.write(attempt=2)
     agent.status.lease_ms = int(1000 * lease_clock_s())
@@ -88,7 +88,7 @@ def test_save_in_flight_is_not_committed_once_the_lease_of_the_host_has_ended(
     agent.wait_until(lambda: len(agent.answers) == 2)
 
     assert agent.outcomes == [("saved", 1), ("unsaved", 2)]
-    assert "the lease of this host has ended" in agent.answers[1]["reason"]
+    assert "the lease of this host has ended" in agent.answers[1].reason
     assert agent.steps == (10,)
 
 
@@ -124,7 +124,7 @@ def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) ->
     agent.wait_until(lambda: bool(agent.answers))
     assert agent.outcomes == [("unsaved", 1)], "when the later one begins"
     agent.write_part(1, 1)
-    assert agent.answers[0]["is_expected"]
+    assert agent.answers[0].is_expected
 
     agent.link.poll(agent.now + 1000 * ANSWERED_WITHIN_S)
     assert agent.link.pid is not None, "nothing that is complete waits"
@@ -136,13 +136,12 @@ def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) ->
 
 def test_several_may_ask_and_each_is_answered(agent: AgentOfProcess) -> None:
     agent.save(attempt=1)
-    found: list[tuple[int, Message]] = []
-    for number in range(3):
-        agent.link.settle(lambda answer, number=number: found.append((number, answer)))
+    for _ in range(3):
+        agent.link.settle(Settle(is_urgent=False))
 
-    agent.wait_until(lambda: len(found) == 3)
+    agent.wait_until(lambda: len(agent.settled) == 3)
 
-    assert [(number, answer["step"]) for number, answer in found] == [(0, 10), (1, 10), (2, 10)]
+    assert agent.settled == [10, 10, 10]
 
 
 def test_parts_of_another_launch_or_layout_are_passed_over(agent: AgentOfProcess) -> None:
@@ -150,9 +149,9 @@ def test_parts_of_another_launch_or_layout_are_passed_over(agent: AgentOfProcess
     agent.launch(2)
 
     for message in late:
-        agent.link.copied(message)
+        agent.link.copied(*message)
 
-    assert agent.save(attempt=1)["launch"] == 2
+    assert agent.save(attempt=1).ticket.launch == 2
     assert agent.outcomes == [("saved", 1)]
 
 
@@ -163,8 +162,8 @@ def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProces
     agent.wait_until(lambda: bool(agent.answers))
 
     assert agent.outcomes == [("unsaved", 1)]
-    assert "has died" in agent.answers[0]["reason"]
-    assert agent.save(attempt=2)["kind"] == "saved", "it was told memory and plan"
+    assert "has died" in agent.answers[0].reason
+    assert agent.save(attempt=2).is_durable, "it was told memory and plan"
     assert agent.link.pid != first
     assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
 
@@ -213,7 +212,7 @@ def test_settle_after_a_writer_has_died_writes_nothing_twice(agent: AgentOfProce
     agent.stop_writer()
     agent.write(attempt=1)
     agent.kill_writer()
-    assert agent.save(attempt=2)["kind"] == "saved"
+    assert agent.save(attempt=2).is_durable
 
     assert agent.settle() == 20
 
@@ -223,7 +222,7 @@ def test_settle_after_a_writer_has_died_writes_nothing_twice(agent: AgentOfProce
 
 
 def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: AgentOfProcess) -> None:
-    assert agent.save(attempt=1)["kind"] == "saved"
+    assert agent.save(attempt=1).is_durable
     agent.kill_writer()
 
     assert agent.settle() == 10
@@ -232,13 +231,12 @@ def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: Agent
 
 def test_nobody_waits_for_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
     writer = agent.stop_writer()
-    found: list[int | None] = []
-    agent.link.settle(lambda answer: found.append(answer["step"]))
+    agent.link.settle(Settle(is_urgent=False))
     os.kill(writer, signal.SIGKILL)
 
-    agent.wait_until(lambda: bool(found))
+    agent.wait_until(lambda: bool(agent.settled))
 
-    assert found == [None]
+    assert agent.settled == [None]
     assert not agent.link.is_settling
 
 
@@ -254,7 +252,7 @@ def test_writer_that_cannot_be_started_fails_the_save(
         patch.setattr(subprocess, "Popen", _refuse)
         agent.write(attempt=1)
         assert agent.outcomes == [("unsaved", 1)]
-        assert "no more processes" in agent.answers[0]["reason"]
+        assert "no more processes" in agent.answers[0].reason
         agent.write_part(2, 0)
 
     agent.write_part(2, 1)
@@ -284,19 +282,19 @@ def test_descriptors_stay_as_many_over_saves_deaths_and_layouts(agent: AgentOfPr
     before = descriptors()
 
     for attempt in range(3, 23):
-        assert agent.save(attempt)["kind"] == "saved"
+        assert agent.save(attempt).is_durable
     assert descriptors() == before
 
     for attempt in range(103, 106):
         agent.write_part(attempt, 0)
         agent.kill_writer()
-        assert agent.save(attempt + 10)["kind"] == "saved"
+        assert agent.save(attempt + 10).is_durable
     assert descriptors() == before
 
     for shards in (3, 4, 5):
         agent.end_launch()
         agent.launch(1, shards=shards)
-        assert agent.save(100 * shards)["kind"] == "saved"
+        assert agent.save(100 * shards).is_durable
         agent.write_part(100 * shards + 1, 0)
     assert descriptors() <= before
 
@@ -309,7 +307,7 @@ def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProces
     waiting = descriptors()
 
     os.kill(writer, signal.SIGCONT)
-    assert agent.save(attempt=500)["kind"] == "saved"
+    assert agent.save(attempt=500).is_durable
 
     assert agent.link.pid == writer, "no descriptor was gone when its turn came"
     agent.save(attempt=501)
@@ -324,25 +322,17 @@ class ManySaves(CopiedSaves):
     }
 
 
-class Agent:
-    """An agent that hears answers."""
-
-    def __init__(self) -> None:
-        self.answers: list[Message] = []
-
-    def on_written(self, answer: Message) -> None:
-        self.answers.append(answer)
-
-    def on_writer_notice(self, notice: Message) -> None: ...
-
-    def on_writer_records(self, message: Message) -> None: ...
-
-
 def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) -> None:
     """Each part with the layout in it would make 70 MiB, and 64 MiB are the end of a writer."""
-    agent, reactor = Agent(), Reactor()
+    answers: list[SaveAnswered] = []
+    reactor = Reactor()
+
+    def take(told: object) -> None:
+        if isinstance(told, SaveAnswered):
+            answers.append(told)
+
     assert sum(map(len, ManySaves.state)) * WORKERS > 64 * MIB
-    link = WriterLink(reactor, agent)
+    link = WriterLink(reactor, take)
     with (
         contextlib.closing(reactor),
         contextlib.closing(link),
@@ -350,19 +340,19 @@ def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) ->
     ):
         link.start()
         link.use(saves.memory, saves.fds)
-        link.plan(saves.plan_message)
+        link.plan(*saves.plan_message)
         messages = saves.save(1)
         writer = link.pid
         assert writer is not None
         os.kill(writer, signal.SIGSTOP)
         for message in messages:
-            link.copied(message)
+            link.copied(*message)
 
-        assert agent.answers == []
+        assert answers == []
         assert link.pid == writer
         os.kill(writer, signal.SIGCONT)
-        while not agent.answers:
+        while not answers:
             reactor.run_once(10.0)
 
-    assert [(answer["kind"], answer.get("reason")) for answer in agent.answers] == [("saved", None)]
+    assert answers == [SaveAnswered(messages[0][0].ticket, is_durable=True)]
     assert CheckpointStore(tmp_path).steps() == (10,)

@@ -17,10 +17,10 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
-from holdfast.runtime.saving.plan import SavePlan, SaveTerms, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.system.channel import FDS, Message
-from holdfast.runtime.system.codec import encode, to_plain
+from holdfast.runtime.saving.save_messages import PartCopied, PlanSaves, SaveTicket, UseMemory
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.own_process import sealed_memory
 
 STATE: Tensors = {"a": np.arange(9000, dtype=np.float32), "b": np.ones((3, 5), np.float64)}
@@ -56,20 +56,14 @@ class CopiedSaves:
         self._shares = [ShareImage(self.image_map, share, "run") for share in shares]
 
     @property
-    def memory(self) -> Message:
+    def memory(self) -> UseMemory:
         """The message that tells the writer the memory."""
-        return {
-            "kind": "memory",
-            "launch": self.launch,
-            "layout": self.plan.layout_id,
-            "size": self.image_map.size,
-            "bytes": self.image_map.layout.nbytes,
-        }
+        return UseMemory(self.launch, self.plan.layout_id)
 
     @property
-    def plan_message(self) -> Message:
+    def plan_message(self) -> tuple[PlanSaves, tuple[int, ...]]:
         """The message that tells the writer the plan."""
-        return {"kind": "plan", "generation": 1, FDS: [message_fd(encode(self.plan))]}
+        return PlanSaves(1), (message_fd(encode(self.plan)),)
 
     def ticket(
         self, attempt: int, step: int | None = None, generation: int | None = None
@@ -86,15 +80,15 @@ class CopiedSaves:
             began=time.monotonic(),
         )
 
-    def part(self, ticket: SaveTicket, part: int, digest: str = "00") -> Message:
+    def part(self, ticket: SaveTicket, part: int) -> tuple[PartCopied, tuple[int, ...]]:
         """Copy a part of the state, and return the message that tells so."""
         share, memory = self._shares[part], self._maps[ticket.buffer]
-        share.copy(memory, self.state, ticket.header("run"))
-        share.describe(memory, self.state, ticket.header("run"))
-        message = {"kind": "copied", **to_plain(ticket), "part": part, "digest": digest}
-        return {**message, FDS: [message_fd({"epoch": ticket.attempt})]} if part == 0 else message
+        share.copy(memory, self.state, self.plan.header(ticket))
+        share.describe(memory, self.state, self.plan.header(ticket))
+        fds = (message_fd({"epoch": ticket.attempt}),) if part == 0 else ()
+        return PartCopied(ticket, part, "00"), fds
 
-    def save(self, attempt: int) -> Sequence[Message]:
+    def save(self, attempt: int) -> Sequence[tuple[PartCopied, tuple[int, ...]]]:
         """Return the messages of all parts of a save."""
         ticket = self.ticket(attempt)
         return [self.part(ticket, part) for part in range(self.parts)]

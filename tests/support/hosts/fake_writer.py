@@ -9,11 +9,24 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.saving.save_messages import (
+    DiskMoved,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+    ToWriter,
+    UseMemory,
+)
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 PARTS = 2
+_MESSAGES: MessageKinds[ToWriter] = MessageKinds(ToWriter)
 
 
 class FakeWriter:
@@ -32,27 +45,26 @@ class FakeWriter:
         """Do what the messages so far ask for."""
         if self.channel.is_closed:
             return
-        for message in self.channel.drain():
-            if message["kind"] == "copied":
-                self._copied(message)
-            elif message["kind"] == "plan":
-                self.plans.append(message.get("has_maintenance", True))
-                for fd in message[FDS]:
-                    os.close(fd)
-            elif message["kind"] == "settle":
-                step = self.held[max(self.held)] if self.held else None
-                self.channel.post({"kind": "settled", "step": step})
+        for line in self.channel.drain():
+            match message := _MESSAGES.decode(line):
+                case PartCopied():
+                    self._copied(message)
+                case PlanSaves():
+                    self.plans.append(message.has_maintenance)
+                    for fd in line[FDS]:
+                        os.close(fd)
+                case Settle():
+                    step = self.held[max(self.held)] if self.held else None
+                    self.channel.post(to_message(Settled(step)))
 
-    def _copied(self, message: Message) -> None:
-        attempt = message["attempt"]
-        parts = self.saves.setdefault(attempt, set())
-        parts.add(message["part"])
+    def _copied(self, message: PartCopied) -> None:
+        ticket = message.ticket
+        parts = self.saves.setdefault(ticket.attempt, set())
+        parts.add(message.part)
         if len(parts) == PARTS:
-            self.held[attempt] = message["step"]
-            if "answered" not in message:
-                names = "launch", "attempt", "step"
-                answer = {name: message[name] for name in names}
-                self.channel.post({"kind": "saved", **answer})
+            self.held[ticket.attempt] = ticket.step
+            if message.was_durable is None:
+                self.channel.post(to_message(SaveAnswered(ticket, is_durable=True)))
 
     def kill(self) -> None:
         """Die, as far as the agent can see it."""
@@ -76,31 +88,27 @@ class AgentOfFakes:
         self.writer: FakeWriter | None = None
         self.is_refused = False
         self.now = 0.0
-        self.answers: list[Message] = []
+        self.answers: list[SaveAnswered] = []
+        self.settled: list[int | None] = []
         self.reactor = Reactor()
-        self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
-        self.link.use({"kind": "memory", "launch": 1, "layout": "L", "bytes": 10**12}, ())
+        self.link = WriterLink(self.reactor, self._take, clock=lambda: self.now)
+        self.link.use(UseMemory(1, "L"), ())
 
-    def on_written(self, answer: Message) -> None:
-        """Remember an answer about a save."""
-        self.answers.append(answer)
+    def _take(self, told: SaveAnswered | Settled | Message) -> None:
+        if isinstance(told, SaveAnswered):
+            self.answers.append(told)
+        elif isinstance(told, Settled):
+            self.settled.append(told.step)
 
-    def on_writer_notice(self, notice: Message) -> None:
-        """Ignore a sentence for the user."""
-
-    def on_writer_records(self, message: Message) -> None:
-        """Ignore records for the journal."""
-
-    def copied(self, attempt: int, part: int, **fields: object) -> None:
+    def copied(self, attempt: int, part: int) -> None:
         """Tell that a part of a save was copied."""
-        message = {"kind": "copied", "launch": 1, "layout": "L", "generation": 1}
-        numbers = {"attempt": attempt, "step": 10 * attempt, "part": part, "parts": PARTS}
-        self.link.copied({**message, **numbers, "buffer": attempt % 2, **fields})
+        ticket = SaveTicket(1, 1, 10 * attempt, attempt, PARTS, 0.0, attempt % 2, "L")
+        self.link.copied(PartCopied(ticket, part, ""), ())
 
     def progress(self, nbytes: int) -> None:
         """Let the writer tell how many bytes are being written."""
         assert self.writer is not None
-        self.writer.channel.post({"kind": "progress", "bytes": nbytes})
+        self.writer.channel.post(to_message(DiskMoved(nbytes)))
         self.hear()
 
     def hear(self) -> None:

@@ -12,6 +12,7 @@ from host_writer import records_in
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.journal import Record
+from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -22,14 +23,16 @@ class AgentOfProcess:
     """Starts a real writer, and plays the workers; its clock stands still."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.answers: list[Message] = []
-        self.notices: list[Message] = []
+        self.answers: list[SaveAnswered] = []
+        self.settled: list[int | None] = []
         self.records: list[Record] = []
         self.reactor = Reactor()
         self.now = 1000.0
         self.status = WorkerStatus.create()
         """Has the lease of the host."""
-        self.link = WriterLink(self.reactor, self, clock=lambda: self.now, lease_fd=self.status.fd)
+        self.link = WriterLink(
+            self.reactor, self._take, clock=lambda: self.now, lease_fd=self.status.fd
+        )
         self.link.start()
         self.run_dir = run_dir
         self._launches: list[CopiedSaves] = []
@@ -40,44 +43,42 @@ class AgentOfProcess:
         self.saves = CopiedSaves(self.run_dir, launch=number, shards=shards)
         self._launches.append(self.saves)
         self.link.use(self.saves.memory, self.saves.fds)
-        self.link.plan(self.saves.plan_message)
+        self.link.plan(*self.saves.plan_message)
 
     def end_launch(self) -> None:
         """Give the memory of the newest launch back."""
         self._launches.pop().close()
 
-    def on_written(self, answer: Message) -> None:
-        self.answers.append(answer)
-
-    def on_writer_notice(self, notice: Message) -> None:
-        self.notices.append(notice)
-
-    def on_writer_records(self, message: Message) -> None:
-        self.records += records_in(message)
+    def _take(self, told: SaveAnswered | Settled | Message) -> None:
+        if isinstance(told, SaveAnswered):
+            self.answers.append(told)
+        elif isinstance(told, Settled):
+            self.settled.append(told.step)
+        elif told["kind"] == "records":
+            self.records += records_in(told)
 
     def write(self, attempt: int) -> None:
         for message in self.saves.save(attempt):
-            self.link.copied(message)
+            self.link.copied(*message)
 
     def write_part(self, attempt: int, part: int, *, generation: int | None = None) -> None:
         ticket = self.saves.ticket(attempt, generation=generation)
-        self.link.copied(self.saves.part(ticket, part))
+        self.link.copied(*self.saves.part(ticket, part))
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self.reactor.run_once(10.0)
 
-    def save(self, attempt: int) -> Message:
+    def save(self, attempt: int) -> SaveAnswered:
         """Let a save be written, and return its answer."""
         self.write(attempt)
-        self.wait_until(lambda: attempt in [answer["attempt"] for answer in self.answers])
+        self.wait_until(lambda: attempt in [answer.ticket.attempt for answer in self.answers])
         return self.answers[-1]
 
     def settle(self) -> int | None:
-        found: list[int | None] = []
-        self.link.settle(lambda answer: found.append(answer["step"]))
-        self.wait_until(lambda: bool(found))
-        return found[0]
+        self.link.settle(Settle(is_urgent=False))
+        self.wait_until(lambda: bool(self.settled))
+        return self.settled.pop()
 
     def stop_writer(self) -> int:
         assert self.link.pid is not None
@@ -93,7 +94,8 @@ class AgentOfProcess:
 
     @property
     def outcomes(self) -> list[tuple[str, int]]:
-        return [(answer["kind"], answer["attempt"]) for answer in self.answers]
+        words = {True: "saved", False: "unsaved"}
+        return [(words[answer.is_durable], answer.ticket.attempt) for answer in self.answers]
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -16,9 +16,13 @@ from local_communicator import LocalCommunicator
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
+from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied
 from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext
+
+_MESSAGES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 
 
 class Agent:
@@ -27,8 +31,10 @@ class Agent:
     def __init__(self, run_dir: Path, memory: Callable[[str], Workers]) -> None:
         config = worker_config(run_dir=run_dir, run_id=RUN, generation=LAUNCH)
         self.page, self._journal = WorkerStatus.create(), journal_of(config)
-        self.asked: list[dict[str, object]] = []
-        self.told: list[Copied] = []
+        self.asked: list[AskMemory] = []
+        self.plans: list[bytes] = []
+        """What came with each plan that it was told."""
+        self.copied: list[Copied] = []
         self.lacks = 0
         """So many of the next questions and messages meet a lack of descriptors."""
         self._memory = memory
@@ -53,10 +59,6 @@ class Agent:
         save.compared()
         return save
 
-    @property
-    def copied(self) -> list[Copied]:
-        return [found for found in self.told if found.message["kind"] == "copied"]
-
     def close(self) -> None:
         self.way.close()
         for thread in self.way._thread._threads:
@@ -66,20 +68,23 @@ class Agent:
 
     def _give(self, question: dict[str, object]) -> dict[str, Any]:
         self._meet_the_lack()
-        self.asked.append(question)
-        memory = self._memory(str(question["layout"]))
-        assert (question["size"], question["bytes"]) == (
-            memory.memory["size"],
-            memory.memory["bytes"],
-        )
-        return {"kind": "memory", FDS: [os.dup(fd) for fd in memory.fds]}
+        asked = _MESSAGES.decode(question)
+        assert isinstance(asked, AskMemory)
+        self.asked.append(asked)
+        memory = self._memory(asked.layout)
+        assert (asked.size, asked.nbytes) == (memory.image_map.size, memory.plan.layout.nbytes)
+        return {FDS: [os.dup(fd) for fd in memory.fds]}
 
-    def _hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _hear(self, line: dict[str, Any], fds: Sequence[int] = ()) -> None:
         self._meet_the_lack()
+        message = _MESSAGES.decode(json.loads(json.dumps(line)))
         content = None
         for fd in fds:
             content = os.pread(fd, os.fstat(fd).st_size, 0)
-        self.told.append(Copied(json.loads(json.dumps(message)), content))
+        if isinstance(message, PartCopied):
+            self.copied.append(Copied(message, content))
+        elif content is not None:
+            self.plans.append(content)
 
     def _meet_the_lack(self) -> None:
         if self.lacks:

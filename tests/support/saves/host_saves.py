@@ -20,9 +20,8 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.committer import HeldSave, Parts
-from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms, SaveTicket
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
+from holdfast.runtime.saving.save_messages import PartCopied, SaveTicket, UseMemory
 from holdfast.runtime.system.own_process import sealed_memory
 
 RUN = "run"
@@ -67,7 +66,7 @@ def request_of(step: int, attempt: int, part: int = 0, parts: int = 1) -> SaveRe
 class Copied:
     """What a worker tells when it has copied its part, and the cursor if it is part 0."""
 
-    message: Message
+    message: PartCopied
     content: bytes | None
 
 
@@ -86,10 +85,9 @@ class Workers:
         self._shares: dict[tuple[int, int], ShareImage] = {}
 
     @property
-    def memory(self) -> Message:
+    def memory(self) -> UseMemory:
         """What the agent tells the writer with the descriptors."""
-        fields = {"size": self.image_map.size, "bytes": self.plan.layout.nbytes}
-        return {"kind": "memory", "launch": self.launch, "layout": self.plan.layout_id, **fields}
+        return UseMemory(self.launch, self.plan.layout_id)
 
     def ticket(self, step: int, attempt: int, parts: int = 2, generation: int = 0) -> SaveTicket:
         """Return the ticket of a save, of the launch's first generation if none is given."""
@@ -104,11 +102,10 @@ class Workers:
         """Copy one part of the state of the ticket's step; return what its worker tells."""
         share = self._share(part, ticket.parts)
         memory, state = self.buffers[ticket.buffer], state_of(ticket.step)
-        header = ticket.header(RUN)
+        header = self.plan.header(ticket)
         share.copy(memory, state, header)
         share.describe(memory, state, header)
-        message = {"kind": "copied", **to_plain(ticket), "part": part}
-        message["digest"] = digest or f"{ticket.step:04x}"
+        message = PartCopied(ticket, part, digest or f"{ticket.step:04x}")
         return Copied(message, b'{"epoch":%d}' % ticket.step if part == 0 else None)
 
     def copy_all(self, ticket: SaveTicket, digests: Sequence[str] = ()) -> list[Copied]:
@@ -120,7 +117,7 @@ class Workers:
         """Copy a save, and return it as the process that commits holds it."""
         ticket = self.ticket(step, attempt)
         copied = self.copy_all(ticket)
-        digests = {part: found.message["digest"] for part, found in enumerate(copied)}
+        digests = {part: found.message.digest for part, found in enumerate(copied)}
         parts = Parts(ticket, digests, {"epoch": step})
         return HeldSave.of(self.plan, self.image_map, parts, self.buffers[ticket.buffer])
 

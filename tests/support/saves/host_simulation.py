@@ -26,11 +26,17 @@ from simulation import PromptExecutor
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.runtime.saving import writer_link
-from holdfast.runtime.saving.plan import SaveTicket
+from holdfast.runtime.saving.save_messages import (
+    PlanSaves,
+    SaveAnswered,
+    SaveTicket,
+    Settle,
+    Settled,
+)
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import encode, from_plain
+from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.codec import encode
 
 _CHANGES = frozenset(
     {"mkdir", "create_exclusive", "write", "fsync", "fsync_directory", "rename_noreplace"}
@@ -150,12 +156,13 @@ class HostSimulation:
         self.processes: list[_Process] = []
         self._patch(patch)
         self._reactor = _Reactor()
-        self.link = WriterLink(self._reactor, self, clock=lambda: 0.0)  # type: ignore[arg-type]
+        self.link = WriterLink(self._reactor, self._take, clock=lambda: 0.0)  # type: ignore[arg-type]
         self._plan = plan_of(run_dir, shards=self.dice.choice([1, 2, 3]))
         self._step = self._attempt = self._answered = 0
         self.generation = 1
         self._flight = 0
-        self._outboxes: list[deque[Copied]] = []
+        self._outboxes: list[deque[Copied | PlanSaves]] = []
+        self._settled: list[int | None] = []
         self._holds: dict[int, SaveTicket] = {}
         """What was copied last into each buffer."""
         self._delivered: dict[SaveTicket, dict[int, str]] = {}
@@ -165,16 +172,17 @@ class HostSimulation:
         self._memory: Workers | None = None
         self.launch(self.dice.randrange(1, 4), self.dice.choice([1, 2, 2]))
 
-    def on_written(self, answer: Message) -> None:
-        self.answers[answer["launch"], answer["attempt"]] += 1
-        if answer["launch"] == self._workers.launch:
-            self._answered = max(self._answered, answer["attempt"])
-        if answer["kind"] == "saved":
-            self.saved.add(answer["step"])
-
-    def on_writer_notice(self, notice: Message) -> None: ...
-
-    def on_writer_records(self, message: Message) -> None: ...
+    def _take(self, told: SaveAnswered | Settled | Message) -> None:
+        if isinstance(told, Settled):
+            self._settled.append(told.step)
+        if not isinstance(told, SaveAnswered):
+            return
+        ticket = told.ticket
+        self.answers[ticket.number] += 1
+        if ticket.launch == self._workers.launch:
+            self._answered = max(self._answered, ticket.attempt)
+        if told.is_durable:
+            self.saved.add(ticket.step)
 
     def act(self) -> None:
         """Let something happen, and look whether all is well."""
@@ -207,7 +215,7 @@ class HostSimulation:
         self.check()
         for ticket, parts in self._delivered.items():
             if len(parts) == ticket.parts:
-                assert self.answers[ticket.launch, ticket.attempt] == 1, f"{ticket}"
+                assert self.answers[ticket.number] == 1, f"{ticket}"
 
     def close(self) -> None:
         """End the writer, and give the memory back."""
@@ -258,14 +266,13 @@ class HostSimulation:
     def deliver_from(self, worker: int) -> None:
         """Let the agent hear the next message of a worker, and the writer do what follows."""
         copied = self._outboxes[worker].popleft()
-        message = {**copied.message, FDS: [] if copied.content is None else [_fd(copied.content)]}
-        if message["kind"] == "plan":
-            self.link.plan(message)
+        if isinstance(copied, PlanSaves):
+            self.link.plan(copied, (_fd(encode(self._plan)),))
         else:
-            ticket = from_plain(SaveTicket, message, allows_more=True)
-            if (ticket.launch, ticket.attempt) > (self._workers.launch, self._answered):
-                self._delivered.setdefault(ticket, {})[message["part"]] = message["digest"]
-            self.link.copied(message)
+            message = copied.message
+            if message.ticket.number > (self._workers.launch, self._answered):
+                self._delivered.setdefault(message.ticket, {})[message.part] = message.digest
+            self.link.copied(message, () if copied.content is None else (_fd(copied.content),))
         self._catch_up()
 
     def lose_a_worker(self, *, is_heard: bool | None = None) -> None:
@@ -282,11 +289,9 @@ class HostSimulation:
 
     def settle(self) -> int | None:
         """Let the writer settle for workers that are dead; return the durable step."""
-        answers: list[Message] = []
-        self.link.settle(answers.append)
-        self._reactor.run_until(lambda: answers)
-        step: int | None = answers[0]["step"]
-        return step
+        self.link.settle(Settle(is_urgent=False))
+        self._reactor.run_until(lambda: self._settled)
+        return self._settled.pop()
 
     def _lose_all(self) -> None:
         """All workers die, and the writer settles; then comes another launch."""
@@ -319,8 +324,7 @@ class HostSimulation:
         self.is_full = not self.is_full
 
     def _tell_plan(self, worker: int) -> None:
-        message = {"kind": "plan", "generation": self.generation}
-        self._outboxes[worker].append(Copied(message, encode(self._plan)))
+        self._outboxes[worker].append(PlanSaves(self.generation))
 
     def _catch_up(self) -> None:
         """Wait until the writer has done all that it was told."""

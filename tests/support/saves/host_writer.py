@@ -13,10 +13,21 @@ from host_saves import LAUNCH, Copied, Workers
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.save_messages import (
+    DiskMoved,
+    OfWriter,
+    PartCopied,
+    PlanSaves,
+    SaveAnswered,
+    Settle,
+    Settled,
+)
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import encode
+from holdfast.runtime.system.messages import MessageKinds, to_message
 
+_ANSWERS: MessageKinds[OfWriter] = MessageKinds(OfWriter)
 PING, PONG = {"kind": "ping"}, {"kind": "pong"}
 
 
@@ -44,25 +55,25 @@ class RunningWriter:
         self.being_written: list[int] = []
         """What the writer has told of its disk."""
         self._records: list[Record] = []
-        self._answers: deque[Message] = deque()
+        self._answers: deque[OfWriter | Message] = deque()
         self._thread = threading.Thread(target=_run, args=(theirs, files), name="writer")
         self._thread.start()
 
     def use(self, workers: Workers) -> None:
         """Tell the memory of workers and their plan."""
-        self.channel.send(workers.memory, workers.fds)
+        self.channel.send(to_message(workers.memory), workers.fds)
         self.plan(workers.plan)
 
     def plan(self, plan: SavePlan, generation: int = LAUNCH, **fields: bool) -> None:
         """Tell a plan, in the world of a generation."""
-        self._send({"kind": "plan", "generation": generation, **fields}, encode(plan))
+        self._send(PlanSaves(generation, **fields), encode(plan))
 
     def tell(self, *copied: Copied) -> None:
         """Tell that parts were copied."""
         for part in copied:
             self._send(part.message, part.content)
 
-    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> Message:
+    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> SaveAnswered:
         """Save the state of a step; return the answer."""
         self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
@@ -70,18 +81,22 @@ class RunningWriter:
     def rest(self) -> None:
         """Wait until the writer has done all that it was told, and has given no answer."""
         self.channel.send(PING)
-        assert self.answer() == PONG
+        assert self._next() == PONG
 
     def settle(self) -> int | None:
         """Return the step that is durable when all workers have died."""
-        self.channel.send({"kind": "settle"})
-        answer = self.answer()
-        assert answer["kind"] == "settled", f"{answer} was not asked for"
-        step: int | None = answer["step"]
-        return step
+        self.channel.send(to_message(Settle(is_urgent=False)))
+        answer = self._next()
+        assert isinstance(answer, Settled), f"{answer} was not asked for"
+        return answer.step
 
-    def answer(self) -> Message:
-        """Return the next message that answers."""
+    def answer(self) -> SaveAnswered:
+        """Return the next answer to a save."""
+        answer = self._next()
+        assert isinstance(answer, SaveAnswered), f"{answer} was not asked for"
+        return answer
+
+    def _next(self) -> OfWriter | Message:
         while not self._answers:
             message = self.channel.receive()
             assert message is not None, "the writer has ended"
@@ -101,23 +116,25 @@ class RunningWriter:
 
     def _take(self, message: Message) -> None:
         match message["kind"]:
-            case "progress":
-                self.being_written.append(message["bytes"])
             case "notice":
                 self.notices.append(message["text"])
             case "records":
                 self._records += records_in(message)
             case _:
-                self._answers.append(message)
+                answer = _ANSWERS.decode(message) if message in _ANSWERS else message
+                if isinstance(answer, DiskMoved):
+                    self.being_written.append(answer.nbytes)
+                else:
+                    self._answers.append(answer)
 
-    def _send(self, message: Message, content: bytes | None) -> None:
+    def _send(self, message: PlanSaves | PartCopied, content: bytes | None) -> None:
         if content is None:
-            self.channel.send(message)
+            self.channel.send(to_message(message))
             return
         fd = os.memfd_create("holdfast-test")
         try:
             os.write(fd, content)
-            self.channel.send(message, [fd])
+            self.channel.send(to_message(message), [fd])
         finally:
             os.close(fd)
 

@@ -40,10 +40,18 @@ from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
-from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_memory import BUFFERS
+from holdfast.runtime.saving.save_messages import (
+    AskMemory,
+    OfWorker,
+    PartCopied,
+    PlanSaves,
+    SaveTicket,
+)
 from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.codec import decode, from_plain
+from holdfast.runtime.system.codec import decode
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus, WorkInHand
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
@@ -54,6 +62,7 @@ from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.injector import FaultInjector
 
+_OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 _RUN = "simulated"
 _Result = TypeVar("_Result")
 
@@ -273,23 +282,27 @@ class SimulatedAgent:
             word = self._worlds.next_word(workers, 0.0)
             assert word is not None
             return {"generation": word.generation}
-        if question["kind"] != "memory":
+        if question not in _OF_SAVES:
             return {}
+        asked = _OF_SAVES.decode(question)
+        assert isinstance(asked, AskMemory)
         with self._lock:
-            found = self._memories.setdefault(question["layout"], [])
+            found = self._memories.setdefault(asked.layout, [])
             while len(found) < BUFFERS:
-                found.append(sealed_memory("holdfast-save", question["size"]))
+                found.append(sealed_memory("holdfast-save", asked.size))
             return {FDS: [os.dup(fd) for fd in found]}
 
     def hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Take a plan, or the part of a worker; begin to commit a save that is complete."""
+        if message not in _OF_SAVES:
+            return
         content = os.pread(fds[0], os.fstat(fds[0]).st_size, 0) if fds else b"null"
         with self._lock:
-            if message["kind"] == "plan":
-                self._take_plan(decode(SavePlan, content), message["generation"])
-            elif message["kind"] == "copied":
-                ticket = from_plain(SaveTicket, message, allows_more=True)
-                self._take_part(ticket, message, json.loads(content))
+            match told := _OF_SAVES.decode(message):
+                case PlanSaves(generation):
+                    self._take_plan(decode(SavePlan, content), generation)
+                case PartCopied():
+                    self._take_part(told, json.loads(content))
 
     def poll(self, generation: int) -> None:
         """Go on with the saves, which a worker of this world waits for."""
@@ -322,13 +335,14 @@ class SimulatedAgent:
                 self._committer.close(0.0)
             self._plan, self._committer = plan, Committer(plan, self)
 
-    def _take_part(self, ticket: SaveTicket, message: dict[str, Any], cursor: Any) -> None:
+    def _take_part(self, message: PartCopied, cursor: Any) -> None:
+        ticket = message.ticket
         if self._parts is None or self._parts.ticket.age < ticket.age:
             self._give_up()
             self._parts = Parts(ticket)
         if self._parts.ticket.age > ticket.age:
             return
-        self._parts.take(message["part"], message["digest"], cursor)
+        self._parts.take(message.part, message.digest, cursor)
         if self._parts.is_complete:
             self._writer.submit(self._commit, self._parts)
             self._parts = None
