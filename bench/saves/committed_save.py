@@ -6,6 +6,8 @@ import mmap
 import time
 from pathlib import Path
 
+from committing_report import StrikeResult
+
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import Retention
@@ -24,19 +26,6 @@ from saves.state import State, size_of
 RUN_ID = "bench"
 FIRST = WorkerId(0)
 KEEP_ALL = 10**6
-
-
-class Silent:
-    """The report of a committer that tells nothing."""
-
-    def record(self, event: str, /, **fields: object) -> None:
-        """Write nothing."""
-
-    def notify(self, text: str) -> None:
-        """Show nothing."""
-
-    def disk_moved(self, change: int) -> None:
-        """Take note of nothing."""
 
 
 def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
@@ -81,4 +70,4 @@ class CopiedState:
 
 def committer(plan: SavePlan) -> Committer:
     """Return a committer that reports nothing."""
-    return Committer(plan, Silent())
+    return Committer(plan, StrikeResult())

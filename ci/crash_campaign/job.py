@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from holders import flip
 from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.image import ShardImage  # also: not loaded where calls are counted
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import shard_name, step_name
@@ -27,13 +27,10 @@ KEEP = Retention(2)
 GENERATION, NEXT_GENERATION = 1, 2
 
 
-_MEMORY = Path("/dev/shm")
-
-
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """Make a directory, in memory if possible: the disk's speed is not under test."""
-    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=place) as name:
         yield Path(name)
 
@@ -48,20 +45,6 @@ def state_of(seed: int, step: int) -> dict[str, Tensor]:
         "step": np.array(step, np.int64),
         "empty": np.zeros((0, 3), np.float32),
     }
-
-
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Return whether two states have the same names, dtypes, shapes and bits."""
-    return left.keys() == right.keys() and all(
-        (left[name].dtype, left[name].shape, left[name].tobytes())
-        == (right[name].dtype, right[name].shape, right[name].tobytes())
-        for name in left
-    )
-
-
-def open_store(run_dir: Path, filesystem: FileSystem | None = None) -> CheckpointStore:
-    """Return the store of a process that knows nothing of earlier ones."""
-    return CheckpointStore(run_dir, filesystem)
 
 
 def save_step(
@@ -98,6 +81,4 @@ def save_images(store: CheckpointStore, seed: int, step: int) -> None:
 def spoil(store: CheckpointStore, step: int, *, shard: int) -> None:
     """Flip a bit of a committed shard, in the middle of a tensor."""
     path = store.directory / step_name(step) / shard_name(shard, WRITERS)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 2)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from job import KEEP, NEXT_GENERATION, RUN_ID, open_store, same, save_step, state_of
+from job import KEEP, NEXT_GENERATION, RUN_ID, save_step, state_of
 from tally import Wrong
 from victim import Aftermath
+from whole_save import is_same
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore, restore_newest
@@ -39,31 +40,31 @@ class Verdict:
 
         ``at_least`` is the newest step that may not be lost, 0 for none.
         """
-        store = open_store(self.run_dir)
+        store = CheckpointStore(self.run_dir)
         self._visible_is_whole(store)
         restored, _ = restore_newest(store, run_id=self.run_id)
         found = restored.manifest.step if restored else 0
         if found < at_least:
             self.complain(Wrong.LOST, f"step {at_least} is lost, {found} is there")
-        if restored and not same(restored.state, state_of(self.after.seed, found)):
+        if restored and not is_same(restored.state, state_of(self.after.seed, found)):
             self.complain(Wrong.SILENT, f"step {found} has other bytes")
         return found
 
     def has(self, *steps: int) -> None:
         """Complain of each step that cannot be restored."""
-        store = open_store(self.run_dir)
+        store = CheckpointStore(self.run_dir)
         for step in steps:
             try:
                 restored = restore(store, step, run_id=self.run_id)
             except CheckpointError as error:
                 self.complain(Wrong.LOST, f"step {step} is lost: {error}")
                 continue
-            if not same(restored.state, state_of(self.after.seed, step)):
+            if not is_same(restored.state, state_of(self.after.seed, step)):
                 self.complain(Wrong.SILENT, f"step {step} has other bytes")
 
     def carries_on(self, step: int, generation: int = NEXT_GENERATION) -> None:
         """Save ``step`` as the next launch would, and complain of each fault."""
-        store = open_store(self.run_dir)
+        store = CheckpointStore(self.run_dir)
         reasons = [*store.clean_staging(generation)]
         try:
             save_step(store, self.after.seed, step, generation)

@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from whole_save import is_same
 
 from holdfast.checkpoint import disk as disk_module
 from holdfast.checkpoint.store import CheckpointStore
@@ -51,16 +52,6 @@ def same_bytes() -> Callable[[State, State], bool]:
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "run")
-
-
-def is_same(left: State, right: State) -> bool:
-    """Return whether two states have the same names, dtypes, shapes and bits."""
-    return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype
-        and left[name].shape == right[name].shape
-        and left[name].tobytes() == right[name].tobytes()
-        for name in left
-    )
 
 
 @pytest.fixture

@@ -247,3 +247,10 @@ def test_name_that_is_listed_and_not_found_may_be_found_later(
 
     assert now.value.errno in TRANSIENT
     assert restore(late, 1).manifest.step == 1
+
+
+def test_renamed_step_is_refused_as_another_one(store: CheckpointStore, step_path: Path) -> None:
+    step_path.rename(step_path.with_name("step-000000000300"))
+
+    with pytest.raises(CheckpointInvalid, match="its manifest is that of step 1"):
+        restore(store, 300)

@@ -45,7 +45,10 @@ def run(*arguments: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": f"{CAMPAIGN}{os.pathsep}{SUPPORT}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{CAMPAIGN}{os.pathsep}{SUPPORT}",
+        },
     )
     said = done.stdout + done.stderr
     # Not every machine can hold system calls, or lets anybody mount.
@@ -62,7 +65,7 @@ def victim(folder: Path, body: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("part", [extended("calls"), "power", extended("damage")])
+@pytest.mark.parametrize("part", [extended("calls"), "power", "damage"])
 def test_crashes_lose_nothing_and_no_save_lies(part: str) -> None:
     code, said = crash("--short", "--part", part)
 

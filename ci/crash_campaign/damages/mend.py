@@ -6,9 +6,9 @@ import random
 import shutil
 from pathlib import Path
 
-from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
+from job import RUN_ID, WRITERS, save_step, state_of
 from tally import Tally, Wrong
-from whole_save import save
+from whole_save import is_same, save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
@@ -16,6 +16,7 @@ from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step
+from holdfast.checkpoint.store import CheckpointStore
 
 NAME = "holders"
 CASES, SHORT_CASES = 3_500, 150
@@ -29,8 +30,8 @@ class DamagedMend:
     def __init__(self, root: Path, seed: int, tally: Tally) -> None:
         self._here, self._there = root / "here", root / "there"
         self._seed, self._tally = seed, tally
-        store = open_store(self._here)
-        foreign = open_store(root / "foreign")
+        store = CheckpointStore(self._here)
+        foreign = CheckpointStore(root / "foreign")
         for step in (OLD, NEW):
             save_step(store, seed, step)
             header = Header("foreign", 1, step)
@@ -53,7 +54,7 @@ class DamagedMend:
     def _judge(self, case: int, what: str, here: Files, there: Files) -> None:
         complain = self._tally.complain
         try:
-            mend_step(open_store(self._here), open_store(self._there), NEW, run_id=RUN_ID)
+            mend_step(CheckpointStore(self._here), CheckpointStore(self._there), NEW, run_id=RUN_ID)
         except CheckpointError as error:
             self._tally.note("refused")
             if _of_step(read_files(self._here / STORE_NAME)) != _of_step(here):
@@ -63,11 +64,11 @@ class DamagedMend:
             return
         self._tally.note("mended")
         try:
-            restored = restore(open_store(self._here), NEW, run_id=RUN_ID)
+            restored = restore(CheckpointStore(self._here), NEW, run_id=RUN_ID)
         except CheckpointError as error:
             complain(Wrong.FALSE, case, f"{what}: mended, and not whole: {error}")
             return
-        if not same(restored.state, state_of(self._seed, NEW)):
+        if not is_same(restored.state, state_of(self._seed, NEW)):
             complain(Wrong.SILENT, case, f"{what}: mended to other bytes")
         if read_files(self._there / STORE_NAME) != there:
             complain(Wrong.LOST, case, f"{what}: the mirror has changed")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from job import RUN_ID, WRITERS, open_store, state_of
+from job import RUN_ID, WRITERS, state_of
 from tally import Tally, Wrong
 from verdict import Verdict
 from victim import Aftermath
@@ -24,6 +24,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.entries import entries_of
@@ -49,7 +50,7 @@ class DamagedRun:
         self._pristine = _begun(self._directory, _RECORD)
         foreign = RunRecord("foreign", FORMAT, 1.0, 8, 5, 2)
         self._foreign = _begun(RunDirectory(root / "foreign"), foreign)
-        store = open_store(self._directory.path)
+        store = CheckpointStore(self._directory.path)
         for step in (OLD, NEW):
             header = Header(RUN_ID, GENERATION, step)
             save(store, state_of(seed, step), header=header, writers=WRITERS, cursor=_IDENTITY)
@@ -89,7 +90,7 @@ class DamagedRun:
 
     def _go_on(self, job: Job, verdict: Verdict) -> None:
         """Restore, save and prune as the job does."""
-        store = open_store(job.directory.path)
+        store = CheckpointStore(job.directory.path)
         restored, rejections = restore_newest(store, run_id=job.record.run_id)
         if job.generation <= GENERATION:
             verdict.complain(Wrong.OTHER, f"generation {job.generation} is used again")
@@ -106,7 +107,7 @@ class DamagedRun:
 
     def _saves(self, job: Job, verdict: Verdict) -> bool:
         run_id = job.record.run_id
-        store = open_store(job.directory.path)
+        store = CheckpointStore(job.directory.path)
         try:
             Ownership(job.directory.path, run_id, job.lease.token).prove()
             header = Header(run_id, job.generation, NEXT)

@@ -11,14 +11,15 @@ import random
 import shutil
 from pathlib import Path
 
-from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
+from job import RUN_ID, WRITERS, save_step, state_of
 from tally import Tally, Wrong
-from whole_save import save
+from whole_save import is_same, save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore
 
 NAME = "steps"
 CASES, SHORT_CASES = 14_000, 1_500
@@ -31,16 +32,14 @@ class DamagedSteps:
         self._run_dir = root / "run"
         self._seed = seed
         self._tally = tally
-        store = open_store(root / "run")
-        for step in (OLD, NEW):
+        store = CheckpointStore(root / "run")
+        self._states = {step: state_of(seed, step) for step in (OLD, NEW)}
+        foreign = CheckpointStore(root / "foreign")
+        for step in self._states:
             save_step(store, seed, step)
-        self._pristine = read_files(store.directory)
-        foreign = open_store(root / "foreign")
-        for step in (OLD, NEW):
             state = state_of(seed + 1, step)
             save(foreign, state, header=Header("foreign", 1, step), writers=WRITERS)
-        self._foreign = read_files(foreign.directory)
-        self._states = {step: state_of(seed, step) for step in (OLD, NEW)}
+        self._pristine, self._foreign = read_files(store.directory), read_files(foreign.directory)
 
     def run(self, case: int) -> None:
         """Damage, restore, complain."""
@@ -50,32 +49,22 @@ class DamagedSteps:
         folder = self._run_dir / STORE_NAME
         shutil.rmtree(folder)
         write_files(folder, files)
-        what = " and ".join(names)
         self._tally.note(names[0])
-        self._judge(case, what, files)
+        self._judge(case, " and ".join(names), files)
 
     def _judge(self, case: int, what: str, files: Files) -> None:
-        restored, rejections = restore_newest(open_store(self._run_dir), run_id=RUN_ID)
+        restored, rejections = restore_newest(CheckpointStore(self._run_dir), run_id=RUN_ID)
         found = restored.manifest.step if restored else 0
         complain = self._tally.complain
-        if restored and not (found in self._states and same(restored.state, self._states[found])):
+        if restored and not (
+            found in self._states and is_same(restored.state, self._states[found])
+        ):
             complain(Wrong.SILENT, case, f"{what}: step {found} was restored with other bytes")
         reasons = {rejection.step: rejection.reason for rejection in rejections}
-        if any(step > found and not reasons.get(step) for step in visible_steps(files)):
+        visible = {int(path.split("/")[0][5:]) for path in files if path.startswith("step-")}
+        if any(step > found and not reasons.get(step) for step in visible):
             complain(Wrong.SILENT, case, f"{what}: step {found}, no reason for newer ones")
-        whole = [step for step in (OLD, NEW) if self._is_untouched(files, step)]
+        spoilt = {p.split("/")[0] for p, d in self._pristine.items() if files.get(p) != d}
+        whole = [step for step in (OLD, NEW) if step_name(step) not in spoilt]
         if whole and found < max(whole):
             complain(Wrong.LOST, case, f"{what}: step {max(whole)} is whole, got {found}")
-
-    def _is_untouched(self, files: Files, step: int) -> bool:
-        folder = step_name(step) + "/"
-        return all(
-            files.get(path) == data
-            for path, data in self._pristine.items()
-            if path.startswith(folder)
-        )
-
-
-def visible_steps(files: Files) -> set[int]:
-    """Return the steps that a reader sees."""
-    return {int(path.split("/")[0][5:]) for path in files if path.startswith("step-")}

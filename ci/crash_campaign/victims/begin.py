@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from job import RUN_ID, open_store, save_step
+from job import RUN_ID, save_step
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
@@ -19,6 +19,7 @@ from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import JobError, RunDirectoryBusy
 from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.options.job_options import JobOptions
@@ -87,7 +88,7 @@ class Begin:
         directory.prepare()
         directory.create_record(RunRecord(RUN_ID, FORMAT, 0.0, 4, 0, 1))
         directory.acquire_lease().release()
-        save_step(open_store(directory.path), seed, OLD)
+        save_step(CheckpointStore(directory.path), seed, OLD)
         journal = Journal(directory.journal_path, run_id=RUN_ID, source="client")
         journal.record("launch", generation=3)
         journal.close()
@@ -165,7 +166,7 @@ def _refuse_a_second(job: Job, say: Say) -> None:
 
 def _save(job: Job, seed: int, say: Say) -> None:
     path = job.directory.path
-    store = open_store(path, LocalFileSystem(path, job.claim.prove))
+    store = CheckpointStore(path, LocalFileSystem(path, job.claim.prove))
     try:
         save_step(store, seed, NEW, job.generation, job.record.run_id)
         say(f"saved {NEW}")

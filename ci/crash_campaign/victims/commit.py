@@ -12,13 +12,14 @@ from pathlib import Path
 
 from damages.ways import read_files
 from host import PARTS, Agent, HostMemory, begin_run, plan_of, settled_by_another, ticket_of
-from job import RUN_ID, open_store, save_step, spoil
+from job import RUN_ID, save_step, spoil
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.store import CheckpointStore
 
 OLDEST, OLD, DIFFERENT, FLIPPED, NEW, TORN, NEXT = 10, 20, 22, 24, 30, 35, 50
 NEXT_LAUNCH = 9
@@ -39,7 +40,7 @@ class Commit:
 
     def prepare(self, folder: Path, seed: int) -> None:
         """Make two steps; and the step that will be saved, if it is there before."""
-        store = open_store(folder / RUN)
+        store = CheckpointStore(folder / RUN)
         for step in (OLDEST, OLD):
             save_step(store, seed, step)
         begin_run(folder / RUN)
@@ -109,7 +110,7 @@ class Commit:
     def _judge_foreign(self, after: Aftermath, saved: set[int]) -> None:
         if saved:
             after.complain(Wrong.FALSE, "a step was saved where another run has one")
-        store = open_store(after.run_dir)
+        store = CheckpointStore(after.run_dir)
         if read_files(store.directory / step_name(NEW)) != self._foreign:
             after.complain(Wrong.LOST, "another run's step has changed")
         Verdict.of(after).restored_step(OLD)

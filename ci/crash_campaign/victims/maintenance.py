@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from committing_report import StrikeResult
 from host import LAUNCH, begin_run, plan_of, ticket_of
-from job import open_store, save_step, spoil, state_of
-from quiet_report import QuietReport
+from job import save_step, spoil, state_of
 from supervision import Say
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import Committer
 
 SOUND, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 50, (60, 70), 80
@@ -31,7 +32,7 @@ class Care:
 
     def prepare(self, folder: Path, seed: int) -> None:
         """Make sound steps, a damaged one, and leftovers."""
-        store = open_store(folder / RUN)
+        store = CheckpointStore(folder / RUN)
         for step in (*SOUND, DAMAGED):
             save_step(store, seed, step)
         begin_run(folder / RUN)
@@ -43,7 +44,7 @@ class Care:
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Save twice; after each save wait for the prune."""
         plan = plan_of(folder / RUN, newest=KEPT)
-        committer = Committer(plan, QuietReport())
+        committer = Committer(plan, StrikeResult())
         rest(committer)
         marks = committer._maintenance._pruner.marks
         if DAMAGED in marks.damaged or marks.is_unread(DAMAGED):

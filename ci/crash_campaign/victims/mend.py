@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from damages.ways import read_files
-from job import RUN_ID, open_store, save_step, spoil
+from job import RUN_ID, save_step, spoil
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
@@ -19,6 +19,7 @@ from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import mend_step
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.repair import repair
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -39,13 +40,13 @@ class Mend:
     def prepare(self, folder: Path, seed: int) -> None:
         """Make two steps and a mirror of both; damage the newer one here and there."""
         run_dir = folder / RUN
-        store = open_store(run_dir)
+        store = CheckpointStore(run_dir)
         for step in (OLD, NEW):
             save_step(store, seed, step)
         RunDirectory(run_dir).create_record(RunRecord(RUN_ID, FORMAT, 0.0, 4, 0, 1))
         shutil.copytree(run_dir, folder / MIRROR)
         spoil(store, NEW, shard=0)
-        spoil(open_store(folder / MIRROR), NEW, shard=2)
+        spoil(CheckpointStore(folder / MIRROR), NEW, shard=2)
         self._mirrored = read_files(folder / MIRROR)
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
@@ -63,7 +64,7 @@ class Mend:
         Verdict.of(after, [NEW]).restored_step(max({OLD} | after.steps("mended")))
         if read_files(after.folder / MIRROR) != self._mirrored:
             after.complain(Wrong.LOST, "the mirror has changed")
-        here, mirror = open_store(after.run_dir), open_store(after.folder / MIRROR)
+        here, mirror = CheckpointStore(after.run_dir), CheckpointStore(after.folder / MIRROR)
         try:
             mend_step(here, mirror, NEW, run_id=RUN_ID)
         except CheckpointError as error:

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from committing_report import StrikeResult
 from host import plan_of
-from job import RUN_ID, WRITERS, open_store, save_step, state_of
-from quiet_report import QuietReport
+from job import RUN_ID, WRITERS, save_step, state_of
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
+from whole_save import stage
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore, Staging
-from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.committer import Committer
@@ -65,7 +65,7 @@ class Rivals:
         directory.prepare()
         directory.create_record(RunRecord(RUN_ID, FORMAT, 0.0, 4, 0, 1))
         for step in OLD:
-            save_step(open_store(directory.path), seed, step)
+            save_step(CheckpointStore(directory.path), seed, step)
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Save and prune twice, with the care of a writer for its directory."""
@@ -80,7 +80,7 @@ class Rivals:
             say("refused: another run is there")
             return
         plan = plan_of(directory.path, token=lease.token)
-        committer = Committer(plan, QuietReport())
+        committer = Committer(plan, StrikeResult())
         for _ in saves(committer, SAVES, seed, say):
             rest(committer)
         committer.close(10.0)
@@ -132,15 +132,10 @@ def _begin(folder: Path, seed: int, steps: tuple[int, ...], in_flight: int) -> R
         return None
     job.journal.close()
     run_id, generation = job.record.run_id, job.generation
-    store = open_store(folder / RUN)
+    store = CheckpointStore(folder / RUN)
     for step in steps:
         save_step(store, seed, step, generation, run_id)
-    return Rival(job, steps, *_staged(store, seed, Header(run_id, generation, in_flight)))
-
-
-def _staged(store: CheckpointStore, seed: int, header: Header) -> tuple[Staging, Manifest]:
-    state = state_of(seed, header.step)
-    layout = ShardLayout(specs_of(state), WRITERS)
-    staging = store.staging(header.step, header.generation, store.next_attempt(header))
-    records = [staging.write_shard(state, layout, writer, header) for writer in range(WRITERS)]
-    return staging, Manifest.assemble(layout, records, header=header, cursor={}, numerics={})
+    header = Header(run_id, generation, in_flight)
+    return Rival(
+        job, steps, *stage(store, state_of(seed, in_flight), header=header, writers=WRITERS)
+    )

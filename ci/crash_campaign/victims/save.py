@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from job import KEEP, RUN_ID, open_store, same, save_images, save_step, state_of
+from job import KEEP, RUN_ID, save_images, save_step, state_of
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
+from whole_save import is_same
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.names import removed_name, step_name
@@ -31,7 +32,7 @@ class Save:
 
     def prepare(self, folder: Path, seed: int) -> None:
         """Make two steps, and the rest of a third whose removal was cut short."""
-        store = open_store(folder / RUN)
+        store = CheckpointStore(folder / RUN)
         for step in (HALF_REMOVED, OLDEST, OLD):
             save_step(store, seed, step)
         hidden = store.directory / removed_name(HALF_REMOVED)
@@ -40,13 +41,13 @@ class Save:
 
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Do what a relaunched job does, in the order in which it does it."""
-        store = open_store(folder / RUN)
+        store = CheckpointStore(folder / RUN)
         try:
             restored, _ = restore_newest(store, run_id=RUN_ID)
         except CheckpointError as error:
             say(f"failed to restore: {error}")
             return
-        if restored and not same(restored.state, state_of(seed, restored.manifest.step)):
+        if restored and not is_same(restored.state, state_of(seed, restored.manifest.step)):
             say("restored other bytes")
         try:
             self._save(store, seed, NEW)
