@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         StopRequested,
         UsageError,
     )
-    from holdfast.runtime.fit.fit_call import fit
+    from holdfast.runtime.keras.fit_call import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
     from holdfast.runtime.script.calls import shared
@@ -71,7 +71,7 @@ _HOMES = {
         "StoppedEarly",
         "UsageError",
     ),
-    "holdfast.runtime.fit.fit_call": ("fit",),
+    "holdfast.runtime.keras.fit_call": ("fit",),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.disk_data": ("HDF5Data", "NpyData", "WindowData"),

@@ -55,7 +55,7 @@ class Head:
             self.output,
             self._heard,
             heartbeat_timeout_s=TIMEOUT_S,
-            pool=PoolSettings((), "holdfast.runtime.fit.script_setup:main"),
+            pool=PoolSettings((), "holdfast.runtime.keras.script_setup:main"),
         )
         names = [HostSlots("head", 0), *(HostSlots(f"h{n}", workers) for n in range(hosts))]
         ids = tuple(map(WorkerId, range(hosts * workers)))

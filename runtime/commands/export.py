@@ -251,7 +251,7 @@ class ModelSource:
             ProgramError: the user's code fails.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        from holdfast.runtime.fit.script_setup import model_only  # it loads all that trains
+        from holdfast.runtime.keras.script_setup import model_only  # it loads all that trains
 
         module = types.ModuleType("__main__" if self.function is None else _MODULE_NAME)
         module.__file__ = str(self.script.resolve())

@@ -66,12 +66,12 @@ if TYPE_CHECKING:
 
 FOR_ALL = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
-    *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
+    *("holdfast.runtime.keras.script_setup", "holdfast.runtime.training.trainer"),
     *("holdfast.runtime.system.connections", "holdfast.runtime.system.network"),
 )
 """What every worker imports, for any script."""
 
-FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
+FOR_KERAS = ("holdfast.runtime.keras.keras_fit",)
 """What every worker imports as soon as its script has imported Keras."""
 
 _BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # these would delay the first pool by a tenth of a second
     from holdfast.runtime.options.worker_config import WorkerConfig
     from holdfast.runtime.system.reactor import Reactor
 
-ENTRY = "holdfast.runtime.fit.script_setup:main"
+ENTRY = "holdfast.runtime.keras.script_setup:main"
 """What the workers of a job run."""
 
 _DEATHS_IN_VAIN = 5

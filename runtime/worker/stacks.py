@@ -47,7 +47,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _HOLDFAST = str(Path(__file__).parents[2])
 _READING = f"{_HOLDFAST}/runtime/data/"
-_AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
+_AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/keras/", f"{_HOLDFAST}/runtime/script/")
 """Packages whose code waits for the script's own: a pipeline, or a call of a callback."""
 _FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
 

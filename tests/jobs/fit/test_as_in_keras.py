@@ -53,7 +53,7 @@ def _approximately(found: dict[str, Any]) -> dict[str, Any]:
 def test_steps_and_data_of_all_kinds_are_those_of_plain_keras_through_deaths(
     tmp_path: Path,
 ) -> None:
-    """In one process they are compared in tests/runtime/callbacks and tests/runtime/data."""
+    """In one process they are compared in tests/runtime/keras and tests/runtime/data."""
     job = run_job(
         SCRIPT,
         run_dir=tmp_path / "run",

@@ -30,7 +30,7 @@ def train(run_dir: Path, workers: int, *faults: str) -> tuple[JobRun, Any]:
 @pytest.mark.extended
 def test_annealed_weights_and_metrics_go_on_after_the_death_of_all(tmp_path: Path) -> None:
     """In test_callbacks.py all die over other memories; variables are held in one process in
-    tests/runtime/callbacks/test_held_variables.py."""
+    tests/runtime/keras/test_held_variables.py."""
     alone, held = train(tmp_path / "one", 1)
     struck, held_then = train(tmp_path / "two", 2, *FAULTS)
 

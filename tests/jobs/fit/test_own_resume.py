@@ -68,7 +68,7 @@ def train(directory: Path, text: str, *faults: str, every: int = 2) -> JobRun:
 
 @pytest.mark.extended
 def test_relaunch_goes_on_in_the_epochs_that_the_run_began_with(tmp_path: Path) -> None:
-    """All die and come back in test_stages.py; epochs are counted in tests/runtime/fit."""
+    """All die and come back in test_stages.py; epochs are counted in tests/runtime/keras."""
     undisturbed = train(tmp_path / "undisturbed", SCRIPT)
     struck = train(tmp_path / "struck", SCRIPT, "kill worker=0 step=11", "kill worker=1 step=11")
 
@@ -84,7 +84,7 @@ def test_relaunch_goes_on_in_the_epochs_that_the_run_began_with(tmp_path: Path) 
 def test_relaunch_loads_what_the_script_loaded_before_the_next_training(tmp_path: Path) -> None:
     """All die in the second training, which has written the file and has no checkpoint yet.
 
-    In one process, kept loads are those of tests/runtime/callbacks/test_kept_loads.py.
+    In one process, kept loads are those of tests/runtime/script/test_kept_loads.py.
     """
     undisturbed = train(tmp_path / "undisturbed", BEST, every=100)
     faults = ("kill worker=0 step=14", "kill worker=1 step=14")

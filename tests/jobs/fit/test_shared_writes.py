@@ -48,7 +48,7 @@ print("kept", sorted(os.listdir("kept")))
 """
 
 
-@pytest.mark.extended  # tests/runtime/fit has the files of scripts
+@pytest.mark.extended  # tests/runtime/keras has the files of scripts
 def test_libraries_find_what_the_script_has_written_on_each_worker(tmp_path: Path) -> None:
     job = train_text(SCRIPT, tmp_path)
 

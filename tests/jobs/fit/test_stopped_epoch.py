@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 def test_epoch_that_a_callback_stops_is_validated_as_by_keras(tmp_path: Path) -> None:
     """Epochs with and without validation, and a death in the validation of a stopped one.
 
-    Hooks come as in Keras in tests/runtime/callbacks/test_callback_run.py.
+    Hooks come as in Keras in tests/runtime/keras/test_callback_run.py.
     """
     script = SUITE["stopping"].path
     alone, together = tmp_path / "alone", tmp_path / "together"

@@ -134,7 +134,7 @@ def test_module_of_holdfast_that_workers_lack_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(command: list[str], *_: object) -> subprocess.CompletedProcess[str]:
-        lacks = "holdfast.runtime.fit.script_setup" in " ".join(command)
+        lacks = "holdfast.runtime.keras.script_setup" in " ".join(command)
         said = "Traceback\nModuleNotFoundError: No module named 'h'\n" if lacks else ""
         return subprocess.CompletedProcess(command, int(lacks), "2.21.0\n", said)
 

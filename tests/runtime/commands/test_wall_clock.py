@@ -19,7 +19,7 @@ STAMPS = {
 }
 DEADLINES = ("runtime/head/batch_job.py", "runtime/head/decider.py", "runtime/head/orders.py")
 """A batch system says when its allocation ends, as seconds since 1970."""
-FILE_TIMES = ("runtime/fit/script_setup.py",)
+FILE_TIMES = ("runtime/keras/script_setup.py",)
 """Compared with the times of files only, which are of the same clock."""
 LOSSES = ("runtime/head/job_setup.py", "runtime/run/failure_history.py")
 """How often hosts were lost of late; a step of the clock makes a host be tried, or left out."""

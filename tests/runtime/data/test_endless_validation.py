@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from local_communicator import LocalCommunicator
 
-from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.keras.fit_call import FitCall
 
 pytestmark = pytest.mark.tensorflow
 
@@ -72,7 +72,7 @@ def in_plain_keras(pipeline: Any, steps: int) -> list[float]:
 
 
 def in_ours(pipeline: Any, steps: int, first: int = 0) -> list[float]:
-    from holdfast.runtime.fit.fit_data import supply_of
+    from holdfast.runtime.keras.fit_call import supply_of
 
     call = FitCall(X, X, validation_data=pipeline, validation_steps=steps, epochs=VALIDATIONS)
     feed: Any = supply_of(call, 7, lambda text: None).validation

@@ -9,7 +9,7 @@ import pytest
 from local_communicator import LocalCommunicator
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.keras.fit_call import FitCall
 
 pytestmark = pytest.mark.tensorflow
 
@@ -79,7 +79,7 @@ class Feeds:
     """The feeds of one launch of ours."""
 
     def __init__(self, asked: dict[str, Any], *, has_own_noise: bool = False) -> None:
-        from holdfast.runtime.fit.fit_data import supply_of
+        from holdfast.runtime.keras.fit_call import supply_of
 
         self.log: list[str] = []
         self.datasets = datasets(self.log, has_own_noise=has_own_noise)
@@ -117,7 +117,7 @@ class Feeds:
         self.digests.append(fetch(position, LocalCommunicator()).digest)
 
     def leave(self) -> Any:
-        from holdfast.runtime.fit.fit_data import leave_pipelines
+        from holdfast.runtime.keras.fit_call import leave_pipelines
 
         leave_pipelines(self.data, *self.left)
         return tuple(dataset.order.tolist() for dataset in self.datasets)
@@ -177,7 +177,7 @@ def test_a_fit_that_is_over_leaves_the_datasets_as_the_one_that_has_read() -> No
 def test_one_dataset_for_both_uses_is_refused_if_epochs_change_it() -> None:
     import keras
 
-    from holdfast.runtime.fit.fit_data import supply_of
+    from holdfast.runtime.keras.fit_call import supply_of
 
     class Plain(keras.utils.PyDataset):
         def __len__(self) -> int:

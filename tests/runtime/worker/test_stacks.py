@@ -41,7 +41,7 @@ TRACE = f"""Traceback (most recent call last):
   File "/home/ann/train.py", line 20, in <module>
     model.fit(x, y)
     ~~~~~~~~~^^^^^^
-  File "{HOLDFAST}/runtime/fit/keras_fit.py", line 68, in _fit
+  File "{HOLDFAST}/runtime/keras/keras_fit.py", line 68, in _fit
     return fit(model, FitCall(*args, **arguments))
            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
   File "{HOLDFAST}/runtime/training/loop.py", line 105, in run

@@ -83,8 +83,8 @@ class Driven:
         losses: Callable[[int], float] = float,
         execution: int = 1,
     ) -> None:
-        from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
-        from holdfast.runtime.callbacks.callback_run import CallbackRun
+        from holdfast.runtime.keras.callback_rounds import CallbackRounds
+        from holdfast.runtime.keras.callback_run import CallbackRun
 
         self.plan = plan or plan_of()
         self.said: list[str] = []

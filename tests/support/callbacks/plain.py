@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from holdfast.runtime.callbacks.plain_values import Decoder, Encoder
+from holdfast.runtime.keras.plain_values import Decoder, Encoder
 
 ATOMS = (
     st.none()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.callbacks.callback_state import WeightPlaces, sets_of
+from holdfast.runtime.keras.callback_state import WeightPlaces, sets_of
 
 KERNEL, BIAS = np.ones((2, 3), np.float32), np.ones(3, np.float32)
 WEIGHTS = (KERNEL, BIAS)

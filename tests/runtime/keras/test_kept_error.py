@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from holdfast.runtime.callbacks.callback_run import kind_of, made_again, note_of
+from holdfast.runtime.keras.callback_run import kind_of, made_again, note_of
 
 pytestmark = pytest.mark.tensorflow
 

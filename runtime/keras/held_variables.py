@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.callbacks.callback_state import named
-from holdfast.runtime.callbacks.plain_values import INLINE_BYTES, Json
+from holdfast.runtime.keras.callback_state import named
+from holdfast.runtime.keras.plain_values import INLINE_BYTES, Json
 
 _GRAPHS = "step"
 

@@ -31,7 +31,8 @@ import numpy as np
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.step import Effects
-from holdfast.runtime.callbacks.callback_rules import (
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.keras.callback_rules import (
     acts,
     arranged,
     ends_at_nan,
@@ -44,10 +45,9 @@ from holdfast.runtime.callbacks.callback_rules import (
     settings_in_words,
     without_graphs,
 )
-from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
-from holdfast.runtime.callbacks.held_variables import HeldVariables
-from holdfast.runtime.callbacks.plain_values import Json
-from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.keras.callback_state import MOST_KEPT, CallbackStates, reached_from
+from holdfast.runtime.keras.held_variables import HeldVariables
+from holdfast.runtime.keras.plain_values import Json
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import layers_of, settings_of
 from holdfast.runtime.script.overlay import Length, Overlay, guarding

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.callbacks.callback_rules import (
+from holdfast.runtime.keras.callback_rules import (
     RULES,
     FirstOnly,
     acts,
@@ -268,7 +268,7 @@ def test_settings_that_act_on_training_are_told_also_of_a_subclass() -> None:
 @pytest.mark.tensorflow
 def test_a_callback_that_waits_for_a_loss_that_is_not_finite_costs_nothing_before() -> None:
     keras = pytest.importorskip("keras")
-    from holdfast.runtime.callbacks.callback_rules import acts, ends_at_nan, flat, needs_logs
+    from holdfast.runtime.keras.callback_rules import acts, ends_at_nan, flat, needs_logs
 
     class Own(keras.callbacks.TerminateOnNaN):  # type: ignore[misc,name-defined]
         pass

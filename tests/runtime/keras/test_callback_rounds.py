@@ -11,8 +11,8 @@ import pytest
 from driven_run import Driven, begin, drive, one_layer
 
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.callbacks.callback_rounds import TracedSettings
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.keras.callback_rounds import TracedSettings
 
 pytestmark = pytest.mark.tensorflow
 

@@ -33,7 +33,8 @@ import numpy as np
 
 from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.callbacks.plain_values import (
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.keras.plain_values import (
     INLINE_BYTES,
     Array,
     Decoder,
@@ -42,7 +43,6 @@ from holdfast.runtime.callbacks.plain_values import (
     NotPlain,
     is_tensor,
 )
-from holdfast.runtime.errors import ProgramError
 
 _READS_WEIGHTS = frozenset({"get_weights", "get_weight_paths", "trainable_weights", "weights"})
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.fit_call import FitCall, as_begun, fit
+from holdfast.runtime.keras.fit_call import FitCall, as_begun, fit
 from holdfast.runtime.training.training_job import Stage
 
 SECOND = Stage(2, 10)
@@ -141,7 +141,7 @@ def test_argument_that_fit_does_not_have_is_named_as_the_scripts() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that come to the training."""
     pytest.importorskip("keras")
-    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.keras import keras_fit
 
     found: list[Any] = []
 

@@ -35,20 +35,21 @@ from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World, assign
-from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
-from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_per_execution
-from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.fit.fit_call import FitCall, as_begun
-from holdfast.runtime.fit.fit_data import (
+from holdfast.runtime.keras.callback_rounds import CallbackRounds
+from holdfast.runtime.keras.callback_rules import ends_at_nan, flat, steps_per_execution
+from holdfast.runtime.keras.callback_run import CallbackRun
+from holdfast.runtime.keras.fit_call import (
+    FitCall,
     FitData,
+    as_begun,
     datasets_of,
     hears_of_epochs,
     leave_pipelines,
     supply_of,
 )
-from holdfast.runtime.fit.own_loops import watch_loops
+from holdfast.runtime.keras.own_loops import watch_loops
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch

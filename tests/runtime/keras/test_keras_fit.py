@@ -22,8 +22,8 @@ from keras.src.datasets import mnist
 from keras.src.utils import file_utils
 
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.keras_fit import take_turns
+from holdfast.runtime.keras.fit_call import FitCall
+from holdfast.runtime.keras.keras_fit import take_turns
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import RateScale, Stage, TrainingJob, describe_job
 
@@ -38,7 +38,7 @@ Training = Callable[..., Any]
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     """Return the training of a call in a job with these options."""
     pytest.importorskip("keras")
-    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.keras import keras_fit
 
     def make(call: FitCall, **options: Any) -> Any:
         context = SimpleNamespace(config=worker_config(**options), notify=lambda text: None)
@@ -118,7 +118,7 @@ def test_epochs_are_told_by_the_stream_that_the_script_has_put_in_place(
 def test_backend_that_the_script_has_chosen_too_late_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.keras import keras_fit
 
     monkeypatch.setenv("KERAS_BACKEND", "torch")
 
@@ -171,7 +171,7 @@ def test_steps_that_are_not_finite_are_taken_if_a_callback_waits_for_them(
 def test_training_is_announced_in_one_line(
     training: Training, microbatches: int, workers: int, words: str
 ) -> None:
-    from holdfast.runtime.fit.keras_fit import _announcement
+    from holdfast.runtime.keras.keras_fit import _announcement
 
     made = training(FitCall(X, X, 4), microbatches=microbatches)
 
@@ -191,7 +191,7 @@ def test_training_is_announced_in_one_line(
 def test_epochs_that_are_less_than_a_pass_are_explained(
     training: Training, samples: int, rest: str
 ) -> None:
-    from holdfast.runtime.fit.keras_fit import _cut_in_words
+    from holdfast.runtime.keras.keras_fit import _cut_in_words
 
     job = job_of(training(FitCall(X[:samples], X[:samples], 2, steps_per_epoch=2)))
 
@@ -257,7 +257,7 @@ def moved(optimizer: Any, updates: int) -> list[float]:
 def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
     import keras
 
-    from holdfast.runtime.fit.keras_fit import ScaledRate
+    from holdfast.runtime.keras.keras_fit import ScaledRate
 
     optimizer = keras.optimizers.SGD(0.5)
     scaled = ScaledRate(optimizer, SCALE)
@@ -273,7 +273,7 @@ def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
 def test_schedule_goes_on_beneath_the_scale() -> None:
     import keras
 
-    from holdfast.runtime.fit.keras_fit import ScaledRate
+    from holdfast.runtime.keras.keras_fit import ScaledRate
 
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.1])
     optimizer = keras.optimizers.SGD(schedule)
@@ -287,7 +287,7 @@ def test_schedule_goes_on_beneath_the_scale() -> None:
 def test_optimizer_of_mixed_precision_is_scaled_inside() -> None:
     import keras
 
-    from holdfast.runtime.fit.keras_fit import ScaledRate
+    from holdfast.runtime.keras.keras_fit import ScaledRate
 
     inner = keras.optimizers.SGD(0.5)
     ScaledRate(keras.optimizers.LossScaleOptimizer(inner), SCALE)
@@ -308,8 +308,8 @@ NO_EPOCHS: list[dict[str, Any]] = [
 def test_history_is_that_of_keras(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]) -> None:
     import keras
 
-    from holdfast.runtime.fit import keras_fit
-    from holdfast.runtime.fit.fit_call import FitCall
+    from holdfast.runtime.keras import keras_fit
+    from holdfast.runtime.keras.fit_call import FitCall
 
     told: list[str] = []
     context = SimpleNamespace(notify=told.append)

@@ -251,7 +251,7 @@ def _take_nothing() -> None:
 
 
 def _refuse_training() -> None:
-    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.keras import keras_fit
 
     keras_fit.take_over()
 
@@ -333,6 +333,6 @@ def _prepare_tensorflow(config: WorkerConfig, process: ScriptProcess) -> None:
 
 def _take_over(config: WorkerConfig) -> None:
     """Make ``keras.Model.fit`` the collective, unless the user wants it left alone."""
-    from holdfast.runtime.fit import keras_fit
+    from holdfast.runtime.keras import keras_fit
 
     keras_fit.prepare(config)

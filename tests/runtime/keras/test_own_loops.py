@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit import own_loops
+from holdfast.runtime.keras import own_loops
 from holdfast.runtime.script.calls import during_training
 
 pytestmark = pytest.mark.tensorflow

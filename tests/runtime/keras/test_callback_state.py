@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
 
-from holdfast.runtime.callbacks.callback_state import MOST_KEPT, CallbackStates, reached_from
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.keras.callback_state import MOST_KEPT, CallbackStates, reached_from
 
 WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
 

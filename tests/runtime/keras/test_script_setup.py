@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 from configs import worker_config
 
-from holdfast.runtime.fit import script_setup
-from holdfast.runtime.fit.script_setup import (
+from holdfast.runtime.keras import script_setup
+from holdfast.runtime.keras.script_setup import (
     keep_in_memory,
     leave_out,
     leave_out_cluster,
@@ -529,7 +529,7 @@ def pipeline() -> Any:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("given", ["arrays", "pipeline"])
 def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> None:
-    from holdfast.runtime.fit.script_setup import model_only
+    from holdfast.runtime.keras.script_setup import model_only
 
     model = one_layer()
     before = model.get_weights()
@@ -546,7 +546,7 @@ def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> Non
 
 @pytest.mark.tensorflow
 def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
-    from holdfast.runtime.fit.script_setup import model_only
+    from holdfast.runtime.keras.script_setup import model_only
 
     first, second = one_layer(), one_layer()
     before = first.get_weights()
@@ -565,8 +565,8 @@ def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
 
 @pytest.mark.tensorflow
 def test_fit_without_an_epoch_is_no_training() -> None:
-    from holdfast.runtime.fit import keras_fit
-    from holdfast.runtime.fit.script_setup import model_only
+    from holdfast.runtime.keras import keras_fit
+    from holdfast.runtime.keras.script_setup import model_only
 
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch, model_only() as refusal:
@@ -580,7 +580,7 @@ def test_fit_without_an_epoch_is_no_training() -> None:
 
 @pytest.mark.tensorflow
 def test_fit_is_keras_own_again_after_an_error_of_the_script() -> None:
-    from holdfast.runtime.fit.script_setup import model_only
+    from holdfast.runtime.keras.script_setup import model_only
 
     model = one_layer()
     plain = type(model).fit

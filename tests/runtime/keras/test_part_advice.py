@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.keras_fit import advice_on_few_samples, advice_on_parts
+from holdfast.runtime.keras.keras_fit import advice_on_few_samples, advice_on_parts
 
 pytestmark = pytest.mark.tensorflow  # the module imports it
 

@@ -27,11 +27,11 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.callbacks.callback_rounds import CallbackRounds, UnknownLogs
-from holdfast.runtime.callbacks.callback_rules import steps_per_execution
-from holdfast.runtime.callbacks.held_variables import encoded, put_back
-from holdfast.runtime.callbacks.plain_values import Decoder, Encoder, Json, NotPlain
 from holdfast.runtime.errors import JobError, ProgramError
+from holdfast.runtime.keras.callback_rounds import CallbackRounds, UnknownLogs
+from holdfast.runtime.keras.callback_rules import steps_per_execution
+from holdfast.runtime.keras.held_variables import encoded, put_back
+from holdfast.runtime.keras.plain_values import Decoder, Encoder, Json, NotPlain
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
 from holdfast.runtime.run.events import Epoch

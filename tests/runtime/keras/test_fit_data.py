@@ -14,8 +14,7 @@ from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_data import FitData, data_of, weights_of_classes
+from holdfast.runtime.keras.fit_call import FitCall, FitData, data_of, weights_of_classes
 from holdfast.runtime.model.data import ArrayData
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -311,7 +310,7 @@ def batches(count: int = 3, *more: Any) -> Iterator[Any]:
 
 
 def supply(call: FitCall) -> FitData:
-    from holdfast.runtime.fit.fit_data import supply_of
+    from holdfast.runtime.keras.fit_call import supply_of
 
     return supply_of(call, SEED, lambda text: None)
 
@@ -444,7 +443,7 @@ def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
 def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
     tf = pytest.importorskip("tensorflow")
     said: list[str] = []
-    from holdfast.runtime.fit.fit_data import supply_of
+    from holdfast.runtime.keras.fit_call import supply_of
 
     dataset = tf.data.Dataset.from_tensor_slices((COLUMN, PARITY)).batch(4).repeat()
     feed: Any = supply_of(FitCall(dataset, epochs=3), SEED, said.append).training
@@ -456,7 +455,7 @@ def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
 
 @pytest.mark.tensorflow
 def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> None:
-    from holdfast.runtime.fit.fit_data import leave_pipelines
+    from holdfast.runtime.keras.fit_call import leave_pipelines
 
     training, validation = batches(9), batches(9)
     call = FitCall(training, steps_per_epoch=2, epochs=2, **_validated(validation, 3))
@@ -469,6 +468,6 @@ def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> Non
 
 @pytest.mark.tensorflow
 def test_arrays_have_nothing_to_leave() -> None:
-    from holdfast.runtime.fit.fit_data import leave_pipelines
+    from holdfast.runtime.keras.fit_call import leave_pipelines
 
     leave_pipelines(supply(FitCall(COLUMN, PARITY, validation_data=(COLUMN, PARITY))), 4, 2)

@@ -30,7 +30,7 @@ def compiled(loss: Any = "mse") -> Any:
 
 
 def held(*callbacks: Any, model: Any = None, graphs: Any = ()) -> Any:
-    from holdfast.runtime.callbacks.held_variables import HeldVariables
+    from holdfast.runtime.keras.held_variables import HeldVariables
 
     return HeldVariables(callbacks, model or compiled(), graphs)
 
@@ -81,7 +81,7 @@ def test_large_variables_are_named_with_all_their_bytes() -> None:
 def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
     import tensorflow as tf
 
-    from holdfast.runtime.callbacks.held_variables import MOST_BYTES
+    from holdfast.runtime.keras.held_variables import MOST_BYTES
 
     each = 16_000
     many = [tf.Variable(tf.zeros(each // 4)) for _ in range(MOST_BYTES // each + 2)]
@@ -167,7 +167,7 @@ def test_variable_of_another_type_begins_as_the_script_makes_it() -> None:
 def test_values_of_metrics_are_put_back_but_for_large_ones() -> None:
     import keras
 
-    from holdfast.runtime.callbacks.held_variables import encoded, put_back
+    from holdfast.runtime.keras.held_variables import encoded, put_back
 
     before = [keras.Variable(np.full(size, 3.0, "f4")) for size in (2, 20_000, 1)]
     now = [keras.Variable(np.zeros(size, "f4")) for size in (2, 20_000, 1)]

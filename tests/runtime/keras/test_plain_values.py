@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from plain import VALUES, is_same, through_json
 
-from holdfast.runtime.callbacks.plain_values import INLINE_BYTES, Decoder, Encoder, NotPlain
+from holdfast.runtime.keras.plain_values import INLINE_BYTES, Decoder, Encoder, NotPlain
 
 
 @given(VALUES)
