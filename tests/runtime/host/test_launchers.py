@@ -19,7 +19,6 @@ from holdfast.runtime.host.launchers import (
     LaunchLine,
     LaunchTerms,
     job_environment,
-    outside_of_batch,
     outside_of_mpi,
 )
 
@@ -78,19 +77,6 @@ def test_hydra_starts_no_worker_on_another_host(launcher: Launcher) -> None:
 
     with pytest.raises(ValueError, match=f"{launcher.library} starts no worker on another host"):
         dataclasses.replace(LINE, ulfm=False, launcher=launcher, terms=LaunchTerms(network))
-
-
-def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
-    command = dataclasses.replace(LINE, ulfm=False).command()
-
-    assert "--with-ft" not in command
-    assert "state_base_recoverable" not in command
-    assert command[-5:] == ("-n", "4", "python", "-I", "guard.py")
-
-
-def test_root_has_to_be_allowed() -> None:
-    assert dataclasses.replace(LINE, as_root=True).command()[1] == "--allow-run-as-root"
-    assert "--allow-run-as-root" not in LINE.command()
 
 
 @pytest.mark.parametrize("network", [None, IPv4Network("10.77.0.0/24")])
@@ -190,14 +176,6 @@ def test_variable_of_an_enclosing_mpi_job_is_left_out(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SLURM_NODELIST", "PBS_JOBID", "LSB_HOSTS", "LSF_BINDIR", "SGE_ROOT", "PE_HOSTFILE"]
-)
-def test_variable_of_a_batch_job_is_left_out_for_mpiexec_alone(name: str) -> None:
-    assert outside_of_batch({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
-    assert outside_of_mpi({name: "1"}) == {name: "1"}
-
-
-@pytest.mark.parametrize(
     "name",
     [
         *("PMIX_MCA_gds", "OMPI_MCA_btl", "PRTE_MCA_state", "I_MPI_FABRICS", "HYDRA_IFACE"),
@@ -206,14 +184,6 @@ def test_variable_of_a_batch_job_is_left_out_for_mpiexec_alone(name: str) -> Non
 )
 def test_choice_of_the_user_stays(name: str) -> None:
     assert LINE.environment({name: "1"})[name] == "1"
-
-
-def test_caller_has_the_last_word_on_the_environment() -> None:
-    line = dataclasses.replace(LINE, ulfm=False, launcher=MPICH)
-
-    environment = line.environment({"HOLDFAST_AGENT": "of another job"}, HOLDFAST_AGENT="/run/sock")
-
-    assert environment["HOLDFAST_AGENT"] == "/run/sock"
 
 
 @pytest.mark.parametrize("home", ["", "/somewhere"])
@@ -263,38 +233,6 @@ def test_tensors_come_from_the_c_library_unless_the_user_has_set_otherwise(
 
     assert environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
     assert environment["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] == "1"
-
-
-def test_thread_pools_of_all_libraries_have_the_threads_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    monkeypatch.setenv("MKL_NUM_THREADS", "64")
-
-    environment = job_environment(threads=3)
-
-    assert {environment[name] for name in pools} == {"3"}
-
-
-def test_environment_makes_runs_alike_unless_the_user_wants_it_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("PYTHONHASHSEED", "TF_CPP_MIN_LOG_LEVEL"):
-        monkeypatch.delenv(name, raising=False)
-    plain = job_environment(threads=1)
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
-
-    assert (plain["PYTHONHASHSEED"], plain["TF_CPP_MIN_LOG_LEVEL"]) == ("0", "2")
-    assert job_environment(threads=1)["PYTHONHASHSEED"] == "7"
-
-
-def test_arrow_begins_no_thread_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
-    plain = job_environment(threads=1)
-    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "narenas:2")
-
-    assert plain["JE_ARROW_MALLOC_CONF"] == "background_thread:false"
-    assert job_environment(threads=1)["JE_ARROW_MALLOC_CONF"] == "narenas:2"
 
 
 def test_environment_brings_this_python_and_no_plugins_of_strangers(

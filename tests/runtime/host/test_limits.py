@@ -47,10 +47,6 @@ def memory_of(host: FakeHost) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_host_without_groups_has_the_limit_of_its_memory(host: FakeHost) -> None:
-    assert memory_of(host) == {HOST: (2 * GIB, 8 * GIB)}
-
-
 def test_every_group_up_to_the_mount_counts_if_it_has_a_limit(host: FakeHost) -> None:
     host.version_2("/job/step/task")
     host.group_2("/job/step/task", GIB, "max")
@@ -227,14 +223,6 @@ def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
     assert (limits.oom_kills(), limits.counts_own_kills) == (1, True)
 
 
-def test_kills_of_the_host_count_where_no_group_does(host: FakeHost) -> None:
-    host.version_2("/")
-    host.write("proc/vmstat", pgfault=1, oom_kill=9)
-
-    limits = limits_of(host)
-    assert (limits.oom_kills(), limits.counts_own_kills) == (9, False)
-
-
 def test_this_host_has_limits(tmp_path: Path) -> None:
     limits = HostLimits(tmp_path)
 
@@ -243,23 +231,6 @@ def test_this_host_has_limits(tmp_path: Path) -> None:
     assert HOST in {usage.place for usage in limits.memory()}
     assert HOST in {usage.place for usage in limits.processes()}
     assert limits.oom_kills() is not None
-
-
-def test_victims_of_before_explain_nothing() -> None:
-    assert OomWitness(3).observe(3, 1.0).claim() is None
-
-
-def test_victim_explains_one_death() -> None:
-    claimed = OomWitness(3).observe(4, 1.0).claim()
-
-    assert claimed is not None
-    assert claimed.observe(4, 1.1).claim() is None
-
-
-def test_process_that_takes_some_looks_to_end_is_still_a_victim() -> None:
-    witness = OomWitness(0).observe(1, 1.0).observe(1, 3.0).observe(1, 30.0)
-
-    assert witness.claim() is not None
 
 
 def test_victim_that_was_none_of_ours_is_forgotten_after_a_minute() -> None:
@@ -317,13 +288,6 @@ def test_use_is_told_above_90_percent_and_again_after_it_was_below_80(
     assert news == told
 
 
-def test_each_place_is_told_by_itself() -> None:
-    fullness = Fullness().observe([memory(95), memory(10, "a cgroup")])
-    fullness = fullness.observe([memory(95), memory(96, "a cgroup")])
-
-    assert fullness.news == (memory(96, "a cgroup"),)
-
-
 def test_place_that_is_not_looked_at_for_once_is_not_told_again() -> None:
     fullness = Fullness().observe([memory(95)]).observe([]).observe([memory(95)])
 
@@ -373,15 +337,6 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(tmp_path, monkeypatch)
 
 
-def test_steady_job_is_left_alone(watched: Watched) -> None:
-    watched.use(900 * MIB)
-    watched.watch.begin(3)
-    watched.poll(40)
-
-    assert watched.told == []
-    assert watched.saves == 0
-
-
 @pytest.mark.parametrize("resource", ["memory", "shared memory"])
 def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     watched: Watched, resource: str
@@ -401,14 +356,6 @@ def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     assert (event["used"], event["limit"]) == (950 * MIB, GIB)
     assert event["place"].endswith("/job" if resource == "memory" else "/dev/shm")
     assert watched.saves == 1
-
-
-def test_memory_that_fills_again_is_told_and_saved_again(watched: Watched) -> None:
-    for used in (950, 850, 950, 700, 950):
-        watched.use(used * MIB)
-        watched.poll()
-
-    assert len(watched.told) == watched.saves == 2
 
 
 def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> None:
@@ -445,12 +392,6 @@ def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) ->
     watched.told.append(watched.watch.explained(DEATH))
 
     assert watched.told == [DEATH]
-
-
-def test_events_that_are_no_deaths_stay_as_they_are(watched: Watched) -> None:
-    warm = {"kind": "warm", "pid": 3}
-
-    assert watched.watch.explained(warm) == warm
 
 
 def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
@@ -491,21 +432,6 @@ def test_host_without_workers_is_not_looked_at(watched: Watched) -> None:
     assert watched.told == []
 
 
-@pytest.mark.parametrize(
-    ("amount", "words"),
-    [
-        (0, "0 B"),
-        (3 * 1024, "3.0 KiB"),
-        (MIB, "1.0 MiB"),
-        (120.4 * MIB, "120 MiB"),
-        (12.75 * GIB, "12.8 GiB"),
-        (300 * GIB, "300 GiB"),
-    ],
-)
-def test_bytes_have_a_fitting_unit(amount: float, words: str) -> None:
-    assert host_limits.describe_amount(Resource.MEMORY, amount) == words
-
-
 def test_full_memory_is_told_with_a_remedy_and_a_checkpoint() -> None:
     assert host_limits.describe_fullness(MEMORY) == (
         "memory of the cgroup /job: 10.2 GiB of 12.0 GiB in use; at the limit workers die; use "
@@ -540,16 +466,6 @@ def test_limit_is_too_small_just_below_the_need(resource: Resource) -> None:
 
     assert find_too_small([enough, too_small], 8) == [too_small]
     assert needed(resource, 9) > need
-
-
-def test_memory_is_not_judged_before_a_job_begins() -> None:
-    assert find_too_small([Usage(Resource.MEMORY, "the host", 9, 10)], 100) == []
-
-
-def test_need_of_things_that_are_counted_has_no_unit() -> None:
-    text = host_limits.describe_need(Usage(Resource.FILES, "this host's agent", 9, 32), 1)
-
-    assert text.startswith("1 worker needs about 49 open files, and 23 of 32 are free (this host's")
 
 
 def test_small_limit_is_told_with_need_and_remedy() -> None:

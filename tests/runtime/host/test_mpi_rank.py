@@ -130,18 +130,6 @@ def test_trial_goes_on_until_a_late_death_has_come(
     assert reports[0].steps > STEPS
 
 
-@pytest.mark.parametrize("where", [Where.CLOCK, Where.REPAIR], ids=lambda where: where.value)
-def test_clock_of_a_death_counts_in_milliseconds(
-    members: dict[int, FakeCommunicator], where: Where
-) -> None:
-    first, timed = Death(0, Where.EXCHANGE), Death(1, where, Kind.KILL, 20.0)
-    trial = Trial("two of three", 3, (first, timed), elements=3)
-
-    _reports(trial, members)
-
-    assert Clock.delays[0] == 0.02
-
-
 @pytest.mark.parametrize(
     ("places", "total"), [(slice(None), "2.0"), (slice(2, None), "nan")], ids=["all", "a part"]
 )
@@ -163,14 +151,6 @@ def test_wrong_sum_is_told_although_every_exchange_succeeds(
 
     with pytest.raises(WrongResult, match=f"^step 0 had the sum {total}, and 1 is right$"):
         _reports(PAIR, members)
-
-
-def test_survivors_at_different_steps_are_a_wrong_result() -> None:
-    def repair(member: FakeCommunicator) -> int:
-        return _Player(PAIR, member.rank, member)._repair(4 + member.rank, 0)
-
-    with pytest.raises(WrongResult, match=r"^survivors are at the steps \(4, 5\)$"):
-        run_world(2, repair)
 
 
 def test_repairs_that_never_succeed_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

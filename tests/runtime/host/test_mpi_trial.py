@@ -61,15 +61,6 @@ def test_good_answer_is_found_out_once(library: MpiLibrary, environment: dict[st
     assert starts_of(environment) == 1
 
 
-def test_answer_of_a_lesser_trial_is_not_enough(
-    library: MpiLibrary, environment: dict[str, str]
-) -> None:
-    for needed in (Trust.RELAUNCH, Trust.ONE):
-        require(library, environment, needed)
-
-    assert starts_of(environment) == 2
-
-
 def test_bad_answer_of_a_short_trial_is_not_kept(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -206,10 +197,6 @@ THREE = Trial("one of three", 3, (Death(1, Where.VOTE),))
 WELL = RankReport(world=(0, 2), steps=6)
 
 
-def test_trial_passes_when_all_survivors_went_on_together() -> None:
-    assert judge(THREE, {0: WELL, 2: WELL}, "mpiexec ended with code 0").has_passed
-
-
 @pytest.mark.parametrize(
     ("reports", "failure", "wrong"),
     [
@@ -242,23 +229,6 @@ def test_trial_fails_with_the_cause(
     if not wrong:
         assert failure in outcome.failure
     assert outcome.wrong == wrong
-
-
-def test_all_lost_ranks_are_named_at_once() -> None:
-    trial = Trial("one of five", 5, (Death(4, Where.VOTE),))
-
-    outcome = judge(trial, {2: RankReport((2,), 6)}, "mpiexec ended with code 0")
-
-    assert outcome.failure == (
-        "rank 0, 1, 3 of 5 was lost, although nobody killed it; mpiexec ended with code 0"
-    )
-
-
-def test_wrong_result_of_a_rank_that_died_later_counts() -> None:
-    """Its peers have taken the same step."""
-    outcome = judge(THREE, {0: WELL, 1: RankReport((), 2, wrong="the sum 5"), 2: WELL}, "")
-
-    assert outcome.wrong == "the sum 5"
 
 
 def test_refusal_of_mpiexec_is_quoted(tmp_path: Path, environment: dict[str, str]) -> None:

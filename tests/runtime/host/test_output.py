@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 from dataclasses import dataclass
 
@@ -152,18 +151,6 @@ def test_endless_line_is_cut_rather_than_kept(
     assert terminal.rest() == b"x" * 1500 + b"\n"
 
 
-def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
-    piped = Piped.to(terminal.write_fd)
-
-    for byte in b"step 1\nste":
-        piped.write(bytes([byte]))
-
-    assert os.read(terminal.read_fd, 100) == b"step 1\n"
-    assert select.select([terminal.read_fd], [], [], 0)[0] == []
-    piped.end()
-    assert terminal.rest() == b"ste\n"
-
-
 def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
     output = Output()
     writers = []
@@ -264,16 +251,6 @@ def test_last_lines_are_those_that_the_pipe_holds_by_now(terminal: Terminal) -> 
     assert terminal.rest() == b"".join(b"[w3] line %d\n" % number for number in range(50))
 
 
-def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
-    piped = Piped.to(terminal.write_fd)
-
-    piped.write(b"sorrow\n" + NOISE)
-    piped.end()
-
-    assert piped.forwarded.last_lines() == ("sorrow",)
-    terminal.rest()
-
-
 def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Terminal) -> None:
     output = Output()
     output.speaker = 4
@@ -293,15 +270,6 @@ def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Termina
     assert terminal.rest() == b"early\nlate line of 7\n"
 
 
-def test_noise_may_come_line_by_line() -> None:
-    noise = NoiseFilter()
-    lines = (USERS + ABORT + NBC + USERS).splitlines(keepends=True)
-
-    shown = b"".join(noise.without_noise(line) for line in lines)
-
-    assert shown + noise.rest() == USERS + USERS
-
-
 def test_rule_of_the_user_is_kept_back_for_one_line_only() -> None:
     noise = NoiseFilter()
 
@@ -311,17 +279,6 @@ def test_rule_of_the_user_is_kept_back_for_one_line_only() -> None:
     assert noise.without_noise(RULE) == RULE
     assert noise.rest() == RULE
     assert noise.rest() == b""
-
-
-def test_banner_without_end_does_not_hide_the_rest_of_a_job() -> None:
-    noise = NoiseFilter()
-    noise.without_noise(ABORT.removesuffix(RULE) + b"x\n" * 40)
-
-    assert noise.without_noise(USERS) == USERS
-
-
-def test_blank_lines_without_noise_before_them_are_shown() -> None:
-    assert NoiseFilter().without_noise(b"\n\n" + RULE + b"\n") == b"\n\n" + RULE + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -408,15 +365,6 @@ def test_banner_of_a_library_without_end_is_shown_as_it_came() -> None:
     assert shown.without_noise(begun) == b""
     assert shown.rest() == begun
     assert shown.without_noise(begun + b"x\n" * 40) == begun + b"x\n" * 40
-
-
-def test_newest_lines_are_kept_in_order() -> None:
-    last = LastLines()
-
-    last.take(b"first\n")
-    last.take(b"".join(b"line %d\n" % n for n in range(MOST_LINES)))
-
-    assert last.lines == tuple(f"line {n}" for n in range(MOST_LINES))
 
 
 def test_end_of_a_progress_bar_is_kept() -> None:

@@ -60,13 +60,6 @@ def test_fastest_of_several_networks_is_taken() -> None:
     assert chosen("eth0", *hosts)[0] == LAN
 
 
-def test_network_that_only_some_hosts_reach_is_passed_over() -> None:
-    hosts = [on_lan(number, fast(number), speed=1000) for number in (1, 2, 3)]
-    hosts[1]["reached"] += (Reached("10.2.0.0/24", "10.2.0.2"),)
-
-    assert chosen(None, *hosts)[0] == LAN
-
-
 @pytest.mark.parametrize("wanted", ["eth9", "10.9.0.0/16", "nonsense/3"])
 def test_network_that_the_head_does_not_have_is_refused(wanted: str) -> None:
     assert refused(wanted, on_lan(1, BRIDGE), on_lan(2)) == (
