@@ -13,8 +13,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import TYPE_CHECKING
 
 from holdfast.recovery.host_lease import LEASE_SHARE
-from holdfast.recovery.host_roster import HostRoster
-from holdfast.recovery.placement import place_workers, total_slots
+from holdfast.recovery.placement import HostRoster, place_workers, total_slots
 from holdfast.runtime.head.job import Job, may_go_on_elsewhere
 from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.host.pairs import PairTrials

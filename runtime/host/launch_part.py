@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.one_world import REFUSED, OneWorld
-from holdfast.recovery.partition import left_out
+from holdfast.recovery.placement import left_out
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends

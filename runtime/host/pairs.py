@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import TypeAlias
 
-from holdfast.recovery.partition import Pair
+from holdfast.recovery.placement import Pair
 from holdfast.runtime.host.host_messages import HostLink, Meet, Met
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.network import Meeting, MeetingPlace, fault_of, interface_on

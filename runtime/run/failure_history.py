@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.recovery.host_roster import REMEMBERED_S
+from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line

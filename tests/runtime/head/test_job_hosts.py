@@ -14,8 +14,7 @@ import pytest
 from heads import job_of
 from probed import facts, on_lan
 
-from holdfast.recovery.host_roster import FIRST_TRY_AFTER_S
-from holdfast.recovery.placement import HostSlots
+from holdfast.recovery.placement import FIRST_TRY_AFTER_S, HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head import job_hosts as module
 from holdfast.runtime.head.job_hosts import JobHosts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.recovery.host_roster import REMEMBERED_S
+from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.failure_history import (
     HistoryReader,
