@@ -16,8 +16,6 @@ from typing import Any
 import psutil
 import pytest
 from cluster import WITHIN_S, Cluster, wait_until, why_not
-from secure_shell import start_ssh
-from secure_shell import why_not as no_ssh
 
 from holdfast.runtime.system.processes import wait_all_ended
 
@@ -229,61 +227,6 @@ def test_a_shaped_link_lets_no_more_pass_than_its_rate(cluster: Cluster) -> None
         took_s = float(cluster.run("a", ask).stdout)
     assert took_s > 0.7  # 1 MB at 1 MB a second, but for what the buckets hold at the start
     assert 1_000_000 < cluster.bytes_sent("a") - before < 1_500_000
-
-
-@pytest.fixture(params=["rsh", "ssh"])
-def shell(cluster: Cluster, request: pytest.FixtureRequest) -> list[str]:
-    """The words of each remote shell that the hosts have."""
-    if request.param == "rsh":
-        return [cluster.rsh]
-    if reason := no_ssh():
-        pytest.skip(reason)
-    return start_ssh(cluster).split()
-
-
-class TestRemoteShell:
-    def test_passes_words_streams_and_the_exit_code_on(
-        self, cluster: Cluster, shell: list[str]
-    ) -> None:
-        line = [*shell, "b", "cat; echo", "err >&2;", "pwd; exit 3"]
-        done = cluster.run("a", line, check=False)
-        assert (done.stdout, done.stderr, done.returncode) == ("/root\n", "err\n", 3)
-        with cluster.popen(
-            "a", [*shell, "b", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            large = os.urandom(3_000_000)
-            assert process.communicate(large)[0] == large
-
-    def test_passes_no_variable_on(self, cluster: Cluster, shell: list[str]) -> None:
-        environment = {**os.environ, "OF_THE_CALLER": "1"}
-        assert "OF_THE_CALLER" not in cluster.run("a", [*shell, "b", "env"], env=environment).stdout
-
-    def test_ends_the_streams_of_the_command_when_the_caller_is_killed(
-        self, cluster: Cluster, shell: list[str]
-    ) -> None:
-        with cluster.popen("a", [*shell, "b", "cat"], stdin=subprocess.PIPE) as process:
-            wait_until(lambda: "cat: cat" in cluster.processes("b").values(), "command on b")
-            process.kill()
-            assert cluster.wait_empty("b") == []
-
-    def test_ends_when_the_host_is_lost_and_serves_after_its_restart(
-        self, cluster: Cluster, shell: list[str]
-    ) -> None:
-        with cluster.popen(
-            "a", [*shell, "b", "exec sleep 1000"], stderr=subprocess.DEVNULL
-        ) as process:
-            wait_until(lambda: "sleep" in str(cluster.processes("b")), "command on b")
-            cluster.kill("b")
-            process.wait(60)  # its code depends on which process of the host dies first
-        cluster.restart("b")
-        assert cluster.run("a", [*shell, "b", "hostname"]).stdout == "b\n"
-
-
-def test_clusters_do_not_see_each_other(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with Cluster(tmp_path / "other", names=("a", "b")) as other, _echo(other, "b"):
-        assert not _reaches(cluster, "a", "b")
-        assert _reaches(other, "a", "b")
 
 
 def test_the_end_of_a_lost_host_spares_who_has_its_namespaces_name(tmp_path: Path) -> None:
