@@ -118,7 +118,7 @@ class CallingScript:
         self._script = str(script)
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self.owns_file = functools.lru_cache(maxsize=4096)(self._owns_file)
+        self._owns = functools.lru_cache(maxsize=4096)(self._find_out)
         self.training = 0
         """The number of the last training that the script has come to."""
 
@@ -134,7 +134,7 @@ class CallingScript:
 
     def owns(self, code: CodeType) -> bool:
         """Return whether code is the script's, or that of a module beside it."""
-        return self.owns_file(code.co_filename)
+        return self._owns(code.co_filename)
 
     def place(self, code: CodeType) -> str:
         """Return the function that some code is, and its file."""
@@ -150,8 +150,10 @@ class CallingScript:
             return None
         while frame is not None and _is_on_behalf(frame.f_globals.get("__name__") or ""):
             frame = frame.f_back
-        if frame is None or not self.owns(frame.f_code):
-            return None
+        return None if frame is None or not self.owns(frame.f_code) else self.words_of(frame)
+
+    def words_of(self, frame: FrameType) -> str:
+        """Return the line that a frame of the script has come to, in its words."""
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return f"{self.place(frame.f_code)}: {text}"
 
@@ -159,12 +161,13 @@ class CallingScript:
         """Return whether this is the main thread of the script, outside of trainings."""
         return threading.get_ident() == self._thread and not self.is_forked and not _trainings
 
-    def _owns_file(self, file: str) -> bool:
+    def _find_out(self, file: str) -> bool:
         return file == self._script or is_users(file)
 
 
 def _is_on_behalf(module: str) -> bool:
-    return module.partition(".")[0] in _ON_BEHALF or module.startswith(_OURS)
+    is_mapped = module.endswith(".memmap")  # NumPy's, which is written after it is closed
+    return (module.partition(".")[0] in _ON_BEHALF and not is_mapped) or module.startswith(_OURS)
 
 
 _sharing: Callable[[FrameType, Any], Any] | None = None

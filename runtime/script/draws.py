@@ -20,31 +20,27 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import linecache
 import os
 import random
 import sys
-import sysconfig
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from holdfast.runtime.script.calls import exchange
+from holdfast.runtime.run.program import is_holdfasts
+from holdfast.runtime.script.calls import CallingScript, exchange
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _NAME_LENGTH = 8
 _SEED_BYTES = 32
 _GENERATOR_BITS = 63
 _NUMPY_SEEDS = 1 << 32
-_HOLDFAST = f"{Path(__file__).parents[2]}/"
-_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _KERAS_STATE = "keras.src.backend.common.global_state"
 _KERAS_SEEDS = "keras.src.random.seed_generator"
@@ -76,11 +72,10 @@ class ScriptDraws:
 
     def __init__(self, seed: str, script: Path) -> None:
         self._seed = seed
-        self._script = str(script)
+        self._calls = CallingScript(script)
         self._counts: Counter[str] = Counter()
         self._forks = 0
         self._lock = threading.Lock()
-        self._owner_of = functools.lru_cache(maxsize=4096)(self._find_owner)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -119,38 +114,15 @@ class ScriptDraws:
 
     def _place(self, frame: FrameType | None, *, through_libraries: bool) -> str | None:
         """Return the line that draws, in the words of the script: it may move in its file."""
-        while frame is not None and frame.f_code.co_filename == __file__:
-            frame = frame.f_back
-        while frame is not None:
-            code = frame.f_code
-            owner = self._owner_of(code.co_filename)
-            if owner is _Owner.SCRIPT:
-                name, line = Path(code.co_filename).name, frame.f_lineno
-                text = linecache.getline(code.co_filename, line).strip()
-                return f"{name} {code.co_name}: {text}"
-            if owner is _Owner.HOLDFAST or (owner is _Owner.LIBRARY and not through_libraries):
+        while frame is not None and not self._calls.owns(frame.f_code):
+            file = frame.f_code.co_filename
+            is_library = any(mark in file for mark in _PACKAGES)
+            # In a checkout the folder of holdfast holds the libraries, too.
+            is_ours = file != __file__ and not is_library and is_holdfasts(file)
+            if is_ours or (is_library and not through_libraries):
                 return None
             frame = frame.f_back
-        return None
-
-    def _find_owner(self, file: str) -> _Owner:
-        if file == self._script:
-            return _Owner.SCRIPT
-        own = file.removeprefix(_HOLDFAST)  # in a checkout it holds the libraries, too
-        if own != file and not any(mark in own for mark in _PACKAGES):
-            return _Owner.HOLDFAST
-        if any(mark in file for mark in _PACKAGES):
-            return _Owner.LIBRARY
-        return _Owner.PYTHON if file.startswith(("<", _STANDARD)) else _Owner.SCRIPT
-
-
-class _Owner(Enum):
-    """Whose code a frame runs."""
-
-    SCRIPT = auto()
-    HOLDFAST = auto()
-    PYTHON = auto()
-    LIBRARY = auto()
+        return None if frame is None else self._calls.words_of(frame)
 
 
 def _exchange_bytes(draws: ScriptDraws) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.calls import CallingScript, share_names, share_values
-from holdfast.runtime.script.folders import SharedFolders
 from holdfast.runtime.script.overlay import Overlay, act_by
-from holdfast.runtime.script.writes import ScriptFiles, ScriptStores, SharedWrites
+from holdfast.runtime.script.writes import ScriptFiles, ScriptStores, SharedFolders, SharedWrites
 
 
 class ScriptProcess:

@@ -12,6 +12,14 @@ All workers make the same calls, and so does each launch.  There is no agreement
 
 A file that is still open when a training begins is one of that training from then on (`Overlay`).
 
+A script makes a folder for its results, and clears it first, as if it were alone:
+
+* a folder that another worker or launch has made counts as made;
+* what the run has made, and this process has not made again yet, is not removed.  What was there
+  before the run is removed once;
+* a temporary folder is one for all workers and launches, because a relaunch reads what an earlier
+  launch has written.  It is removed when the scripts of all workers have ended.
+
 A store of experiments may have an entry for each worker and launch.  holdfast cannot know which
 rows of a store belong together: it says so before a training, and names the store.
 """
@@ -23,6 +31,7 @@ import functools
 import io
 import os
 import shutil
+import stat
 import sys
 import weakref
 from collections import Counter
@@ -31,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.script.calls import CallingScript, exchange
+from holdfast.runtime.script.calls import CallingScript, exchange, is_in_training
 from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work
 
 
@@ -196,7 +205,7 @@ class ScriptFiles:
         line = self._line_that_opens(file, by)
         if line is None or "x" in mode:  # that is how scripts make locks
             return plain(file, mode, *more, **by)
-        where = os.path.abspath(os.fsdecode(file))
+        where = _absolute(file)
         if not set(mode) & set("wa+"):
             return self._read(where, lambda found: plain(found or file, mode, *more, **by))
         if not _may_write(where) or ("r" in mode and not os.path.exists(where)):
@@ -220,7 +229,7 @@ class ScriptFiles:
         line = self._script.line_behind(sys._getframe(2))
         if line is None or not is_regular(file):
             return None
-        where = Path(os.path.abspath(os.fsdecode(file)))
+        where = Path(_absolute(file))
         return None if self._run_dir in where.resolve().parents else line
 
     def _next_entry(self, where: str, line: str) -> str:
@@ -258,7 +267,7 @@ class ScriptFiles:
         """Stand for ``os.rename`` and ``os.replace``."""
         if by or self._script.line_behind(sys._getframe(1)) is None:
             return plain(src, dst, **by)
-        path, to = (os.path.abspath(os.fsdecode(name)) for name in (src, dst))
+        path, to = _absolute(src), _absolute(dst)
         self.forget(path)
         self.forget(to)
         return self._writes.take_away(path, lambda: plain(src, dst))
@@ -330,8 +339,14 @@ def _stacked(
     return text
 
 
+def _absolute(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))
+
+
 def _may_write(where: str) -> bool:
     """Return whether a file can be put there; else Python's own ``open`` says why not."""
+    if where.startswith(("/dev/", "/proc/", "/sys/")):
+        return False
     folder = os.path.dirname(where)
     is_free = not os.path.exists(where) or os.access(where, os.W_OK)
     return is_free and os.path.isdir(folder) and os.access(folder, os.W_OK)
@@ -357,6 +372,126 @@ def _append(staged: Path, opened: Opened) -> None:
         file.seek(opened.agreed)
         if file.read() != entry:
             file.write(entry)
+
+
+class SharedFolders:
+    """The folders of one process that runs a script, and what it removes.
+
+    Args:
+        record: that of the run.
+        script: knows the calls of the script.
+        writes: those of the script.
+        run_dir: the run directory; in it everything stays as it is.
+        since: the time of day when the job began; older folders are not the job's.
+    """
+
+    def __init__(
+        self,
+        record: ScriptRecord,
+        script: CallingScript,
+        writes: SharedWrites,
+        run_dir: Path,
+        since: float,
+    ) -> None:
+        self._record = record
+        self._script = script
+        self._writes = writes
+        self._run_dir = run_dir.resolve()
+        self._since = since
+        self._made_here: set[str] = set()
+        self._temporary: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        """How later launches know each temporary folder."""
+        self._to_remove: set[str] = set()
+        self.before_removal: list[Callable[[str], None]] = []
+        """Called with a path before the script removes it."""
+
+    @property
+    def rules(self) -> dict[str, Callable[..., Any]]:
+        """What stands for functions of Python; ``os.makedirs`` and ``pathlib`` call these."""
+        removals = dict.fromkeys(("remove", "unlink", "rmtree"), self._remove)
+        return {"mkdir": self._mkdir, "mkdtemp": self._mkdtemp, **removals}
+
+    def wrote(self, path: str) -> None:
+        """Hear that a hook has made a file for the run, or that the script has saved a model."""
+        if not is_in_training():
+            self._made_here.add(path)
+        self._record.reach(f"made {path}", self._script.moment)
+
+    def lasting_name(self, path: str) -> str:
+        """Return how later launches know a path; a temporary folder may lie elsewhere then."""
+        for folder, name in self._names.items():
+            if path.startswith(f"{folder}/"):
+                return name + path.removeprefix(folder)
+        return path
+
+    def remove_temporary(self) -> None:
+        """Remove the folders that the script has given back, when all scripts have ended."""
+        with own_work():
+            for path in self._to_remove:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _mkdir(
+        self, plain: Callable[..., None], path: Any, mode: int = 0o777, *, dir_fd: Any = None
+    ) -> None:
+        where = _absolute(path)
+        if dir_fd is not None or self._is_ours(where):
+            plain(path, mode, dir_fd=dir_fd)
+            return
+        with self._record.turn():
+            try:
+                plain(path, mode)
+                self._record.reach(f"made {where}", self._script.moment)
+            except FileExistsError:
+                if not self._is_of_job(where):
+                    raise
+        self._made_here.add(where)
+
+    def _mkdtemp(self, plain: Callable[..., str], *arguments: Any, **by: Any) -> str:
+        made = plain(*arguments, **by)
+        line = self._script.line_behind(sys._getframe(1))
+        if line is None:
+            return made  # a library's, which has another name on each worker
+        self._temporary[line] += 1
+        name = f"temporary folder {self._temporary[line]} of {line}"
+        # Another batch job may have another place for temporary files, and not this one.
+        lasting: str = self._record.first(f"{name} in {os.path.dirname(made)}", made)
+        if lasting != made:
+            os.rmdir(made)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(lasting, 0o700)
+        self._names[lasting] = name
+        return lasting
+
+    def _remove(self, plain: Callable[..., None], path: Any, *arguments: Any, **by: Any) -> None:
+        is_path = isinstance(path, (str, bytes, os.PathLike)) and by.get("dir_fd") is None
+        where = _absolute(path) if is_path else ""
+        is_scripts = is_path and self._script.line_behind(sys._getframe(1)) is not None
+        if not is_scripts or self._is_ours(where):
+            plain(path, *arguments, **by)
+            return
+        if where in self._names:
+            self._to_remove.add(where)
+            return
+        with self._record.turn():
+            made = self._record.largest(f"made {where}")
+            is_runs = made is not None and made >= self._script.moment
+            is_gone = not os.path.lexists(where) and self._record.find(f"removed {where}")
+            if is_gone or (is_runs and where not in self._made_here):
+                return
+            for hear in self.before_removal:
+                hear(where)
+            self._record.first(f"removed {where}", 1)
+            self._writes.take_away(where, lambda: plain(path, *arguments, **by))
+
+    def _is_of_job(self, where: str) -> bool:
+        """Return whether a worker's script has made the folder since the job began."""
+        found = os.stat(where)
+        return stat.S_ISDIR(found.st_mode) and found.st_ctime >= self._since
+
+    def _is_ours(self, where: str) -> bool:
+        resolved = Path(where).resolve()
+        return self._run_dir in (resolved, *resolved.parents)
 
 
 _OPEN_RUNS: dict[str, Callable[[Any], Any]] = {

@@ -96,6 +96,17 @@ def test_worker_that_is_behind_reads_what_it_has_itself_written(
     assert int(np.load(path)[0]) == 3
 
 
+def test_file_that_is_mapped_is_written_in_place(begin: Begin, tmp_path: Path) -> None:
+    begin()
+    mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(3,))
+    mapped[:] = 7
+    mapped.flush()
+
+    assert (tmp_path / "x").read_bytes() == b"\7\7\7"
+    with open("/proc/self/comm", "r+") as file:
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat("/proc/self/comm"))
+
+
 def test_file_is_there_for_others_when_it_is_closed_and_before_for_its_writer(
     begin: Begin, tmp_path: Path
 ) -> None:
