@@ -7,16 +7,12 @@ import fcntl
 import mmap
 import os
 import random
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agents import Host
 from host_saves import plan_of, state_of
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.saving import save_memory
 from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
@@ -30,7 +26,6 @@ SIZE = 3 * _MIB
 NBYTES = 2 * _MIB
 Make = Callable[..., SaveMemory]
 BUFFER_BYTES = 40 * mmap.PAGESIZE
-BOUND_S = 60.0
 
 
 def usage(free: int, place: str = "the host") -> Usage:
@@ -305,42 +300,6 @@ def test_memory_that_the_system_does_not_take_back_stays() -> None:
 class _NoMemory(mmap.mmap):
     def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
         raise OSError(errno.ENOMEM, "no memory")
-
-
-class SlowDisk:
-    """A slow_disk whose writes wait until it is let go."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.is_writing, self._go = threading.Event(), threading.Event()
-        plain = LocalFileSystem.write
-
-        def write(files: LocalFileSystem, *words: Any) -> int:
-            self.is_writing.set()
-            self._go.wait(BOUND_S)
-            return plain(files, *words)
-
-        patch.setattr(LocalFileSystem, "write", write)
-
-    def wait(self) -> None:
-        assert self.is_writing.wait(BOUND_S)
-
-    def go(self) -> None:
-        self._go.set()
-
-
-@pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
-    found = SlowDisk(monkeypatch)
-    yield found
-    found.go()
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    (tmp_path / "run").mkdir()
-    found = Host(tmp_path / "run")
-    yield found
-    found.close()
 
 
 def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: Path) -> None:

@@ -9,19 +9,18 @@ import resource
 import signal
 import subprocess
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from copied_saves import STATE, CopiedSaves
+from host_saves import Workers, memory_of, plan_of, saved_steps
 from process_agent import AgentOfProcess
 
-from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.saving import writer_link
-from holdfast.runtime.saving.save_messages import SaveAnswered, Settle
+from holdfast.runtime.saving.save_messages import PlanSaves, SaveAnswered, Settle
 from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S, WriterLink
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import lease_clock_s
 
@@ -38,11 +37,7 @@ def test_save_is_committed_by_the_process_when_its_last_part_is_there(
     agent.wait_until(lambda: bool(agent.answers))
 
     assert agent.outcomes == [("saved", 1)]
-    restored = restore(CheckpointStore(agent.run_dir), 10, run_id="run")
-    assert restored.manifest.cursor == {"step": 10, "epoch": 1}
-    assert {name: value.tobytes() for name, value in restored.state.items()} == {
-        name: value.tobytes() for name, value in STATE.items()
-    }
+    assert saved_steps(agent.run_dir) == (10,)
 
 
 def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
@@ -104,57 +99,6 @@ def test_writer_that_does_not_end_is_killed_and_waited_for(
         os.waitpid(writer, os.WNOHANG)
 
 
-def test_incomplete_save_takes_no_patience(agent: AgentOfProcess) -> None:
-    writer = agent.stop_writer()
-    agent.write_part(1, 1)
-
-    agent.link.poll(agent.now + 1000 * ANSWERED_WITHIN_S)
-
-    assert agent.link.pid == writer
-    os.kill(writer, signal.SIGCONT)
-    agent.write_part(1, 0)
-    agent.wait_until(lambda: bool(agent.answers))
-    assert agent.outcomes == [("saved", 1)]
-
-
-def test_late_part_of_an_abandoned_save_is_passed_over(agent: AgentOfProcess) -> None:
-    """Its workers have begun another save, and wait for that alone."""
-    agent.write_part(1, 0)
-    agent.write_part(2, 0, generation=2)
-    agent.wait_until(lambda: bool(agent.answers))
-    assert agent.outcomes == [("unsaved", 1)], "when the later one begins"
-    agent.write_part(1, 1)
-    assert agent.answers[0].is_expected
-
-    agent.link.poll(agent.now + 1000 * ANSWERED_WITHIN_S)
-    assert agent.link.pid is not None, "nothing that is complete waits"
-    agent.write_part(2, 1, generation=2)
-    agent.wait_until(lambda: len(agent.answers) == 2)
-
-    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
-
-
-def test_several_may_ask_and_each_is_answered(agent: AgentOfProcess) -> None:
-    agent.save(attempt=1)
-    for _ in range(3):
-        agent.link.settle(Settle(is_urgent=False))
-
-    agent.wait_until(lambda: len(agent.settled) == 3)
-
-    assert agent.settled == [10, 10, 10]
-
-
-def test_parts_of_another_launch_or_layout_are_passed_over(agent: AgentOfProcess) -> None:
-    late = agent.saves.save(attempt=1)
-    agent.launch(2)
-
-    for message in late:
-        agent.link.copied(*message)
-
-    assert agent.save(attempt=1).ticket.launch == 2
-    assert agent.outcomes == [("saved", 1)]
-
-
 def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProcess) -> None:
     first = agent.stop_writer()
     agent.write(attempt=1)
@@ -166,67 +110,6 @@ def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProces
     assert agent.save(attempt=2).is_durable, "it was told memory and plan"
     assert agent.link.pid != first
     assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
-
-
-def test_save_that_was_incomplete_when_the_writer_died_is_committed_by_the_next(
-    agent: AgentOfProcess,
-) -> None:
-    agent.write_part(1, 0)
-    agent.kill_writer()
-
-    agent.write_part(1, 1)
-    agent.wait_until(lambda: bool(agent.answers))
-
-    assert agent.outcomes == [("saved", 1)]
-
-
-def test_complete_save_waits_for_the_settle_when_the_writer_died_of_it(
-    agent: AgentOfProcess,
-) -> None:
-    agent.stop_writer()
-    agent.write(attempt=1)
-    agent.kill_writer()
-    assert agent.outcomes == [("unsaved", 1)]
-
-    agent.write_part(2, 0)
-    assert agent.settle() == 10, "a later save that stays incomplete does not hide it"
-
-    assert agent.steps == (10,)
-    assert agent.outcomes == [("unsaved", 1)], "it is answered once"
-
-
-def test_newest_of_two_saves_of_dead_writers_is_settled(agent: AgentOfProcess) -> None:
-    for attempt in (1, 2):
-        agent.write_part(attempt, 0)
-        agent.stop_writer()
-        agent.write_part(attempt, 1)
-        agent.kill_writer()
-
-    assert agent.settle() == 20
-
-    assert agent.steps == (20,)
-    assert agent.outcomes == [("unsaved", 1), ("unsaved", 2)]
-
-
-def test_settle_after_a_writer_has_died_writes_nothing_twice(agent: AgentOfProcess) -> None:
-    agent.stop_writer()
-    agent.write(attempt=1)
-    agent.kill_writer()
-    assert agent.save(attempt=2).is_durable
-
-    assert agent.settle() == 20
-
-    assert agent.steps == (20,), "step 10 is older than one that is durable"
-    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
-    assert [record["step"] for record in agent.records if record["event"] == "checkpoint"] == [20]
-
-
-def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: AgentOfProcess) -> None:
-    assert agent.save(attempt=1).is_durable
-    agent.kill_writer()
-
-    assert agent.settle() == 10
-    assert agent.outcomes == [("saved", 1)]
 
 
 def test_nobody_waits_for_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
@@ -259,17 +142,6 @@ def test_writer_that_cannot_be_started_fails_the_save(
     agent.wait_until(lambda: len(agent.answers) == 2)
 
     assert agent.outcomes == [("unsaved", 1), ("saved", 2)], "one part came before there was one"
-
-
-def test_save_without_any_writer_is_settled_once_there_is_one(
-    agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent.kill_writer()
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", _refuse)
-        agent.write(attempt=1)
-
-    assert agent.settle() == 10
 
 
 def descriptors() -> int:
@@ -314,12 +186,8 @@ def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProces
     assert descriptors() < waiting
 
 
-class ManySaves(CopiedSaves):
-    """Saves of a state whose names and shapes alone are half a MiB."""
-
-    state: ClassVar[Tensors] = {
-        f"{'layer-' * 165}{number:03d}": np.full(3, number) for number in range(600)
-    }
+MANY: Tensors = {f"{'layer-' * 165}{number:03d}": np.full(3, number) for number in range(600)}
+"""A state whose names and shapes alone are half a MiB."""
 
 
 def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) -> None:
@@ -331,17 +199,18 @@ def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) ->
         if isinstance(told, SaveAnswered):
             answers.append(told)
 
-    assert sum(map(len, ManySaves.state)) * WORKERS > 64 * MIB
+    assert sum(map(len, MANY)) * WORKERS > 64 * MIB
     link = WriterLink(reactor, take)
+    plan = plan_of(tmp_path, layout=ShardLayout(specs_of(MANY), 2))
     with (
         contextlib.closing(reactor),
         contextlib.closing(link),
-        contextlib.closing(ManySaves(tmp_path, parts=WORKERS)) as saves,
+        contextlib.closing(Workers(plan, state=lambda _: MANY)) as workers,
     ):
         link.start()
-        link.use(saves.memory, saves.fds)
-        link.plan(*saves.plan_message)
-        messages = saves.save(1)
+        link.use(workers.memory, workers.fds)
+        link.plan(PlanSaves(1), (memory_of(encode(plan)),))
+        messages = [copied.sent() for copied in workers.copy_all(workers.ticket(10, 1, WORKERS))]
         writer = link.pid
         assert writer is not None
         os.kill(writer, signal.SIGSTOP)

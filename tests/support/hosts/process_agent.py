@@ -7,14 +7,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from copied_saves import CopiedSaves
+from host_saves import Workers, memory_of, plan_of
 from host_writer import records_in
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
+from holdfast.runtime.saving.save_messages import PlanSaves, SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import WorkerStatus
 
@@ -35,15 +36,15 @@ class AgentOfProcess:
         )
         self.link.start()
         self.run_dir = run_dir
-        self._launches: list[CopiedSaves] = []
+        self._launches: list[Workers] = []
         self.launch()
 
     def launch(self, number: int = 1, *, shards: int = 2) -> None:
         """Begin a launch or a stage: its memory and plan are told."""
-        self.saves = CopiedSaves(self.run_dir, launch=number, shards=shards)
+        self.saves = Workers(plan_of(self.run_dir, shards=shards, generation=number), launch=number)
         self._launches.append(self.saves)
         self.link.use(self.saves.memory, self.saves.fds)
-        self.link.plan(*self.saves.plan_message)
+        self.link.plan(PlanSaves(1), (memory_of(encode(self.saves.plan)),))
 
     def end_launch(self) -> None:
         """Give the memory of the newest launch back."""
@@ -58,12 +59,12 @@ class AgentOfProcess:
             self.records += records_in(told)
 
     def write(self, attempt: int) -> None:
-        for message in self.saves.save(attempt):
-            self.link.copied(*message)
+        for copied in self.saves.copy_all(self.saves.ticket(10 * attempt, attempt)):
+            self.link.copied(*copied.sent())
 
-    def write_part(self, attempt: int, part: int, *, generation: int | None = None) -> None:
-        ticket = self.saves.ticket(attempt, generation=generation)
-        self.link.copied(*self.saves.part(ticket, part))
+    def write_part(self, attempt: int, part: int, *, generation: int = 0) -> None:
+        ticket = self.saves.ticket(10 * attempt, attempt, generation=generation)
+        self.link.copied(*self.saves.copy(ticket, part).sent())
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,32 @@ class Copied:
     message: PartCopied
     content: bytes | None
 
+    def sent(self) -> tuple[PartCopied, tuple[int, ...]]:
+        """Return the message, and memory with the cursor if there is one."""
+        return self.message, () if self.content is None else (memory_of(self.content),)
+
+
+def memory_of(content: bytes) -> int:
+    """Return the descriptor of memory with this content."""
+    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
+    os.pwrite(fd, content, 0)
+    return fd
+
 
 class Workers:
     """All workers of a host, with the memory that their agent has given them."""
 
-    def __init__(self, plan: SavePlan, buffers: int = 2, launch: int = LAUNCH) -> None:
+    def __init__(
+        self,
+        plan: SavePlan,
+        buffers: int = 2,
+        launch: int = LAUNCH,
+        state: Callable[[int], Tensors] = state_of,
+    ) -> None:
         begin_run(plan.run_dir, plan.run_id)
         self.plan = plan
         self.launch = launch
+        self._state_of = state
         self.image_map = plan.image_map()
         size = self.image_map.size
         self.fds = [sealed_memory("holdfast-save", size) for _ in range(buffers)]
@@ -101,7 +119,7 @@ class Workers:
     def copy(self, ticket: SaveTicket, part: int, digest: str = "") -> Copied:
         """Copy one part of the state of the ticket's step; return what its worker tells."""
         share = self._share(part, ticket.parts)
-        memory, state = self.buffers[ticket.buffer], state_of(ticket.step)
+        memory, state = self.buffers[ticket.buffer], self._state_of(ticket.step)
         header = self.plan.header(ticket)
         share.copy(memory, state, header)
         share.describe(memory, state, header)
@@ -131,8 +149,9 @@ class Workers:
 
     def close(self) -> None:
         """Give the memory back."""
-        for view in self.buffers:
+        for view, found in zip(self.buffers, self._maps, strict=True):
             view.release()
+            found.close()
         for fd in self.fds:
             os.close(fd)
 

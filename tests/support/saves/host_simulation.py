@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from committing_report import StrikeResult
-from host_saves import Copied, Workers, plan_of, saved_steps
+from host_saves import Copied, Workers, memory_of, plan_of, saved_steps
 from host_writer import PING, PONG, Answering
 from simulation import PromptExecutor
 
@@ -267,12 +267,12 @@ class HostSimulation:
         """Let the agent hear the next message of a worker, and the writer do what follows."""
         copied = self._outboxes[worker].popleft()
         if isinstance(copied, PlanSaves):
-            self.link.plan(copied, (_fd(encode(self._plan)),))
+            self.link.plan(copied, (memory_of(encode(self._plan)),))
         else:
             message = copied.message
             if message.ticket.number > (self._workers.launch, self._answered):
                 self._delivered.setdefault(message.ticket, {})[message.part] = message.digest
-            self.link.copied(message, () if copied.content is None else (_fd(copied.content),))
+            self.link.copied(*copied.sent())
         self._catch_up()
 
     def lose_a_worker(self, *, is_heard: bool | None = None) -> None:
@@ -351,9 +351,3 @@ class _Report(StrikeResult):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
-
-
-def _fd(content: bytes) -> int:
-    fd = os.memfd_create("holdfast-test")
-    os.write(fd, content)
-    return fd
