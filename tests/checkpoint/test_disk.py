@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,24 +26,6 @@ def contents(files: FileSystem, path: Path) -> bytes:
         data = bytearray(file.size())
         file.read_into(memoryview(data), 0)
     return bytes(data)
-
-
-class OneByteFileSystem(LocalFileSystem):
-    """Moves a single byte by each call."""
-
-    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
-        return super().write(handle, [buffers[0][:1]], offset)
-
-    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        return super().read(handle, buffer[:1], offset)
-
-
-def test_shortest_possible_writes_and_reads_complete(tmp_path: Path) -> None:
-    files = OneByteFileSystem()
-
-    Disk(files).write_durably(tmp_path / "file", BUFFERS)
-
-    assert contents(files, tmp_path / "file") == b"headtail"
 
 
 class FullFileSystem(FakeFileSystem):

@@ -374,38 +374,27 @@ def read_back(files: FakeFileSystem, path: Path) -> bytes | None:
     return bytes(data)
 
 
-def test_synced_file_in_synced_directory_survives_everything() -> None:
+@pytest.mark.parametrize(
+    ("is_synced", "has_name", "survivals", "found"),
+    [
+        (True, True, tuple(Survival), {b"data"}),
+        (True, False, (Survival.NOTHING,), {None}),
+        (False, False, (Survival.NAMES,), {b""}),
+        (False, True, (Survival.ANYTHING,), {b"", b"d", b"da", b"dat", b"data"}),
+    ],
+    ids=["file and name are synced", "no name", "no contents", "old, new or torn"],
+)
+def test_file_survives_as_far_as_it_was_synced(
+    survivals: tuple[Survival, ...], found: set[bytes | None], *, is_synced: bool, has_name: bool
+) -> None:
     files = FakeFileSystem()
-    put(files, FILE, b"data", is_synced=True)
-    files.fsync_directory(ROOT)
+    put(files, FILE, b"data", is_synced=is_synced)
+    if has_name:
+        files.fsync_directory(ROOT)
 
-    found = {read_back(files.after_power_cut(survival), FILE) for survival in Survival}
+    left = [files.after_power_cut(how, seed) for how in survivals for seed in range(80)]
 
-    assert found == {b"data"}
-
-
-def test_name_without_directory_sync_is_lost() -> None:
-    files = FakeFileSystem()
-    put(files, FILE, b"data", is_synced=True)
-
-    assert read_back(files.after_power_cut(Survival.NOTHING), FILE) is None
-
-
-def test_contents_without_sync_are_lost_though_the_name_survives() -> None:
-    files = FakeFileSystem()
-    put(files, FILE, b"data", is_synced=False)
-
-    assert read_back(files.after_power_cut(Survival.NAMES), FILE) == b""
-
-
-def test_anything_is_old_new_or_torn_and_each_happens() -> None:
-    files = FakeFileSystem()
-    put(files, FILE, b"data", is_synced=False)
-    files.fsync_directory(ROOT)
-
-    found = {read_back(files.after_power_cut(Survival.ANYTHING, seed), FILE) for seed in range(80)}
-
-    assert found == {b"", b"d", b"da", b"dat", b"data"}
+    assert {read_back(after, FILE) for after in left} == found
 
 
 def test_rename_without_sync_is_old_or_new_never_both_or_neither() -> None:

@@ -196,31 +196,6 @@ def test_two_damaged_manifests_are_both_named(copies: Copies) -> None:
         repair(copies)
 
 
-def test_step_that_is_gone_is_taken_as_a_whole(copies: Copies) -> None:
-    shutil.rmtree(copies.here.directory / step_name(STEP))
-
-    found = repair(copies)
-
-    assert (len(found.files), found.bad_name) == (WRITERS + 1, None)
-    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
-
-
-@pytest.mark.parametrize("damage", [lambda _: None, remove_a_shard, remove_the_manifest])
-def test_files_of_a_step_that_was_moved_aside_are_kept(
-    damage: Callable[[CheckpointStore], None], copies: Copies
-) -> None:
-    damage(copies.here)
-    flip_in_a_piece(copies.there)
-    aside = f".bad-{STEP:012d}-g2-a1"
-    (copies.here.directory / step_name(STEP)).rename(copies.here.directory / aside)
-
-    found = repair(copies)
-
-    assert (len(found.files) < 2, found.bad_name) == (True, None)
-    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
-    assert copies.here.names() == (aside, step_name(STEP))
-
-
 @pytest.mark.parametrize(("older", "newer"), [("g9-a1", "g13-a1"), ("g2-a9", "g2-a10")])
 def test_newest_of_what_was_moved_aside_counts_as_ours(
     copies: Copies, older: str, newer: str

@@ -208,18 +208,6 @@ def test_steps_of_another_run_push_no_own_step_out(
     )
 
 
-def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointStore) -> None:
-    fill(store, 10, 20, 30, 40)
-    damage(store, 40)
-    pruner, marks = pruner_of(store, Retention(2))
-
-    first, second = pruner.prune(), pruner.prune()
-
-    assert len(first) == 1
-    assert second == ()
-    assert marks.damaged == {40}
-
-
 @given(STEPS, RETENTIONS, st.sets(st.integers(0, 60)))
 def test_damage_that_is_known_never_makes_a_step_go(
     steps: list[KnownStep], retention: Retention, damaged: set[int]

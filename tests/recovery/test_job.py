@@ -356,12 +356,6 @@ def test_job_without_a_host_is_over() -> None:
     assert "host lost" in end.reason
 
 
-def test_job_on_fewer_slots_than_workers_begins_with_those() -> None:
-    assert (
-        told(JobMachine(JobTerms(4, 3, can_shrink=True, slots=3)).start()) == "launch 0+1+2 at g1"
-    )
-
-
 def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
     machine = machine_of(restarts=2)
     feed(machine, [*quiet(joined(0)), (died(0), "kill"), (ENDED, "launch 3+4+5 at g4")])
@@ -375,17 +369,6 @@ def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
     assert "budget of 2" in end.reason
     assert "worker 3: OSError: bad sample" in end.reason
     assert machine.state is JobState.OVER
-
-
-def test_relaunch_tells_which_and_why() -> None:
-    machine = machine_of()
-    feed(machine, [*UP, *quiet(saved(), died(0), died(1), died(2, "fenced"))])
-
-    (launch,) = machine.handle(ENDED)
-
-    assert isinstance(launch, Launch)
-    assert launch.relaunch == 1
-    assert launch.reason == "worker 0: signal SIGKILL, worker 1: signal SIGKILL, worker 2: fenced"
 
 
 _EVENTS = st.one_of(
@@ -495,23 +478,6 @@ def test_relaunches_without_progress_cost_double_and_much_progress_pays_back(
 
     assert budget == RestartBudget(limit, spent)
     assert budget.is_spent is (spent > limit)
-
-
-@pytest.mark.parametrize(
-    ("budget", "checkpoints", "words"),
-    [
-        (RestartBudget(1), 0, ["budget of 1 allows", "0 is spent", "costs 2, as the last launch"]),
-        (RestartBudget(3, 2), 0, ["budget of 3 allows", "2 is spent", "costs 2, as"]),
-        (RestartBudget(3, 4), 3, ["budget of 3 allows", "3 is spent", "costs 1"]),
-    ],
-)
-def test_refusal_names_what_is_spent_and_what_the_next_relaunch_costs(
-    budget: RestartBudget, checkpoints: int, words: list[str]
-) -> None:
-    refusal = budget.refusal(checkpoints)
-
-    assert budget.charge(checkpoints).is_spent
-    assert all(word in refusal for word in words), refusal
 
 
 @pytest.mark.parametrize(

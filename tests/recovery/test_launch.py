@@ -193,13 +193,6 @@ def test_error_of_the_script_comes_with_its_kind_and_traceback() -> None:
     assert (end.reason, end.traceback) == ("ValueError: no such column", "Traceback")
 
 
-def test_error_that_one_sentence_explains_comes_without_its_kind() -> None:
-    end = conclude(view_of(*all_failed(A, B, kind="UsageError", trace=""), *all_died(A, B)), None)
-
-    assert end is not None
-    assert (end.reason, end.traceback) == ("no such column", "")
-
-
 def seen_by(sights: list[Sight]) -> LaunchView:
     view = LaunchView.of(WORKERS, 1)
     for sight in sights:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -151,14 +150,6 @@ def allocate() -> FloatVector:
     return np.full(SIZE, np.nan, dtype=np.float32)
 
 
-def counting(allocations: list[int]) -> Callable[[], FloatVector]:
-    def allocate_and_count() -> FloatVector:
-        allocations[0] += 1
-        return allocate()
-
-    return allocate_and_count
-
-
 def ones(value: float = 1.0) -> FloatVector:
     return np.full(SIZE, value, dtype=np.float32)
 
@@ -227,29 +218,6 @@ def test_take_of_an_incomplete_node_says_what_is_held() -> None:
 
     with pytest.raises(LeafMissing, match=r"node \[0, 2\) is not summed yet \(held: \[0, 1\)\)"):
         sums.take([Node(0, 2)])
-
-
-@pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])
-def test_leaves_in_order_need_about_one_vector_for_each_level(order: range) -> None:
-    allocations = [0]
-    sums = PartialSums(64, counting(allocations))
-
-    for leaf in order:
-        sums.add_leaf(leaf, sums.buffer())
-
-    assert allocations[0] <= 7  # 64 leaves are six levels, and one vector is being filled
-
-
-def test_vectors_of_a_caller_that_takes_none_back_are_not_hoarded() -> None:
-    allocations = [0]
-    sums = PartialSums(8, counting(allocations))
-    for leaf in range(8):
-        sums.add_leaf(leaf, ones())
-    sums.clear()
-
-    sums.buffer()
-
-    assert allocations[0] == 1
 
 
 @pytest.mark.parametrize("read_only", [{0}, {1}, {0, 1}])

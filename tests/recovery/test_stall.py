@@ -166,14 +166,6 @@ def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
     assert 50 * 29.0 <= long.limit_s <= 50 * 32.0
 
 
-def test_next_launch_knows_what_the_one_before_has_measured() -> None:
-    detector = pieces(OverdueDetector(), [1.0, 30.0]).next_launch(None)
-
-    assert detector.limit_s is not None
-    assert detector.limit_s > LEAST_LIMIT_S
-    assert detector.standing_s == 0.0
-
-
 @given(LOOKS, st.none() | st.floats(1.0, 20.0))
 def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit_are_fenced(
     looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None

@@ -199,14 +199,6 @@ def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) 
         assert before is not SavePhase.WRITING or (phase is not before) is have_heard
 
 
-def test_every_exchange_can_break_and_nothing_else_can() -> None:
-    """What a worker does alone ends well or kills the worker."""
-    breakable = {state for state, event in TRANSITIONS if event is StepEvent.BROKEN}
-
-    alone = {StepState.COMPUTING, StepState.APPLYING, *OVER}
-    assert breakable == set(StepState) - alone
-
-
 @pytest.mark.parametrize("event", list(StepEvent))
 @pytest.mark.parametrize("state", list(StepState))
 def test_event_is_obeyed_or_refused_by_name(state: StepState, event: StepEvent) -> None:

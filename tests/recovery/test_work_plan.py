@@ -113,15 +113,6 @@ def test_nothing_is_saved_or_ended_at_the_start() -> None:
     assert work_plan.epoch_of(Cursor.start(1)) == 1
 
 
-@pytest.mark.parametrize("evaluations", [2, 3])
-def test_job_that_is_complete_stays_complete(evaluations: int) -> None:
-    """Also with more evaluations than epochs, as after resuming with fewer of them."""
-    work_plan = WorkPlan(3, 2, has_validation=True, save_every=1)
-    cursor = Cursor(6, evaluations, Cursor.start(1).ledger, np.zeros(1))
-
-    assert work_plan.next_work(cursor) is None
-
-
 @pytest.mark.parametrize(
     ("step", "evaluations", "works"),
     [
@@ -172,12 +163,6 @@ def test_epoch_that_is_cut_ends_with_the_validation_that_it_would_have_had(
     if is_due:
         assert plan.next_work(cut.after_evaluation()) is Work.TRAIN
         assert plan.is_save_point(cut.after_evaluation())
-
-
-@given(_CURRICULA)
-def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -> None:
-    for _, cursor in whole_job(work_plan):
-        assert work_plan.without_missed_passes(cursor) is cursor
 
 
 @given(

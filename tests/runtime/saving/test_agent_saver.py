@@ -173,21 +173,6 @@ def test_save_that_was_not_written_is_a_failure(host: Host) -> None:
     assert isinstance(save.failure, SnapshotNotWritten)
 
 
-def test_save_that_cannot_be_told_fails_and_the_worker_goes_on(host: Host) -> None:
-    agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
-    agent.save(10, 1)
-    agent.page.answer_save(1, is_durable=True)
-    agent.lacks = 1
-
-    save = agent.save(20, 2)
-
-    assert save.is_done
-    assert isinstance(save.failure, OSError)
-    assert agent.save(30, 3).failure is None
-    assert [part.message.ticket.attempt for part in agent.copied] == [1, 3]
-
-
 def test_save_that_was_not_told_is_not_waited_for(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

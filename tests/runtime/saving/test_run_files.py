@@ -113,20 +113,6 @@ def test_lines_are_written_as_they_are_and_counted(files: Files, directory: RunD
     assert directory.journal_path.read_text().splitlines() == lines
 
 
-def test_figures_of_new_lines_and_of_living_workers_are_shown(
-    directory: RunDirectory, lease: Lease, tmp_path: Path
-) -> None:
-    shown = tmp_path / "job.prom"
-    files = Files(directory, lease, metrics_file=str(shown))
-
-    files.send(line("failure", worker=1, cause="signal SIGKILL"))
-    files.channel.post({"kind": "look", "now": 1.0, "time": 2.0, "workers": []})
-
-    assert files.answer() == {"kind": "taken", "what": "look", "size": 1}
-    assert 'holdfast_deaths_total{cause="signal SIGKILL"} 1.0' in shown.read_text()
-    files.close()
-
-
 def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     directory: RunDirectory, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,16 +317,6 @@ def test_disk_that_hangs_holds_up_no_end(
     assert files.answer()["count"] == 1
     files.close()
     assert events(directory) == ["step"]
-
-
-def test_head_that_is_gone_fails_no_line(directory: RunDirectory, lease: Lease) -> None:
-    files = Files(directory, lease)
-    files.post(line("step", step=1))
-    files.post(line("step", step=2))
-
-    files.close()
-
-    assert [record["step"] for record in read_journal(directory.journal_path)] == [1, 2]
 
 
 def test_lines_of_workers_go_to_their_logs_and_are_counted(files: Files, tmp_path: Path) -> None:

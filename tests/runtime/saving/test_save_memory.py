@@ -53,15 +53,6 @@ def make() -> Iterator[Make]:
         memory.close()
 
 
-def test_all_workers_of_a_launch_and_layout_have_the_same_buffers(make: Make) -> None:
-    memory = make()
-
-    found = [memory.buffers(1, question()) for _ in range(3)]
-
-    assert [is_new for _, is_new in found] == [True, False, False]
-    assert len({buffers.fds for buffers, _ in found}) == 1
-
-
 def test_buffers_have_the_size_that_was_asked_for_and_keep_it(make: Make) -> None:
     buffers, _ = make().buffers(1, question())
 
