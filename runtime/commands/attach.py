@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import living_run_argument
+from holdfast.runtime.commands.command import Documented, living_run_argument
 
 
 @click.command(

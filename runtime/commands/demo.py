@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.commands.command import Documented
 from holdfast.runtime.commands.launch import launch
 from holdfast.runtime.commands.report import report
 from holdfast.runtime.commands.reported_run import read_reported_run

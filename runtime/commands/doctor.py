@@ -17,8 +17,7 @@ import click
 
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.batch.schedulers import find_allocation, options_of
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import PATH, flags_of, given_flags
+from holdfast.runtime.commands.command import PATH, Documented, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.job_setup import FOR_ALL, FOR_KERAS
 from holdfast.runtime.head.preconditions import host_faults, job_faults

@@ -30,8 +30,7 @@ import numpy as np
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.reader import Restored, compare_specs, restore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
+from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.model.model_rules import model_variables
 from holdfast.runtime.model.replica import make_model

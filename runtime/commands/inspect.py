@@ -30,8 +30,7 @@ from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import run_dir_argument
+from holdfast.runtime.commands.command import Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import grid, moment, output, ruled
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress

@@ -12,9 +12,8 @@ import click
 from rich.measure import Measurement
 from rich.text import Text
 
-from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.commands.command import PATH, Documented
 from holdfast.runtime.commands.job_status import JobStatus, StatusSource, saved_in_words, to_json
-from holdfast.runtime.commands.option_flags import PATH
 from holdfast.runtime.commands.terminal import output, ruled
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say

@@ -19,7 +19,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.runtime.commands.help import GROUPS, Documented, hint_for, write_commands
+from holdfast.runtime.commands.command import GROUPS, Documented
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
@@ -32,6 +32,9 @@ from holdfast.runtime.options.sources import (
     refuse_unknown,
 )
 from holdfast.runtime.system.signals import write_in_background
+
+_LONGEST_SUMMARY = 200
+"""Letters: more than the first sentence on any command has."""
 
 _OF_JOBS = ("run", "attach")
 """Commands that have a job to mind, which a terminal may not stop."""
@@ -48,8 +51,14 @@ class _Commands(click.Group):
         return sorted(str(one.name) for group in all_commands().values() for one in group)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write all commands by what they are for."""
-        write_commands(formatter, all_commands())
+        """Write the first sentence on each command in full, by groups; click cuts it to a line."""
+        groups = all_commands()
+        width = max(len(str(one.name)) for group in groups.values() for one in group)
+        for title, group in groups.items():
+            with formatter.section(title):
+                texts = [one.get_short_help_str(_LONGEST_SUMMARY) for one in group]
+                names = [f"{one.name:{width}}" for one in group]
+                formatter.write_dl([*zip(names, texts, strict=True)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -57,7 +66,11 @@ class _Commands(click.Group):
         """Return the command that is asked for; say what may be meant by another word."""
         word = args[0]
         if not word.startswith("-") and self.get_command(ctx, word) is None:
-            hint = hint_for(word, self.list_commands(ctx))
+            if word.endswith(".py") or os.path.isfile(word):
+                hint = f"did you mean `holdfast run {word}`?"
+            else:
+                names, otherwise = self.list_commands(ctx), "`holdfast --help` lists them"
+                hint = nearest(word, names, otherwise, form="`holdfast {}`")
             raise UsageError(removal_of(word) or f"no such command {word!r}; {hint}")
         return super().resolve_command(ctx, args)
 

@@ -9,8 +9,7 @@ import click
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import CountBytes, MendResult, mend_step
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
+from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import ByteProgress
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory

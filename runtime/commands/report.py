@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
 from holdfast.runtime.commands.goodput import parts_of
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import PATH, run_dir_argument
 from holdfast.runtime.commands.page import page_of, write_page
 from holdfast.runtime.commands.reported_run import (
     ReportedRun,

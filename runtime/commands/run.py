@@ -15,7 +15,7 @@ from holdfast.runtime.batch.schedulers import (
     refuse_copies,
     refuse_mpi_copies,
 )
-from holdfast.runtime.commands.option_flags import OfScript, flags_of, given_flags
+from holdfast.runtime.commands.command import OfScript, flags_of, given_flags
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options
 

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.commands.command import Documented, living_run_argument
 from holdfast.runtime.commands.goodput import Bucket
-from holdfast.runtime.commands.help import Documented
 from holdfast.runtime.commands.job_status import (
     JobStatus,
     StatusSource,
@@ -23,7 +23,6 @@ from holdfast.runtime.commands.job_status import (
     slowest_in_words,
     to_json,
 )
-from holdfast.runtime.commands.option_flags import living_run_argument
 from holdfast.runtime.commands.terminal import fitted, grid, moment, output, ruled
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress

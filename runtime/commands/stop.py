@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.commands.help import Documented
+from holdfast.runtime.commands.command import Documented, living_run_argument, timeout_option
 from holdfast.runtime.commands.living_job import answers_to
-from holdfast.runtime.commands.option_flags import living_run_argument, timeout_option
 from holdfast.runtime.run.run_directory import RunDirectory
 
 

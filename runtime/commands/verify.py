@@ -10,8 +10,7 @@ import click
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.repair import CountBytes, StepCheck, verify_step
-from holdfast.runtime.commands.help import Documented
-from holdfast.runtime.commands.option_flags import run_dir_argument
+from holdfast.runtime.commands.command import Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import ByteProgress
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run import progress

@@ -19,7 +19,7 @@ from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.incarnations import Chain, ChainedStart
+from holdfast.runtime.head.batch_job import Chain, ChainedStart
 from holdfast.runtime.host.mpi_trial import Death, RankReport, Trial
 from holdfast.runtime.hosts.host_facts import HostFacts, Question
 from holdfast.runtime.options.job_options import JobOptions

@@ -16,7 +16,6 @@ import pytest
 
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.errors import ExitCode
-from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.schedulers import (
     Allocation,
     Scheduler,
@@ -27,6 +26,7 @@ from holdfast.runtime.batch.schedulers import (
 from holdfast.runtime.batch.slurm_calls import SlurmRefused
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
+from holdfast.runtime.head import batch_job as incarnations
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions

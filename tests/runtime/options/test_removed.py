@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime.commands.command import stray_words
 from holdfast.runtime.commands.main import main
-from holdfast.runtime.commands.option_flags import stray_words
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.removed import OF_SCRIPTS_TOO, REMOVED
 from holdfast.runtime.options.sources import mistyped_variables

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.errors import TRANSIENT
-from holdfast.runtime.batch.incarnations import ChainFile
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
+from holdfast.runtime.head.batch_job import ChainFile
 from holdfast.runtime.run import files
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import refusal

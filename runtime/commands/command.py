@@ -1,4 +1,7 @@
-"""What several commands take: RUN_DIR, and the flags of a job, made from its options."""
+"""What commands have in common: a place in the help, examples, RUN_DIR, and flags of a job.
+
+click's own formatter writes the help: plain text at any width, that a pipe and a search can read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from holdfast.runtime.commands.help import Documented
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
@@ -22,6 +24,46 @@ from holdfast.runtime.run.run_directory import RunDirectory
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
+
+GROUPS = ("Run", "Look", "Checkpoints", "Trouble")
+"""What the commands are for, in the order of the help."""
+
+
+class Documented(click.Command):
+    """A command with a place in one of ``GROUPS``, whose help has options in groups, and examples.
+
+    ``examples`` are command lines; a test parses them.
+    """
+
+    def __init__(
+        self, *args: Any, place: tuple[str, int], examples: tuple[str, ...], **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.place = place
+        self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of a job under the names of their groups, and all others after them."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx)
+            if line is not None and isinstance(parameter, click.Option):
+                option = OPTIONS.get(parameter.name or "")
+                is_of_a_job = option is not None and self.name in option.commands
+                groups.setdefault(option.group if option and is_of_a_job else "", []).append(line)
+        rest = groups.pop("", [])
+        for title, lines in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+        with formatter.section("Other options" if groups else "Options"):
+            formatter.write_dl(rest)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and then what else there is to say."""
+        with formatter.section("Examples"):
+            for example in self.examples:  # as it is: a line that is broken cannot be copied
+                formatter.write(f"{'':{formatter.current_indent}}holdfast {example}\n")
+        super().format_epilog(ctx, formatter)
 
 
 class _AnyPath(click.Path):

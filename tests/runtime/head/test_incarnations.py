@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.incarnations import FILE_NAME, Chain, ChainedStart, ChainFile
+from holdfast.runtime.head.batch_job import FILE_NAME, Chain, ChainedStart, ChainFile
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RUN = "00112233aabbccdd"
