@@ -30,9 +30,3 @@ def test_failed_tests_are_named_once(tmp_path: Path, record: str, tests: list[st
     done = subprocess.run([FAILED, path], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == tests
-
-
-def test_run_that_never_began_names_nobody(tmp_path: Path) -> None:
-    line = [FAILED, tmp_path / "none"]
-
-    assert subprocess.run(line, capture_output=True, check=True).stdout == b""

@@ -76,14 +76,6 @@ def test_numbers_that_rounding_explains_are_near_but_no_equal_bytes(
     ]
 
 
-def test_an_epoch_too_few_and_another_word_are_found(runs: tuple[Path, Path]) -> None:
-    (runs[0] / "history.json").write_text(json.dumps({"loss": [0.5], "name": "b"}))
-
-    (complaint,) = numbers(*runs)
-
-    assert complaint == "history.json: only one of both has /loss/1 and 1 more"
-
-
 def test_rows_of_logs_and_arrays_of_weights_are_compared(runs: tuple[Path, Path]) -> None:
     (runs[0] / "log.csv").write_text("epoch;loss\n0;0.5\n0;0.5\n")
     np.savez(runs[0] / "weights.npz", a=np.arange(2.0))

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
 import mpi_deaths
 from mpi_deaths import CAMPAIGN, ENOUGH_FAILURES, Judged, Level, run_campaign, trust_of
 
-FIRST = (Level.START, Trial("start", 2))
 LATER = tuple((Level.SEVERAL, Trial(f"later {number}", 2)) for number in range(5))
 
 
@@ -32,14 +31,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "COUNT": str(tmp_path / "count"),
         "LIBRARY": str(library),
     }
-
-
-def test_level_that_failed_makes_the_next_ones_pointless(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    found = run_campaign(library_of(tmp_path, FAILING), environment, (FIRST, *LATER))
-
-    assert [judged.level for judged in found] == [Level.START]
 
 
 def test_level_that_fails_again_and_again_is_given_up(
@@ -120,33 +111,6 @@ def test_another_bad_outcome_never_gains_trust(before: list[Judged], after: list
 
     for bad in (*LOST.values(), *WRONG.values()):
         assert (trust_of([*before, bad, *after]) or 0) <= trust
-
-
-@pytest.mark.parametrize(
-    ("failure", "mark", "code"), [("", "ok", 0), ("a rank was lost", "FAIL", 2)]
-)
-def test_each_trial_has_its_line_and_the_verdict_is_the_last(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    failure: str,
-    mark: str,
-    code: int,
-) -> None:
-    mpiexec = tmp_path / "mpiexec"
-    mpiexec.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.9'\n")
-    mpiexec.chmod(0o755)
-
-    def run_trial(_library: object, _environment: object, trial: Trial) -> Outcome:
-        return Outcome(trial, failure if trial.deaths else "", seconds=0.4)
-
-    monkeypatch.setattr(mpi_deaths, "run_trial", run_trial)
-
-    assert mpi_deaths.main(["--mpiexec", str(mpiexec)]) == code
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Open MPI 5.0.9")
-    assert lines[3].startswith(f"{mark:<4}  one      one of two dies (0.4 s)")
-    assert lines[-1].startswith("survivors go on" if code == 0 else "jobs can run with --no-shrink")
 
 
 @pytest.mark.mpi

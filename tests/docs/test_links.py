@@ -100,10 +100,3 @@ def test_named_files_and_folders_are_there() -> None:
     ]
 
     assert missing == []
-
-
-def test_a_name_that_is_not_there_would_be_found() -> None:
-    known = _known()
-
-    assert any(path.endswith("/runtime/training/loop.py") for path in known)
-    assert not any(path.endswith("/runtime/loop.py") for path in known)

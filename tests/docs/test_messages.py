@@ -58,8 +58,3 @@ def test_row_of_a_message_between_head_and_host_has_its_fields(message: type) ->
     own = [field.name for field in dataclasses.fields(message)]
     assert _CODE.findall(fields)[: len(own)] == own
     assert fields.startswith("`") == bool(own)
-
-
-def test_kind_that_depends_is_found() -> None:
-    source = """tell({"kind": "saved" if done else "unsaved", "step": 3})"""
-    assert list(_kinds(source)) == ["saved", "unsaved"]

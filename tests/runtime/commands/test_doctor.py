@@ -192,14 +192,6 @@ def test_hosts_are_examined_with_the_options_of_a_job(
     assert [str(host) for host in options.hosts] == ["a:2", "b:2"]
 
 
-def test_machine_alone_asks_no_hosts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_file, "examine_hosts", pytest.fail)
-
-    assert _doctor(capsys)[0] == ExitCode.DONE
-
-
 def test_hosts_of_a_batch_job_are_examined(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

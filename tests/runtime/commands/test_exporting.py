@@ -89,14 +89,6 @@ def test_compiled_model_takes_weights_and_the_optimizers_state(tmp_path: Path) -
     assert model.optimizer.variables[0].value == 0.5
 
 
-def test_model_that_is_not_compiled_takes_only_the_weights(tmp_path: Path) -> None:
-    model = Model()
-
-    load_into(model, restored(tmp_path))
-
-    assert model.trainable_variables[0].value.tolist() == [0.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -199,18 +191,6 @@ def build(script: Path, text: str, function: str | None = "model", **options: An
     script.write_text(text)
     stage = options.pop("stage", 1)
     return ModelSource(script, function, **options).build(stage)
-
-
-def test_function_is_called_without_what_stands_behind_the_guard(script: Path) -> None:
-    guard = "\nif __name__ == '__main__':\n    raise AssertionError\n"
-
-    assert build(script, MODELS + guard).name == "of the function"
-
-
-def test_script_alone_is_run_as_the_main_program(script: Path) -> None:
-    guarded = "if __name__ == '__main__':\n" + TRAINING.replace("\n", "\n    ")
-
-    assert build(script, f"{MODELS}{guarded}", None).name == "shapeless"
 
 
 def test_script_finds_itself_its_neighbours_and_no_arguments(
@@ -319,20 +299,6 @@ def test_failure_leaves_what_was_there(
         publish(target, write, is_forced=True)
 
     assert target.read_text() == "old"
-    assert names(tmp_path) == ["file"]
-
-
-def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-
-    def write(draft: Path) -> None:
-        draft.write_text("mine")
-        target.write_text("theirs")
-
-    with pytest.raises(UsageError, match="File exists"):
-        publish(target, write, is_forced=False)
-
-    assert target.read_text() == "theirs"
     assert names(tmp_path) == ["file"]
 
 

@@ -34,22 +34,6 @@ def _buckets(records: list[Entry[Any]], began: float, ended: float) -> dict[Buck
     return {bucket: length / S for bucket, length in found.items() if length}
 
 
-def test_undisturbed_run_starts_trains_and_ends() -> None:
-    records = [entry("launch", 10.5), step(1, 14), step(2, 15.5), step(3, 16.5)]
-
-    assert _buckets(records, 10, 18) == {
-        Bucket.STARTING: 3,
-        Bucket.TRAINING: 3.5,  # the gap of half a second has no cause of its own
-        Bucket.ENDING: 1.5,
-    }
-
-
-def test_gap_before_another_generation_is_a_repair() -> None:
-    records = [step(1, 1), step(2, 4, 1.0, 2)]
-
-    assert _buckets(records, 0, 4) == {Bucket.TRAINING: 2, Bucket.REPAIR: 2}
-
-
 def test_time_in_which_the_whole_job_stood_still_is_a_bucket_of_its_own() -> None:
     """Within a step, across two of them, and before the first one."""
     records = [
@@ -80,19 +64,6 @@ def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() ->
         Bucket.REPEATED: 2,
         Bucket.RELAUNCH: 3,
     }
-
-
-def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lost() -> None:
-    renewal = entry("relaunch", 2.5, is_renewal=True)
-    begun = entry("launch", 2.5)
-    lost = entry("relaunch", 4, is_renewal=False)
-    steps = [step(1, 1), step(2, 2), step(3, 7, 1.0, 2)]
-
-    renewed = _buckets([*steps[:2], renewal, begun, steps[2]], 0, 7)
-    relaunched = _buckets([*steps[:2], renewal, begun, lost, steps[2]], 0, 7)
-
-    assert renewed == {Bucket.TRAINING: 3, Bucket.RENEWAL: 4}
-    assert relaunched == {Bucket.TRAINING: 3, Bucket.RELAUNCH: 4}
 
 
 def test_records_that_the_next_first_worker_writes_again_count_once() -> None:
@@ -178,13 +149,6 @@ def test_records_before_the_first_job_belong_to_none() -> None:
     assert jobs_of([entry("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
 
 
-def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
-    records = [step(1, 3.0), step(2, 4.0)]
-
-    assert jobs_of(records) == [records]
-    assert jobs_of([]) == []
-
-
 @pytest.mark.parametrize(
     ("marks", "cause"),
     [
@@ -206,15 +170,6 @@ def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
 )  # fmt: skip
 def test_gap_has_the_cause_that_its_marks_show(marks: list[Entry[Any]], cause: Bucket) -> None:
     assert cause_between(*marks) == {cause}
-
-
-@pytest.mark.parametrize(
-    ("at", "cause"),
-    [(1.0, Bucket.TRAINING), (1.001, Bucket.RELAUNCH), (2.0, Bucket.RELAUNCH)],
-    ids=["with the step", "after it", "with the next one's begin"],
-)
-def test_mark_counts_after_the_step_and_until_the_next_one_begins(at: float, cause: Bucket) -> None:
-    assert cause_between(entry("launch", at)) == {cause}
 
 
 def test_repair_counts_before_a_save_and_a_relaunch_before_a_repair() -> None:
@@ -246,10 +201,6 @@ def test_clock_that_is_behind_the_newest_record_takes_nothing_away() -> None:
     records = [entry("job_started", 5.0), step(1, 7.0)]
 
     assert parts(records, now_s=6.0) == {"starting": 1.0, "training": 1.0}
-
-
-def test_run_that_only_starts_is_no_time_since_a_step() -> None:
-    assert parts([entry("job_started", 5.0)], now_s=8.0) == {"starting": 3.0}
 
 
 def test_steps_that_two_later_jobs_go_back_to_are_lost_once() -> None:

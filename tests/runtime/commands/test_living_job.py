@@ -82,27 +82,11 @@ def life(directory: RunDirectory) -> tuple[Life, str]:
     return find_life(directory, None)
 
 
-def test_job_that_is_starting_lives_although_there_is_no_head_yet(
-    directory: RunDirectory, lease: Lease
-) -> None:
-    assert living_head(directory) is None
-    assert life(directory) == (Life.RUNNING, "")
-
-
 def test_client_that_starts_a_head_counts_as_the_job(directory: RunDirectory, lease: Lease) -> None:
     """A head that has died is replaced by its client, which holds the lease as well."""
     lease.name_head(NOBODY, directory.path / "agent.sock", os.getpid())
 
     assert living_head(directory) is None
-
-
-def test_job_whose_head_and_client_have_ended_is_gone(directory: RunDirectory) -> None:
-    write_lease(directory, NOBODY, client=NOBODY, agent=str(directory.path / "agent.sock"))
-
-    assert life(directory) == (
-        Life.GONE,
-        f"no job runs in {directory.path}; start one with `holdfast run`",
-    )
 
 
 @pytest.mark.parametrize("takes_orders", [True, False])
@@ -189,26 +173,10 @@ def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
     return {"kind": "status", **place, "launch": None}
 
 
-@pytest.mark.parametrize(
-    ("client", "found"), [(5, (Life.RUNNING, "")), (None, (Life.DETACHED, "take it over"))]
-)
-def test_head_tells_whether_its_job_is_shown(
-    directory: RunDirectory, client: int | None, found: tuple[Life, str]
-) -> None:
-    life, words = find_life(directory, status_of(directory, client))
-
-    assert (life, words.partition(":")[0]) == found
-
-
 def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:
     _, words = find_life(directory, status_of(directory, None))
 
     assert words.endswith(f"`holdfast attach '{directory.path}'`")
-
-
-def test_head_that_has_not_been_told_its_job_is_running(directory: RunDirectory) -> None:
-    with head_of(directory, lambda _: []):
-        assert find_life(directory, {"kind": "status", "run_dir": None}) == (Life.RUNNING, "")
 
 
 def test_head_of_another_directory_does_not_own_a_copy(
@@ -293,11 +261,6 @@ def test_head_that_goes_away_has_no_answer(directory: RunDirectory, socket: JobS
 
     with head_of(directory, die):
         assert socket.ask(BOUND_S) is None
-    assert not socket.is_silent
-
-
-def test_run_without_a_head_has_nobody_to_ask(socket: JobSocket) -> None:
-    assert socket.ask() is None
     assert not socket.is_silent
 
 

@@ -72,6 +72,7 @@ def troubled_lines() -> Lines:
         line("job_ended", 136, exit_code=75, reason="stopped at step 22"),
         line("job_started", 10, script="/home/ann/train.py", argv=[], workers=2),
         line("launch", 10.5, workers=[0, 1]),
+        line("failure", 11.5, worker=2, cause="exit 1"),
         line("step", 12, step=23, epoch=23, seconds=0.5, samples=8, generation=1),
     ]
 

@@ -28,20 +28,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
     return asked
 
 
-def test_command_ends_with_the_exit_code_of_its_job(asked: list[JobOptions]) -> None:
-    assert holdfast_code("run", "train.py") == ExitCode.STOPPED_EARLY
-    assert len(asked) == 1
-
-
-def test_paths_are_absolute_and_the_run_is_named_after_the_script(
-    asked: list[JobOptions], tmp_path: Path
-) -> None:
-    holdfast_code("run", "train.py")
-
-    assert asked[0].script == tmp_path / "train.py"
-    assert asked[0].run_dir == tmp_path / "holdfast-train"
-
-
 def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
@@ -73,25 +59,12 @@ def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
-def test_workers_are_counted_as_with_mpiexec(asked: list[JobOptions], option: str) -> None:
-    holdfast_code("run", *option.split(), "train.py")
-
-    assert asked[0].workers == 3
-
-
 def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None:
     holdfast_code("run", "-n", "2", "--", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
 
     assert asked[0].argv == ("-n", "9", "--fresh", "--", "x", "--help")
     assert asked[0].workers == 2
     assert not asked[0].fresh
-
-
-def test_empty_preload_imports_nothing(asked: list[JobOptions]) -> None:
-    holdfast_code("run", "--preload", "", "train.py")
-
-    assert asked[0].preload == ()
 
 
 def test_faults_in_the_environment_stand_between_semicolons(
@@ -102,11 +75,6 @@ def test_faults_in_the_environment_stand_between_semicolons(
     holdfast_code("run", "train.py")
 
     assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
-
-
-def test_bad_request_starts_no_job(asked: list[JobOptions]) -> None:
-    assert holdfast_code("run", "-n", "0", "train.py") == ExitCode.USAGE
-    assert asked == []
 
 
 def test_batch_job_tells_the_workers_unless_somebody_else_does(

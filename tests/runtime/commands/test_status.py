@@ -25,7 +25,6 @@ from holdfast.runtime.commands.job_status import (
     StatusSource,
     job_status,
     pace_of,
-    shares_in_words,
     slowest_in_words,
     to_json,
 )
@@ -216,17 +215,6 @@ def test_damaged_journal_has_a_status(records: list[Record]) -> None:
     assert len(sound) <= len(records)
 
 
-SAVING_WORKER = {
-    "worker": 4, "pid": 7, "phase": "saving", "step": 3, "generation": 1,
-    "resident_bytes": None, "silent_s": None,
-}  # fmt: skip
-
-SAVING_ANSWER = {
-    "kind": "status", "now": 1.0, "phase": "saving", "workers": [SAVING_WORKER],
-    "launch": {"workers": [4, 5]}, "progress": None,
-}  # fmt: skip
-
-
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     """The journal of a run that lies in the temporary directory, with a launch in it."""
@@ -262,16 +250,6 @@ def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: J
     assert (second.last_save.step, second.script, second.launched) == (1, "/a/train.py", 2)
 
 
-def test_age_of_the_last_save_is_counted_from_the_given_moment(
-    source: StatusSource, journal: Journal
-) -> None:
-    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, time=1000.0)
-
-    ages = [poll.last_save.age_s for poll in map(source.poll, (1012.5, 900.0)) if poll.last_save]
-
-    assert ages == [12.5, 0.0]
-
-
 def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
     source: StatusSource, journal: Journal, tmp_path: Path
 ) -> None:
@@ -284,16 +262,6 @@ def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
 
     assert (owned.outcome, owned.is_over) == ("running", False)
     assert (left.outcome, left.is_over) == ("ended with exit code 75: stopped at step 1", True)
-
-
-def test_head_tells_what_the_journal_does_not(
-    source: StatusSource, journal: Journal, tmp_path: Path
-) -> None:
-    with head_of(RunDirectory(tmp_path), lambda _: [SAVING_ANSWER]):
-        found = source.poll(0.0)
-
-    assert (found.outcome, found.phase, found.launched) == ("running", "saving", 2)
-    assert [worker.worker for worker in found.workers] == [4]
 
 
 def test_silent_head_is_told_and_the_journal_has_to_do(
@@ -332,16 +300,6 @@ def test_status_names_the_process_that_a_user_has_started() -> None:
 
 def worker(number: int, host: str = "", **spent_s: float) -> WorkerReport:
     return WorkerReport(number, 7, "training", 5, 1, None, None, host=host, spent_s=spent_s)
-
-
-def test_parts_are_those_of_steps_alone_the_largest_first() -> None:
-    found = worker(0, script=100.0, compile=50.0, wait=1.0, compute=3.0, vote=0.001)
-
-    assert shares_in_words(found) == "compute 75%, wait 25%"
-
-
-def test_worker_before_its_first_step_has_none() -> None:
-    assert shares_in_words(worker(0, script=100.0)) == ""
 
 
 SLOW = worker(2, "node1", read=6.0, compute=3.8, wait=0.2)
@@ -383,16 +341,6 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("job_ended", exit_code=75, reason="stopped at step 1")
     journal.close()
     return tmp_path
-
-
-@pytest.mark.parametrize("watch", [[], ["--watch"]], ids=["once", "watched"])
-def test_json_of_an_ended_job_is_one_object(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], watch: list[str]
-) -> None:
-    assert holdfast_code("status", run_dir, "--json", *watch) == ExitCode.DONE
-
-    content = json.loads(capsys.readouterr().out)
-    assert (content["is_over"], content["exit_code"], content["step"]) == (True, 75, 1)
 
 
 def _no_directory(path: Path) -> None:

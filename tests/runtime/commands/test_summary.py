@@ -12,7 +12,6 @@ from holdfast.runtime.commands.summary import (
     summarize,
 )
 from holdfast.runtime.run.entries import Entry
-from holdfast.runtime.run.events import Failure, FaultStruck
 
 
 class Run(Story):
@@ -43,40 +42,6 @@ def story() -> Run:
     return run
 
 
-def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Run) -> None:
-    story.steps(1, 2)
-    story.tell("fault", worker=2, step=3, site="reduce", kind="kill", attempt=1)
-    struck = story.now
-    story.tell("failure", after=0.006, worker=2, cause="signal SIGKILL", step=2, phase="training")
-    story.tell(
-        "recovery",
-        after=0.05,
-        generation=2,
-        step=3,
-        lost=[2],
-        survivors=[0, 1, 3],
-        attempts=1,
-        detected=struck + 0.010,
-        revoked_ms=1.0,
-        shrunk_ms=2.0,
-        agreed_ms=3.0,
-        adopted_ms=4.0,
-        next_step_ms=40.0,
-    )
-
-    report = summarize(story.entries)
-
-    (recovery,) = report.recoveries
-    assert recovery.lost == (2,)
-    assert recovery.survivors == (0, 1, 3)
-    assert recovery.next_step_ms == 40.0
-    assert recovery.since_failure_ms == pytest.approx(50.0)
-    assert report.faults == (FaultStruck("kill", 2, 3, "reduce", 1),)
-    (failure,) = report.failures
-    assert failure._replace(job=None, after_s=None) == Failure(2, "signal SIGKILL", 2, "training")
-    assert failure.job == 1
-
-
 def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: Run) -> None:
     story.tell(
         "recovery",
@@ -91,23 +56,6 @@ def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: 
     (recovery,) = summarize(story.entries).recoveries
 
     assert recovery.since_failure_ms == 30.0
-
-
-def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Run) -> None:
-    story.steps(1, 5).epoch(0, 4, samples=32)
-    story.tell("failure", worker=0, cause="signal SIGKILL", step=5)
-    story.tell("relaunch", after=0.1, reason="all workers died", spent=1, workers=[4, 5])
-    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
-    story.tell("restored", after=0.2, step=3, seconds=0.01, generation=2)
-    story.steps(4, 6, generation=2).epoch(0, 4, samples=32)
-
-    report = summarize(story.entries)
-
-    assert report.steps == 6
-    assert report.step_s == pytest.approx(6 * 0.9)
-    assert len(report.epochs) == 1
-    assert report.relaunches[0].restored_step == 3
-    assert report.relaunches[0].since_failure_ms == pytest.approx(1300.0)
 
 
 def test_line_of_many_steps_is_taken_back_in_part(story: Run) -> None:
@@ -198,12 +146,6 @@ def test_ledger_counts_samples_that_no_step_record_tells_of(story: Run) -> None:
     assert report.steps == 6
 
 
-def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Run) -> None:
-    story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=8)
-
-    assert summarize(story.entries).metrics == {"loss": 0.25, "val_loss": 0.75}
-
-
 def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: Run) -> None:
     story.steps(1, 2).epoch(0, 1, samples=8)
     metrics, validation = {"accuracy": 0.9}, {"accuracy": 0.8}
@@ -229,16 +171,6 @@ def test_completed_step_is_that_of_the_last_launch(
     assert summarize(story.entries).completed_step == step
 
 
-def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Run) -> None:
-    story.tell("failure", after=2.5, worker=1, cause="signal SIGKILL")
-    story.tell("job_ended", exit_code=70).tell("job_started", after=9.0, workers=4)
-    story.tell("failure", after=4.0, worker=2, cause="exit 1")
-
-    failures = summarize(story.entries).failures
-
-    assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
-
-
 def test_lost_lines_are_counted_over_jobs_and_agents(story: Run) -> None:
     for lines in (3, 7, 2):  # the third is of another agent
         story.tell("output_dropped", lines=lines)
@@ -259,12 +191,6 @@ def epoch(number: int, last: int, now: float, **fields: Any) -> Entry[Any]:
 
 def report_of(*records: Entry[Any]) -> Report:
     return summarize([entry("job_started", 0.0, workers=2), *records])
-
-
-def test_records_before_the_first_job_have_no_time_but_count() -> None:
-    report = summarize([step(1, 5.0), entry("job_started", 9.0, workers=2), step(2, 10.5)])
-
-    assert (report.jobs, report.wall_s, report.steps, report.samples) == (1, 1.5, 2, 16)
 
 
 def test_job_without_an_end_lasts_until_its_newest_record() -> None:
@@ -366,14 +292,6 @@ def test_step_and_restore_of_a_later_relaunch_are_not_those_of_an_earlier_one() 
 
     told = [(one.reason, one.restored_step, one.since_failure_ms) for one in report.relaunches]
     assert told == [("all died", None, None), ("all died again", 7, 5000.0)]
-
-
-def test_relaunch_without_a_death_on_record_has_no_duration() -> None:
-    (relaunch,) = report_of(
-        entry("relaunch", 2.0, reason="lost", workers=[2]), step(1, 3.0)
-    ).relaunches
-
-    assert relaunch.since_failure_ms is None
 
 
 def test_deaths_are_counted_by_host_and_cause_over_all_jobs() -> None:

@@ -52,14 +52,6 @@ def test_stranger_who_listens_there_is_told_from_the_head() -> None:
         assert fault_of(meeting, WORD) == "another program listens at 127.0.0.1"
 
 
-@pytest.mark.usefixtures("_other_host")
-def test_meeting_ends_with_its_place() -> None:
-    with MeetingPlace([(LOOPBACK, "127.0.0.1")], WORD) as place:
-        (meeting,) = place.meetings
-
-    assert fault_of(meeting, WORD) == "Connection refused"
-
-
 def test_address_where_nobody_can_listen_is_left_out() -> None:
     with MeetingPlace([(IPv4Network("198.51.100.0/24"), "198.51.100.1")], WORD) as place:
         assert place.meetings == ()

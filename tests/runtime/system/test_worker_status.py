@@ -64,16 +64,6 @@ def test_request_is_pending_until_it_is_answered(
     assert agent.requests == RequestFlag.STOP
 
 
-def test_request_can_be_made_again(sides: tuple[WorkerStatus, WorkerStatus]) -> None:
-    agent, worker = sides
-    for count in (1, 2, 3):
-        agent.ask(RequestFlag.SAVE)
-        assert worker.requests == RequestFlag.SAVE
-        assert worker.asked(RequestFlag.SAVE) == count
-        worker.answer(RequestFlag.SAVE, count)
-        assert not worker.requests
-
-
 def test_request_is_not_answered_with_one_that_came_before(
     sides: tuple[WorkerStatus, WorkerStatus],
 ) -> None:
