@@ -299,7 +299,7 @@ class Overlay:
         if known is not None:
             self._cut(opened.path, known)
         elif not opened.appends and opened.path.exists():
-            os.truncate(opened.path, 0)
+            os.truncate(opened.path, min(opened.agreed, opened.path.stat().st_size))
         elif opened.path.exists():
             # The file began to grow in this round: its length before is not known.
             size = opened.path.stat().st_size

@@ -179,8 +179,7 @@ class ScriptFiles:
         """Return the files that the script holds open; what it has written is where it belongs."""
         for path in [*self._own]:
             self.forget(path)
-        self._open = [(opened, then) for opened, then in self._open if not opened.is_closed]
-        return [opened for opened, _ in self._open]
+        return [opened for opened, _ in self._open if not opened.is_closed]
 
     def forget(self, path: str) -> None:
         """Hear that a file is written otherwise: what this worker has of it is old."""
@@ -219,6 +218,7 @@ class ScriptFiles:
         made = _stacked(raw, mode, *more, **by)
         opened = Opened(Path(where), weakref.ref(made), "a" in mode, staged, begin)
         raw.then = functools.partial(self._make_real, opened, entry)
+        self._open = [(one, then) for one, then in self._open if not one.is_closed]
         self._open.append((opened, raw.then))
         return made
 

@@ -227,6 +227,27 @@ def test_log_that_is_held_open_goes_on_through_deaths_and_launches(
     assert path.read_text() == "begin\nstep 1\nagain step 2\n"
 
 
+def test_next_first_worker_goes_on_in_a_log_of_earlier_trainings(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """The first one dies between two trainings, after it has written one more line."""
+    process = begin()
+    with open(tmp_path / "log", "w") as log:
+        log.write("begin\n")
+        overlay = process.begin_training(1, print, is_first=False)
+        with during_training():
+            (tmp_path / "log").write_text("begin\n")
+            overlay.agreed({})
+            (tmp_path / "log").write_text("begin\nbetween\n")
+        log.write("between\n")
+        overlay = process.begin_training(2, print, is_first=True)
+        with during_training():
+            overlay.agreed(overlay.measure())
+        log.write("end\n")
+
+    assert (tmp_path / "log").read_text() == "begin\nbetween\nend\n"
+
+
 def test_file_that_is_left_open_is_there_at_the_end(begin: Begin, tmp_path: Path) -> None:
     process = begin()
     files = [(tmp_path / mode).open(mode) for mode in ("a", "w")]
