@@ -15,7 +15,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.errors import ExitCode
@@ -117,7 +117,9 @@ class BatchJob:
         is_batch = self.allocation is not None and self.allocation.is_batch
         return self._is_requeued and is_batch and self.limits.hit_limit
 
-    def end(self, code: int, say: Say) -> None:
+    def end(
+        self, code: int, say: Say, requeue: Callable[[str, Sequence[str], int], None] = requeue
+    ) -> None:
         """Have a job requeued that ends with ``code`` and is unfinished.
 
         ``limits`` are by now those that the head has sent at the end.

@@ -118,18 +118,6 @@ def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     assert job.events("stopped")
 
 
-@pytest.mark.extended  # test_client.py has the refusal
-def test_job_that_has_its_client_is_not_attached_to(tmp_path: Path) -> None:
-    with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
-        job.wait_for("step", step=2)
-
-        refused = _attach(tmp_path / "run", gate=None)
-
-        assert refused.exit_code == 76, refused.stderr
-        assert f"pid {job.pid}" in refused.stderr
-        assert job.wait().exit_code == 0
-
-
 def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) -> None:
     RunDirectory(tmp_path).journal_path.touch()
 

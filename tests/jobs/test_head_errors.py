@@ -13,7 +13,6 @@ from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
-MISTAKES = Path(__file__).parent / "scripts" / "mistakes.py"
 
 CLOSED_PIPE = """
 import os
@@ -115,20 +114,6 @@ def test_job_that_fails_has_its_exit_code_although_stderr_takes_nothing(
 
     assert job.exit_code == 70
     assert job.leftovers == ()
-
-
-@pytest.mark.extended  # a job that fails so runs above
-@speechless
-def test_job_whose_script_fails_has_its_exit_code_although_nobody_sees_the_traceback(
-    tmp_path: Path, preparation: str
-) -> None:
-    request = JobRequest(script=MISTAKES, run_dir=tmp_path, workers=2, argv=["bad sample"])
-
-    job = _run(request, preparation)
-
-    assert job.exit_code == 1
-    assert job.events("job_ended")[0]["exit_code"] == 1
-    assert "this sample is bad" in job.events("job_ended")[0]["reason"]
 
 
 @pytest.mark.parametrize("preparation", [CLOSED_PIPE, FULL_DISK])

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from commands import holdfast_code
 from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, listeners_of, request_of
 
-from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRequest, start_job
 
@@ -152,26 +151,6 @@ def test_script_has_the_temporary_directory_of_its_user(
     assert job.leftovers == ()
 
 
-@pytest.mark.extended  # test_client.py decides it
-def test_job_for_which_shared_memory_has_no_room_lies_in_the_temporary_directory(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Open MPI wants 16 MiB a worker, and containers have 64 MiB."""
-    preparation = (
-        "import shutil\nfrom types import SimpleNamespace\n"
-        "shutil.disk_usage = lambda place: SimpleNamespace(free=2 * 2**24 - 1)\n"
-    )
-    request = request_of(LONG, tmp_path, workers=2)
-
-    with start_job(PreparedJob(**asdict(request), preparation=preparation)) as running:
-        running.wait_for("step", step=5)
-        in_memory = [*Path("/dev/shm").glob(f"holdfast-{running.pid}-*")]
-        job = running.wait()
-
-    assert in_memory == []
-    assert_whole(job, LONG, undisturbed(LONG))
-
-
 def test_memory_of_a_job_that_was_killed_whole_is_freed_by_the_next_job(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -217,35 +196,6 @@ def test_private_directory_that_is_removed_is_made_again(
     assert len(job.report.relaunches) == 1
     assert f"private directory {directory} was removed, and was made again" in job.stderr
     assert not directory.exists()
-
-
-_TELL_THREADS = """
-import os
-print("threads:", os.environ["OMP_NUM_THREADS"])
-
-import keras, numpy as np
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)  # a run with a step keeps its threads
-"""
-
-
-@pytest.mark.extended  # test_numerics.py has the comparison
-def test_run_keeps_its_threads(tmp_path: Path) -> None:
-    script = tmp_path / "tell.py"
-    script.write_text(_TELL_THREADS)
-
-    def told(*options: str) -> str:
-        request = JobRequest(
-            script=script, run_dir=tmp_path / "run", workers=1, options=["-v", *options]
-        )
-        with start_job(request) as job:
-            return job.wait().stdout
-
-    threads = str(usable_cores() + 1)  # a new run would have another number
-
-    assert f"threads: {threads}" in told("--threads", threads)
-    assert f"threads: {threads}" in told()
 
 
 @pytest.mark.extended  # test_warm_pool.py looks at what a pool imports

@@ -15,7 +15,6 @@ import pytest
 from extended import extended
 from workload import (
     EVEN,
-    IMPATIENT,
     LONG,
     PreparedJob,
     Undisturbed,
@@ -72,25 +71,6 @@ def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
     # The save of step 20 is complete without the worker, so it may be committed before the end.
     assert left in {EVEN.steps, 20}
     assert [record["step"] for record in job.events("restored")] == [EVEN.steps, left]
-
-
-@pytest.mark.extended  # a head that is stopped runs in test_attach.py
-def test_job_that_is_suspended_keeps_the_run_directory(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Its head lives, though stopped, as under a batch system that suspends a job."""
-    request = request_of(LONG, tmp_path, workers=2)
-    with start_job(request) as old:
-        old.wait_for("checkpoint")
-        old.signal(signal.SIGSTOP)
-        old.signal(signal.SIGSTOP, "holdfast-agent")
-        with start_job(PreparedJob(**asdict(request), preparation=IMPATIENT)) as new:
-            assert_refused(new.wait(), 76, "does not answer", "kill -CONT")
-        old.signal(signal.SIGCONT, "holdfast-agent")
-        old.signal(signal.SIGCONT)
-        job = old.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
 
 
 NO_LOCKS = """

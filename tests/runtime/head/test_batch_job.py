@@ -7,7 +7,6 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +32,9 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
-TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
+TERM = signal.SIGTERM
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
 HOUR = TimeLimit(0.0, 3600.0, "squeue")
-
-Step = Callable[[TimeLimits], object]
 
 RUN = "00112233aabbccdd"
 JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")
@@ -47,127 +44,106 @@ def limits_of(deadline: TimeLimit = HOUR) -> TimeLimits:
     return TimeLimits(deadline, is_batch=True)
 
 
-def job_of(allocation: Allocation = ON_SLURM) -> BatchJob:
-    return BatchJob(allocation, limits_of(), is_requeued=True)
+class Slurm:
+    """What Slurm was asked to requeue, and what was said of it."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.asked: list[object] = []
+        self.said: list[str] = []
+        self._refusal = refusal
+
+    def requeue(self, *words: object) -> None:
+        if self._refusal:
+            raise SlurmRefused(self._refusal)
+        self.asked += words
+
+    def end(self, job: BatchJob, code: ExitCode = ExitCode.STOPPED_EARLY) -> None:
+        job.end(code, self.said.append, requeue=self.requeue)
 
 
-@pytest.fixture
-def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that Slurm was asked to requeue."""
-    asked: list[str] = []
-    monkeypatch.setattr(batch_job, "requeue", lambda job, *_: asked.append(job))
-    return asked
+def after(transcript: str, limits: TimeLimits) -> TimeLimits:
+    """Let signals come to limits, and ``limit``, the end of the time."""
+    for line in transcript.split():
+        name, _, at = line.partition("@")
+        if name == "limit":
+            limits.poll(3595.0)
+        else:
+            number = signal.Signals[f"SIG{name}"]
+            limits.repeats(number, is_stopping=False, now=float(at or 1000.0))
+    return limits
 
 
-def deadline(limits: TimeLimits) -> object:
-    return limits.poll(3595.0)
-
-
-def heard(number: signal.Signals, now: float = 1000.0) -> Step:
-    return lambda limits: limits.repeats(number, is_stopping=False, now=now)
+AGAIN = ["7", (), 0]
+IN_SHELL = replace(ON_SLURM, is_batch=False)
+ON_PBS = Allocation(Scheduler.PBS, "8", "pbs 8")
 
 
 @pytest.mark.parametrize(
-    ("steps", "is_requeued"),
+    ("transcript", "code", "allocation", "is_requeued", "asked"),
     [
-        ([], False),
-        ([deadline], True),
-        ([heard(USR1)], True),
-        ([heard(USR2)], True),
-        ([heard(TERM)], False),
-        ([heard(INT)], False),
-        ([heard(USR2), heard(TERM)], False),
-        ([heard(TERM), heard(USR2)], False),
-        ([heard(TERM), deadline], False),
-        ([deadline, heard(TERM, now=3600.5)], True),
+        ("", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        ("limit", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
+        ("USR1", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
+        ("USR2", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
+        ("TERM", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        ("INT", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        ("USR2 TERM", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),  # cancelled while it saves
+        ("TERM USR2", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        ("TERM limit", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        ("limit TERM@3600.5", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
+        ("limit", ExitCode.DONE, ON_SLURM, True, []),
+        ("limit", ExitCode.PROGRAM_FAILED, ON_SLURM, True, []),
+        ("limit", ExitCode.RECOVERY_IMPOSSIBLE, ON_SLURM, True, []),
+        ("limit", ExitCode.STOPPED_EARLY, IN_SHELL, True, []),
+        ("limit", ExitCode.STOPPED_EARLY, ON_SLURM, False, []),
+        ("limit", ExitCode.STOPPED_EARLY, ON_PBS, True, []),
     ],
-    ids=[
-        "by itself", "deadline", "USR1", "USR2", "TERM", "INT", "cancelled while it saves",
-        "cancelled before", "cancelled just before", "TERM at the limit itself",
-    ],
-)  # fmt: skip
-def test_limit_brings_a_job_back_and_an_order_does_not(
-    requeued: list[str], steps: list[Step], *, is_requeued: bool
+)
+def test_limit_brings_a_job_of_slurm_back_and_an_order_does_not(
+    transcript: str,
+    code: ExitCode,
+    allocation: Allocation,
+    *,
+    is_requeued: bool,
+    asked: list[object],
 ) -> None:
-    job = job_of()
-    for step in steps:
-        step(job.limits)
+    slurm = Slurm()
+    job = BatchJob(allocation, is_requeued=is_requeued)
+    job.limits = after(transcript, limits_of())  # as the head has sent them at the end
 
-    job.end(ExitCode.STOPPED_EARLY, lambda text: None)
-    assert requeued == (["7"] if is_requeued else [])
+    slurm.end(job, code)
+
+    assert slurm.asked == asked
 
 
-def test_requeued_job_does_without_the_lost_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(batch_job, "requeue", lambda *words: asked.extend(words))
-    job = job_of(replace(ON_SLURM, hosts=read_hosts("a:1,b:1,c:1")))
+def test_requeued_job_does_without_the_lost_nodes_and_a_refusal_costs_a_sentence() -> None:
+    wide = replace(ON_SLURM, hosts=read_hosts("a:1,b:1,c:1"))
+    job = BatchJob(wide, after("USR2", limits_of()), is_requeued=True)
     job.lost_hosts = ("b",)
-    heard(USR2)(job.limits)
+    slurm, disabled = Slurm(), Slurm("scontrol: it is disabled")
 
-    job.end(ExitCode.STOPPED_EARLY, lambda _: None)
+    slurm.end(job)
+    disabled.end(job)
 
-    assert asked == ["7", ("b",), 3]
+    assert slurm.asked == ["7", ("b",), 3]
+    assert disabled.said[0].startswith("asking Slurm to requeue Slurm job 7")
+    assert disabled.said[-1].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
 
 
-def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
+def test_order_after_the_end_of_the_job_is_heeded() -> None:
     """``scontrol requeue`` brings even a cancelled job back."""
-    now = time.time()
+    now, slurm = time.time(), Slurm()
     job = BatchJob(ON_SLURM, limits_of(TimeLimit(now, now + 3600.0, "squeue")), is_requeued=True)
-    job.limits.repeats(USR2, is_stopping=False, now=now)
+    job.limits.repeats(signal.SIGUSR2, is_stopping=False, now=now)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {TERM})
     try:
         signal.pthread_kill(threading.get_ident(), TERM)
-        job.end(ExitCode.STOPPED_EARLY, lambda text: None)
+        slurm.end(job)
     finally:
         signal.sigtimedwait({TERM}, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    assert requeued == []
-
-
-@pytest.mark.parametrize(
-    "code", [ExitCode.DONE, ExitCode.PROGRAM_FAILED, ExitCode.RECOVERY_IMPOSSIBLE]
-)
-def test_only_a_job_that_stopped_early_comes_back(requeued: list[str], code: ExitCode) -> None:
-    job = job_of()
-    deadline(job.limits)
-
-    job.end(code, lambda text: None)
-    assert requeued == []
-
-
-@pytest.mark.parametrize(
-    ("allocation", "is_asked"),
-    [
-        (replace(ON_SLURM, is_batch=False), True),
-        (ON_SLURM, False),
-        (Allocation(Scheduler.PBS, "8", "pbs 8"), True),
-    ],
-    ids=["a shell of salloc", "--no-requeue", "PBS"],
-)
-def test_only_a_batch_job_of_slurm_requeues_itself(
-    requeued: list[str], allocation: Allocation, *, is_asked: bool
-) -> None:
-    job = BatchJob(allocation, limits_of(), is_requeued=is_asked)
-    deadline(job.limits)
-
-    job.end(ExitCode.STOPPED_EARLY, lambda text: None)
-    assert requeued == []
-
-
-def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise SlurmRefused("scontrol: it is disabled")
-
-    monkeypatch.setattr(batch_job, "requeue", refuse)
-    job, said = job_of(), list[str]()
-    deadline(job.limits)
-
-    job.end(ExitCode.STOPPED_EARLY, said.append)
-    assert said[0].startswith("asking Slurm to requeue Slurm job 7")
-    assert said[-1].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
+    assert slurm.asked == []
 
 
 def _options(tmp_path: Path, **options: object) -> JobOptions:
@@ -298,26 +274,17 @@ def test_time_of_a_job_that_is_attached_to_ends_when_it_would_have_ended(
     assert job.limits.poll(began + at_s) is due
 
 
-def test_limits_that_the_head_has_sent_at_the_end_count(requeued: list[str]) -> None:
-    job, minded = job_of(), limits_of()
-    deadline(minded)
-
-    job.limits = minded
-
-    job.end(ExitCode.STOPPED_EARLY, lambda text: None)
-    assert requeued == ["7"]
-
-
 def test_limit_of_the_users_own_before_slurms_requeues_nothing(
-    tmp_path: Path, requeued: list[str]
+    tmp_path: Path,
 ) -> None:
     """A requeue would end what else runs in the batch job, and begin it again."""
     allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
     job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
 
+    slurm = Slurm()
     assert job.limits.poll(time.time() + 59.0) is TimeDue.END
-    job.end(ExitCode.STOPPED_EARLY, lambda text: None)
-    assert requeued == []
+    slurm.end(job)
+    assert slurm.asked == []
 
 
 @pytest.fixture
@@ -333,24 +300,8 @@ def save(options: JobOptions, step: int) -> None:
     (RunDirectory(options.run_dir).checkpoints_path / step_name(step)).mkdir(parents=True)
 
 
-def _link(options: JobOptions, job: Allocation = JOB) -> ChainLink:
-    return ChainLink(options, job)
-
-
 def start(options: JobOptions, job: Allocation = JOB) -> str:
-    return _link(options, job).begin(RUN)
-
-
-def test_each_start_is_counted_and_names_its_step(options: JobOptions) -> None:
-    first = start(options)
-    save(options, 40)
-
-    assert first == "Slurm job 7, incarnation 1, from step 0"
-    assert start(options) == "Slurm job 7, incarnation 2, from step 40"
-
-
-def test_slurm_may_have_counted_more(options: JobOptions) -> None:
-    assert "incarnation 4" in start(options, replace(JOB, restarts=3))
+    return ChainLink(options, job).begin(RUN)
 
 
 def test_two_incarnations_without_progress_stop_the_chain(options: JobOptions) -> None:
@@ -378,19 +329,20 @@ def test_end_of_a_chain_that_the_user_named_asks_for_another_name(
 
 
 def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
-    for step in (10, 20, 30, 40):
-        start(options)
+    assert start(options) == "Slurm job 7, incarnation 1, from step 0"
+    for number, step in enumerate((10, 20, 30, 40), 2):
         save(options, step)
-
-    assert start(options).endswith("incarnation 5, from step 40")
+        assert start(options) == f"Slurm job 7, incarnation {number}, from step {step}"
+    save(options, 50)
+    assert "incarnation 9" in start(options, replace(JOB, restarts=8))  # Slurm has counted more
 
 
 def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
     fresh = replace(options, fresh=True, again=True)
 
-    assert _link(fresh).asked(fresh) == fresh
+    assert ChainLink(fresh, JOB).asked(fresh) == fresh
     start(options)
-    assert _link(fresh).asked(fresh) == options
+    assert ChainLink(fresh, JOB).asked(fresh) == options
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -403,7 +355,7 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(incarnations, "write_whole", refuse)
-    link = _link(replace(options, fresh=fresh))
+    link = ChainLink(replace(options, fresh=fresh), JOB)
 
     with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
         link.begin(RUN)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import pytest
 
@@ -19,18 +19,11 @@ from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S, Lease
-from holdfast.runtime.run.run_directory import (
-    FORMAT,
-    DirectoryLost,
-    Ownership,
-    RunDirectory,
-    RunRecord,
-)
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.system.witnessed_time import Stillness
 
 NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
 RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
-
 
 HERE = f"pid {os.getpid()} on host {os.uname().nodename}"
 
@@ -76,19 +69,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path / "run", monkeypatch)
 
 
-@pytest.mark.parametrize("number", NO_LOCKS, ids=lambda number: errno.errorcode[number])
-def test_directory_without_locks_is_taken(place: Place, number: int) -> None:
-    """Such a mount was refused as one that cannot be written."""
-    place.number = number
-
-    lease = place.take()
-
-    assert lease.is_renewed
-    assert place.owner["token"] == lease.token != ""
-    assert os.listdir(place.directory.path) == ["lease"]
-    lease.release()
-
-
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.EINVAL, UsageError), (errno.EIO, RunUnreadable)]
 )
@@ -107,22 +87,129 @@ def test_lock_that_fails_otherwise_is_named_with_what_to_mount(
         assert "Lustre: flock" in str(caught.value)
 
 
-def test_owner_that_was_replaced_is_told_and_undoes_nothing(place: Place) -> None:
-    dead = place.take()
-    place.directory.create_record(RECORD)
-    claim = Ownership(place.directory.path, RECORD.run_id, dead.token)
-    place.watch_to_the_end()
+Left: TypeAlias = Callable[["Place"], "Lease | None"]
+
+
+def _nothing(_: Place) -> None: ...
+
+
+def _living(place: Place) -> Lease:
+    return place.take()
+
+
+def _renewed(place: Place) -> Lease:
     lease = place.take()
-    content = place.directory.lease_path.read_bytes()
+    place.watch_to_the_end()
+    assert renew(lease)
+    return lease
 
-    renew(dead)  # it wakes up
-    dead.end()
 
-    assert place.directory.lease_path.read_bytes() == content
-    with pytest.raises(DirectoryLost, match="another job has taken the lease"):
-        claim.prove()
-    for one in (lease, dead):
-        one.release()
+def _ended(place: Place) -> Lease:
+    lease = place.take()
+    lease.end()
+    return lease
+
+
+def _torn(content: bytes) -> Left:
+    def leave(place: Place) -> None:
+        place.directory.lease_path.write_bytes(content)
+
+    return leave
+
+
+def _locked(place: Place) -> Lease:
+    place.number = None
+    lease = place.take()
+    place.number = errno.ENOSYS
+    return lease
+
+
+def _locked_and_ended(place: Place) -> Lease:
+    lease = _locked(place)
+    lease.end()
+    return lease
+
+
+def _locked_elsewhere(place: Place) -> Lease:
+    lease = _locked(place)
+    place.number = None
+    content = json.dumps({**place.owner, "host": "node7"})
+    place.directory.lease_path.write_text(content)
+    return lease
+
+
+def _renewed_there_and_locked_here(place: Place) -> Lease:
+    lease = _renewed(place)
+    place.number = None
+    return lease
+
+
+WATCHED = (
+    f"{HERE}.*no locks, so a dead owner shows only by 60 s without a sign of life, of which 60 s"
+    " are left: --wait-lease 90 watches for that; .* remove .*/run/lease"
+)
+
+
+@pytest.mark.parametrize(
+    ("left", "watched_s", "refusal"),
+    [
+        (_nothing, 0, None),
+        (_living, 0, WATCHED),
+        (_living, 59, "of which 1 s are left"),
+        (_living, 60, None),
+        (_renewed, 0, "of which 60 s are left"),
+        (_ended, 0, None),
+        *[
+            (_torn(content), watched_s, refusal)
+            for content in (b"", b"{", b"[]", b"\xff", b" " * (1 << 16))
+            for watched_s, refusal in ((0, "its owner is just starting"), (60, None))
+        ],
+        (_locked, 1e6, "cannot tell whether .* remove .*/run/lease"),
+        (_locked_and_ended, 0, None),
+        (
+            _locked_elsewhere,
+            0,
+            "on host node7.*if that host has died, the file server keeps its lock .*10min",
+        ),
+        (_renewed_there_and_locked_here, 59, "of which 1 s are left"),
+        (_renewed_there_and_locked_here, 60, None),
+    ],
+)
+@pytest.mark.parametrize("number", NO_LOCKS, ids=lambda number: errno.errorcode[number])
+def test_lease_is_taken_from_who_has_ended_or_shown_no_life_by_the_watchers_own_clock(
+    place: Place, left: Left, watched_s: float, refusal: str | None, number: int
+) -> None:
+    place.directory.create_record(RECORD)
+    old = left(place)
+    claim = None if old is None else Ownership(place.directory.path, RECORD.run_id, old.token)
+    place.number = place.number and number
+    if watched_s:
+        with pytest.raises(RunDirectoryBusy):
+            place.take()
+        place.now += watched_s
+        os.utime(place.directory.lease_path, (1e9, place.now * 1e7))  # clocks of hosts differ
+    content = place.directory.lease_path.read_bytes() if old is not None else b""
+
+    if refusal is not None:
+        with pytest.raises(RunDirectoryBusy, match=refusal):
+            place.take()
+        assert place.directory.lease_path.read_bytes() == content or old is None
+    else:
+        lease = place.take()
+        owner = place.owner
+        assert (owner["token"] == lease.token != "", "ended" in owner) == (True, False)
+        assert lease.is_renewed is (place.number is not None)
+        assert sorted(os.listdir(place.directory.path)) == ["RUN.json", "lease"]
+        if old is not None and claim is not None:
+            renew(old)  # it wakes up, and undoes nothing
+            old.end()
+            assert place.owner["token"] == lease.token
+            assert "ended" not in place.owner
+            with pytest.raises(CommitRefused, match="another job has taken the lease"):
+                claim.prove()
+        lease.release()
+    if old is not None:
+        old.release()
 
 
 def test_renewal_changes_nothing_that_names_the_head(place: Place) -> None:
@@ -139,17 +226,6 @@ def test_renewal_changes_nothing_that_names_the_head(place: Place) -> None:
     assert len(seen) == 3
     for one in (lease, heir):
         one.release()
-
-
-def test_job_that_has_ended_leaves_nobody_waiting(place: Place) -> None:
-    ended = place.take()
-    ended.end()
-    ended.release()
-
-    lease = place.take()
-
-    assert "ended" not in place.owner
-    lease.release()
 
 
 def test_lease_of_another_job_is_not_ended(place: Place) -> None:
@@ -235,57 +311,72 @@ def renewed_before_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease_module, "move", late)
 
 
-def test_second_job_is_told_at_once_how_a_dead_owner_is_recognised(place: Place) -> None:
-    lease = place.take()
+def moved_by_another(_: Lease, patch: pytest.MonkeyPatch) -> None:
+    """Let another taker move the lease away just before this one."""
+    rename = Path.rename
 
-    with pytest.raises(RunDirectoryBusy) as caught:
-        place.directory.acquire_lease()
+    def move_first(path: Path, target: Path) -> Path:
+        rename(path, path.with_name("moved"))
+        return rename(path, target)
 
-    said = str(caught.value)
-    assert HERE in said
-    assert "no locks, so a dead owner shows only by 60 s without a sign of life" in said
-    assert "of which 60 s are left: --wait-lease 90 watches for that" in said
-    assert f"remove {place.directory.lease_path}" in said
-    lease.release()
+    patch.setattr(Path, "rename", move_first)
 
 
-def test_lease_of_a_dead_owner_runs_out_by_the_watcher_s_clock_alone(place: Place) -> None:
-    """Its node is gone, and nobody can ask it."""
-    dead = place.take()
-    place.directory.create_record(RECORD)
-    claim = Ownership(place.directory.path, RECORD.run_id, dead.token)
-    for now, left in [(100.0, 60), (130.0, 30), (159.0, 1)]:
-        place.now = now
-        os.utime(place.directory.lease_path, (now * 1e7, now * 1e7))  # clocks of hosts differ
-        with pytest.raises(RunDirectoryBusy, match=f"of which {left} s are left"):
-            place.take()
-    claim.prove()
-
-    place.now = 160.0
-    lease = place.take()
-
-    assert place.owner["token"] == lease.token != dead.token
-    with pytest.raises(CommitRefused, match="another job has taken the lease"):
-        claim.prove()
-    assert sorted(os.listdir(place.directory.path)) == ["RUN.json", "lease"]
-    for one in (lease, dead):
-        one.release()
+def killed_within_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
+    """Let the taker die when it has put the lease of a living owner back."""
+    renewed_before_the_move(owner, patch)
+    killed_after_the_move(owner, patch)
 
 
-def test_owner_that_wakes_up_while_its_lease_is_taken_keeps_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def killed_after_the_move(_: Lease, patch: pytest.MonkeyPatch) -> None:
+    """Let the taker die when it has moved the lease away."""
+    unlink = Path.unlink
+
+    def die(path: Path) -> None:
+        if path.name.startswith(".lease."):
+            raise KeyboardInterrupt
+        unlink(path)
+
+    patch.setattr(Path, "unlink", die)
+
+
+@pytest.mark.parametrize(
+    ("race", "is_kept", "others"),
+    [
+        (renewed_before_the_move, True, []),
+        (moved_by_another, None, ["moved"]),
+        (killed_within_the_move, True, []),
+        (killed_after_the_move, False, []),
+    ],
+)
+def test_taker_that_is_interrupted_leaves_a_lease_to_its_owner_or_a_free_directory(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    race: Callable[[Lease, pytest.MonkeyPatch], None],
+    others: list[str],
+    *,
+    is_kept: bool | None,
 ) -> None:
-    lease = place.take()
+    owner = place.take()
     place.watch_to_the_end()
-    renewed_before_the_move(lease, monkeypatch)
+    with monkeypatch.context() as patch:
+        race(owner, patch)
+        with pytest.raises((RunDirectoryBusy, KeyboardInterrupt)):
+            place.take()
 
-    with pytest.raises(RunDirectoryBusy, match=HERE):
-        place.take()
-
-    assert place.owner["token"] == lease.token
-    assert os.stat(place.directory.lease_path).st_nlink == 1
-    assert os.listdir(place.directory.path) == ["lease"]
-    lease.release()
+    if is_kept:
+        with pytest.raises(RunDirectoryBusy):
+            place.take()
+        assert place.owner["token"] == owner.token
+        assert os.listdir(place.directory.path) == ["lease"]
+        assert os.stat(place.directory.lease_path).st_nlink == 1
+    elif is_kept is None:
+        assert os.listdir(place.directory.path) == others
+    else:
+        lease = place.directory.acquire_lease()
+        assert place.owner["token"] == lease.token
+        lease.release()
+    owner.release()
 
 
 @pytest.mark.parametrize("moment", ["before the move", "after the move"])
@@ -313,25 +404,6 @@ def test_taker_that_comes_second_gets_nothing(
     assert os.listdir(place.directory.path) == ["lease"]
     for one in (dead, *others):
         one.release()
-
-
-def test_taker_leaves_a_lease_to_the_one_that_has_moved_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = place.take()
-    place.watch_to_the_end()
-    rename = Path.rename
-
-    def move_first(path: Path, target: Path) -> Path:
-        rename(path, path.with_name("moved"))
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", move_first)
-    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
-        place.take()
-
-    assert os.listdir(place.directory.path) == ["moved"]
-    dead.release()
 
 
 def test_taker_that_opens_the_file_while_it_is_moved_makes_no_other_one(
@@ -400,112 +472,6 @@ def test_owner_whose_new_lease_is_moved_by_mistake_waits_for_it(
             place.take()
 
     assert len(sleeps) == (3 if comes_back else 100)
-
-
-def test_taker_that_dies_in_between_leaves_a_free_directory(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = place.take()
-    place.watch_to_the_end()
-    with monkeypatch.context() as dying:
-        dying.setattr(Path, "unlink", _die)
-        with pytest.raises(KeyboardInterrupt):
-            place.take()
-
-    lease = place.directory.acquire_lease()
-
-    assert place.owner["token"] == lease.token
-    for one in (lease, dead):
-        one.release()
-
-
-def _die(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("left", [b"", b"{", b"[]", b"\xff", b" " * (1 << 16)], ids=len)
-def test_lease_that_is_empty_or_torn_is_watched_like_any_other(place: Place, left: bytes) -> None:
-    """Its owner may be about to write it."""
-    place.directory.lease_path.write_bytes(left)
-    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
-        place.take()
-    place.now += LASTS_S
-
-    place.take().release()
-
-
-def test_lock_that_this_host_cannot_see_is_respected(place: Place) -> None:
-    place.number = None
-    lease = place.take()
-    place.number = errno.ENOSYS
-    for place.now in (100.0, 1e6):
-        with pytest.raises(RunDirectoryBusy, match=r"cannot tell whether .* remove .*/run/lease"):
-            place.take()
-
-    lease.end()
-    place.take().release()
-    lease.release()
-
-
-def test_host_with_locks_respects_a_lease_that_is_renewed(place: Place) -> None:
-    lease = place.take()
-    place.number = None
-    place.watch_to_the_end()
-    assert renew(lease)
-    place.watch_to_the_end()
-
-    taken = place.take()
-
-    assert not taken.is_renewed
-    assert not renew(lease), "it is another job's by now"
-    assert place.owner["token"] == taken.token
-    for one in (lease, taken):
-        one.release()
-
-
-def test_dead_host_of_a_lock_is_told_as_one_that_the_server_must_notice(place: Place) -> None:
-    place.number = None
-    lease = place.take()
-    elsewhere = {**place.owner, "host": "node7"}
-    place.directory.lease_path.write_text(json.dumps(elsewhere))
-
-    with pytest.raises(RunDirectoryBusy) as caught:
-        place.take()
-
-    assert f"pid {os.getpid()} on host node7" in str(caught.value)
-    assert "if that host has died, the file server keeps its lock" in str(caught.value)
-    assert "--wait-lease 10min" in str(caught.value)
-    lease.release()
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def test_second_name_that_a_killed_taker_has_left_is_removed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner = place.take()
-    place.watch_to_the_end()
-    unlink = Path.unlink
-
-    def die(path: Path) -> None:
-        if path.name.startswith(".lease."):
-            raise Killed
-        unlink(path)
-
-    with monkeypatch.context() as patch:
-        renewed_before_the_move(owner, patch)
-        patch.setattr(Path, "unlink", die)
-        with pytest.raises(Killed):
-            place.take()
-    assert len(os.listdir(place.directory.path)) == 2
-
-    with pytest.raises(RunDirectoryBusy):
-        place.take()
-
-    assert os.listdir(place.directory.path) == ["lease"]
-    owner.release()
 
 
 def test_lease_that_cannot_be_looked_at_after_the_move_is_given_back(
