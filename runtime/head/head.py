@@ -37,6 +37,7 @@ from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_pa
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import is_stopped
@@ -279,7 +280,7 @@ class Head:
         decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
         saves = SaveRequests(decider.save)
         self._job = _RunningJob(job, run, progress, console, decider, saves)
-        run.serve(self._job)
+        run.serve(self._job.on_record, self._job.on_directory)
         if self._writers is not None:
             run.connect(self._writers)
             self._writers = None
@@ -444,15 +445,13 @@ class _RunningJob:
         self.console.saw(record)
         self.saves.saw(record)
 
-    def on_run_warning(self, text: str) -> None:
-        """Show a sentence about the run directory."""
+    def on_directory(self, told: RunWarning | RunLost) -> None:
+        """Show a sentence about the run directory, or end the job without it."""
         with self.errors_told():
-            self.console.tell(Warned(text))
-
-    def on_directory_lost(self, exit_code: int, reason: str) -> None:
-        """End the job."""
-        with self.errors_told():
-            self.decider.lose_directory(ExitCode(exit_code), reason)
+            if isinstance(told, RunLost):
+                self.decider.lose_directory(ExitCode(told.exit_code), told.reason)
+            else:
+                self.console.tell(Warned(told.text))
 
 
 def _without_lost(job: Job, told: Iterable[Message]) -> Job:

@@ -33,7 +33,6 @@ from holdfast.runtime.run.files import BoundedCalls, write_whole
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace
 from holdfast.runtime.run.progress import StepReport, WorkerReport
-from holdfast.runtime.system.channel import Message
 
 _JOB_STARTED = b'"event": "job_started"'
 _TAIL_BYTES = 16 << 20
@@ -169,11 +168,11 @@ class JobFigures:
             case CheckpointFailed():
                 self._add(failed_saves_total=1)
 
-    def look(self, message: Message) -> None:
-        """Take what the head tells of the workers that live just now."""
-        workers = [w for w in map(WorkerReport.of, message["workers"]) if w is not None]
-        progress = StepReport.of(message.get("progress"))
-        self._set(look_time_seconds=message["time"])
+    def look(self, now: float, seen: Mapping[str, Any]) -> None:
+        """Take what the head sees of the workers that live at this moment."""
+        workers = [w for w in map(WorkerReport.of, seen["workers"]) if w is not None]
+        progress = StepReport.of(seen.get("progress"))
+        self._set(look_time_seconds=now)
         if not self._has_ended:
             self._tell_workers([worker for worker in workers if worker.pid is not None])
         spent: dict[tuple[str, ...], float] = {
@@ -226,9 +225,9 @@ class MetricsShown:
             with contextlib.suppress(ValueError):  # torn
                 self._figures.saw(json.loads(line))
 
-    def look(self, message: Message) -> None:
-        """Take what the head tells of the workers, and write the file anew."""
-        self._figures.look(message)
+    def look(self, now: float, seen: Mapping[str, Any]) -> None:
+        """Take what the head sees of the workers, and write the file anew."""
+        self._figures.look(now, seen)
         self.write()
 
     def write(self) -> None:

@@ -18,18 +18,21 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader, line_of
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.trace import TraceFiles
+from holdfast.runtime.run.trace import TraceFiles, TracePiece
 from holdfast.runtime.run.worker_logs import WorkerLogs
-from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 if TYPE_CHECKING:
@@ -39,8 +42,82 @@ if TYPE_CHECKING:
 _AWAY_S = 10.0
 """A run directory may be away for so long: a file system that is mounted anew is."""
 _LOOK_S = 0.2
-_COUNTED = frozenset({"trace", "log", "look", "check"})
-"""What the head sends so much of as is taken in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """Take a run: its directory, its record, and the lease that comes along."""
+
+    run_dir: Path
+    record: RunRecord
+    metrics_file: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLines:
+    """Lines for the journal, after so many that are lost; a lost writer may have written them."""
+
+    lines: tuple[str, ...]
+    lost: int = 0
+    is_again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """Lines of a worker, or of holdfast itself, as Latin-1; after them so many are lost."""
+
+    worker: int | None
+    host: str
+    lines: str
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """What is seen of the workers by now, as ``holdfast status`` has it."""
+
+    time: float
+    seen: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDirectory:
+    """Find out whether the directory is still the job's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is over: let the lease say so in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """So many lines, letters of a log, or messages of a kind are done with: more may be sent."""
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunWarning:
+    """A sentence about the run directory for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLost:
+    """The run directory is gone, or another job's."""
+
+    exit_code: int
+    reason: str
+
+
+ToRunFiles: TypeAlias = (
+    OpenRun | JournalLines | TracePiece | LogText | JobSeen | CheckDirectory | JobOver
+)
+OfRunFiles: TypeAlias = Written | RunWarning | RunLost
+_MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)
 
 
 class RunFiles:
@@ -63,22 +140,11 @@ class RunFiles:
             self._lease.end()
 
     def _serve(self) -> None:
-        verbs: dict[str, Callable[[Message], object]] = {
-            "open": self._open,
-            "lines": self._write,
-            "check": self._tell_if_lost,
-            "trace": self._trace,
-            "look": self._look,
-            "log": self._log,
-            "over": self._end,
-        }
         try:
-            while (message := self._channel.receive()) is not None:
-                kind = message["kind"]
-                verbs[kind](message)
-                if kind in _COUNTED:  # once more may be sent
-                    size = len(message["lines"]) if kind == "log" else 1
-                    self._send({"kind": "taken", "what": kind, "size": size})
+            while (line := self._channel.receive()) is not None:
+                message = _MESSAGES.decode(line)
+                if size := self._take(message, line.get(FDS, ())):
+                    self._send(Written(type(message).__name__, size))
             if self._journal is not None:
                 self._journal.close()
                 self._traces.close()
@@ -90,11 +156,33 @@ class RunFiles:
             traceback.print_exc()
             os._exit(1)
 
-    def _open(self, message: Message) -> None:
-        """Take the run: its directory, record and lease, the descriptor of which comes along."""
-        record = RunRecord.decode(message["record"].encode())
-        directory = RunDirectory(Path(message["run_dir"]))
-        self._lease = Lease(message[FDS][0])
+    def _take(self, message: ToRunFiles, fds: Sequence[int]) -> int:
+        """Do what a message asks for; return how much of its kind the head may send again."""
+        match message:
+            case OpenRun():
+                self._open(message, *fds)
+                return 0
+            case JobOver():
+                self._is_over = True
+                return 0
+            case JournalLines(lines):
+                self._write(message)
+                return len(lines)
+            case LogText(worker, host, text, lost):
+                self._logs.write(worker, host, text.encode("latin-1"), lost)
+                return len(text)
+            case TracePiece():
+                self._traces.write(line_of(to_plain(message)))
+            case JobSeen(time, seen) if self._metrics is not None:
+                with self._sparing():
+                    self._metrics.look(time, seen)
+            case CheckDirectory():
+                self._tell_if_lost()
+        return 1
+
+    def _open(self, message: OpenRun, lease: int) -> None:
+        record, directory = message.record, RunDirectory(message.run_dir)
+        self._lease = Lease(lease)
         with contextlib.suppress(OSError):  # nothing to spare: the lease lasts for a minute
             self._lease.keep()
         self._owner = owner = Ownership(directory.path, record.run_id, self._lease.token)
@@ -102,25 +190,23 @@ class RunFiles:
         self._journal.open_or_warn()
         self._path = directory.journal_path
         self._traces = TraceFiles(directory.trace_path, owner, self._warn)
-        if "metrics_file" in message:
+        if message.metrics_file is not None:
             from holdfast.runtime.saving.metrics import MetricsShown  # Prometheus, for this alone
 
-            file = Path(message["metrics_file"])
-            self._metrics = MetricsShown(record.run_id, file, self._warn)
+            self._metrics = MetricsShown(record.run_id, message.metrics_file, self._warn)
             self._metrics.go_on(self._path)
         self._logs = WorkerLogs(directory.logs_path, owner, self._warn)
 
-    def _write(self, message: Message) -> None:
-        journal, lines = self._journal, message["lines"]
+    def _write(self, message: JournalLines) -> None:
+        journal = self._journal
         assert journal is not None
-        journal.lost += message["lost"]
-        known = self._newest(lines) if message["is_again"] else frozenset()
-        new = [line for line in lines if line not in known]
+        journal.lost += message.lost
+        known = self._newest(message.lines) if message.is_again else frozenset()
+        new = [line for line in message.lines if line not in known]
         journal.write(new)
         if self._metrics is not None:
             with self._sparing():
                 self._metrics.saw(new)
-        self._send({"kind": "written", "count": len(lines)})
 
     @contextlib.contextmanager
     def _sparing(self) -> Iterator[None]:
@@ -131,18 +217,6 @@ class RunFiles:
             self._metrics = None
             self._warn(f"metrics are given up: {type(error).__name__}: {error}")
 
-    def _trace(self, message: Message) -> None:
-        self._traces.write(message["line"])
-
-    def _look(self, message: Message) -> None:
-        if self._metrics is not None:
-            with self._sparing():
-                self._metrics.look(message)
-
-    def _log(self, message: Message) -> None:
-        lines = message["lines"].encode("latin-1")
-        self._logs.write(message["worker"], message["host"], lines, message["lost"])
-
     def _newest(self, lines: Sequence[str]) -> frozenset[str]:
         """Return the end of the journal, where these lines may be; nothing if it is unreadable."""
         nbytes = TAIL_BYTES + sum(len(line.encode()) + 1 for line in lines)
@@ -151,7 +225,7 @@ class RunFiles:
             return frozenset(line.decode(errors="replace").rstrip("\n") for line in tail)
         return frozenset()
 
-    def _tell_if_lost(self, _: Message | None = None) -> bool:
+    def _tell_if_lost(self) -> bool:
         """Tell that the directory is the job's no more, if so; what cannot be told is left open.
 
         One that is gone may be mounted anew just now, so it is waited for.
@@ -163,7 +237,7 @@ class RunFiles:
             except DirectoryLost as lost:
                 if lost.exit_code == ExitCode.RUN_DIRECTORY_BUSY or bound.has_passed:
                     self._is_lost = True
-                    self._send({"kind": "lost", "exit_code": lost.exit_code, "reason": str(lost)})
+                    self._send(RunLost(lost.exit_code, str(lost)))
                 time.sleep(_LOOK_S)
                 continue
             except CommitRefused:
@@ -171,14 +245,11 @@ class RunFiles:
             break
         return self._is_lost
 
-    def _end(self, _: Message) -> None:
-        self._is_over = True
-
     def _warn(self, text: str) -> None:
         """Show a sentence, unless the job ends for the same reason."""
         if not self._tell_if_lost():
-            self._send({"kind": "warning", "text": text})
+            self._send(RunWarning(text))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: OfRunFiles) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(message)
+            self._channel.send(to_message(message))

@@ -27,8 +27,10 @@ from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.journal import Record, records_message
+from holdfast.runtime.saving.run_files import JobOver, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.reactor import Reactor
 
 TERM = signal.SIGTERM
@@ -190,7 +192,7 @@ def kinds(messages: list[Message]) -> list[str]:
 
 def lines_of(writer: Channel) -> list[Record]:
     """Return the records that a writer was sent."""
-    messages = [message for message in told(writer) if message["kind"] == "lines"]
+    messages = [message for message in told(writer) if message["kind"] == "JournalLines"]
     return [json.loads(line) for message in messages for line in message["lines"]]
 
 
@@ -658,7 +660,7 @@ def test_warning_of_the_writer_is_told_and_recorded(headed: Headed) -> None:
     writer = headed.writer()
     headed.begin()
 
-    writer.post({"kind": "warning", "text": "the disk is full"})
+    writer.post(to_message(RunWarning("the disk is full")))
     headed.turn()
 
     assert headed.said == ["holdfast: the disk is full"]
@@ -722,9 +724,11 @@ def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: boo
 
     assert headed.said[-1].startswith("holdfast: 3 lines of the job's output were lost")
     sent = told(writer)
-    last = [line for message in sent if message["kind"] == "lines" for line in message["lines"]]
+    last = [
+        line for message in sent if message["kind"] == "JournalLines" for line in message["lines"]
+    ]
     assert json.loads(last[-1])["event"] == "output_dropped"
-    assert (sent[-1]["kind"] == "over") is is_over
+    assert (sent[-1] == to_message(JobOver())) is is_over
 
 
 def test_head_without_a_job_has_nothing_to_write_down(headed: Headed) -> None:

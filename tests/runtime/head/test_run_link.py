@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 from heads import RECORD, job_of
@@ -15,9 +15,27 @@ from heads import RECORD, job_of
 from holdfast.runtime.head import run_link
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.run.journal import Record, records_message
-from holdfast.runtime.run.run_directory import RunRecord
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.saving.run_files import (
+    CheckDirectory,
+    JobOver,
+    JournalLines,
+    LogText,
+    OfRunFiles,
+    OpenRun,
+    RunLost,
+    RunWarning,
+    ToRunFiles,
+    Written,
+)
+from holdfast.runtime.system.channel import FDS, Channel, pair
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
+
+_MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)
+
+
+def records_of(message: JournalLines) -> list[Record]:
+    return [json.loads(line) for line in message.lines]
 
 
 class Writer:
@@ -28,15 +46,18 @@ class Writer:
         link.connect(ours)
         self.opening, *self._told = self.channel.drain()
 
-    def told(self) -> list[Message]:
+    def told(self) -> list[ToRunFiles]:
         """Return what was sent since the last time."""
         told, self._told = [*self._told, *self.channel.drain()], []
-        return told
+        return [_MESSAGES.decode(line) for line in told]
 
     def lines(self) -> list[Record]:
         """Return the records that were sent since the last time."""
-        messages = [message for message in self.told() if message["kind"] == "lines"]
-        return [json.loads(line) for message in messages for line in message["lines"]]
+        return [record for lines in self.journal() for record in records_of(lines)]
+
+    def journal(self) -> list[JournalLines]:
+        """Return the lines for the journal that were sent since the last time."""
+        return [message for message in self.told() if isinstance(message, JournalLines)]
 
     def close(self) -> None:
         for fd in self.opening.pop(FDS, ()):
@@ -51,9 +72,9 @@ class Linked:
         self.reactor = Reactor()
         self.lease = os.open(os.devnull, os.O_RDONLY)
         self.link = RunLink(self.reactor, job_of(), self.lease, said)
-        self.link.serve(self)
-        self.heard: list[tuple[str, Any]] = []
+        self.heard: list[RunWarning | RunLost] = []
         self.records: list[Record] = []
+        self.link.serve(self.records.append, self.heard.append)
         self._writers: list[Writer] = []
 
     def connect(self) -> Writer:
@@ -64,18 +85,9 @@ class Linked:
         """Handle what has come."""
         self.reactor.run_once(0.0)
 
-    def answer(self, writer: Writer, kind: str, **fields: Any) -> None:
-        writer.channel.post({"kind": kind, **fields})
+    def answer(self, writer: Writer, message: OfRunFiles) -> None:
+        writer.channel.post(to_message(message))
         self.turn()
-
-    def on_record(self, record: Record) -> None:
-        self.records.append(record)
-
-    def on_run_warning(self, text: str) -> None:
-        self.heard.append(("warning", text))
-
-    def on_directory_lost(self, exit_code: int, reason: str) -> None:
-        self.heard.append(("lost", (exit_code, reason)))
 
     def close(self) -> None:
         self.link.close(is_over=False)
@@ -102,9 +114,7 @@ def test_writer_is_told_the_run_and_gets_its_lease(linked: Linked) -> None:
 
     (lease,) = writer.opening[FDS]
     assert os.path.samestat(os.fstat(lease), os.fstat(linked.lease))
-    assert writer.opening["kind"] == "open"
-    assert RunRecord.decode(writer.opening["record"].encode()) == RECORD
-    assert writer.opening["run_dir"] == "/run"
+    assert _MESSAGES.decode(writer.opening) == OpenRun(Path("/run"), RECORD, None)
 
 
 def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
@@ -143,16 +153,16 @@ def test_records_wait_for_the_first_writer(linked: Linked) -> None:
 
     writer = linked.connect()
 
-    (message,) = writer.told()
-    assert [json.loads(line)["event"] for line in message["lines"]] == ["job_started", "launch"]
-    assert (message["lost"], message["is_again"]) == (0, True)
+    (message,) = writer.journal()
+    assert [record["event"] for record in records_of(message)] == ["job_started", "launch"]
+    assert (message.lost, message.is_again) == (0, True)
 
 
 def test_only_what_was_not_counted_is_sent_to_the_next_writer(linked: Linked) -> None:
     first = linked.connect()
     for event in ("job_started", "launch", "world"):
         linked.link.record(event)
-    linked.answer(first, "written", count=2)
+    linked.answer(first, Written("JournalLines", 2))
     first.channel.close()
     linked.turn()
     assert not linked.link.is_connected
@@ -160,10 +170,10 @@ def test_only_what_was_not_counted_is_sent_to_the_next_writer(linked: Linked) ->
 
     second = linked.connect()
 
-    (message,) = second.told()
-    assert [json.loads(line)["event"] for line in message["lines"]] == ["world", "step"]
-    assert message["is_again"] is True
-    linked.answer(second, "written", count=2)
+    (message,) = second.journal()
+    assert [record["event"] for record in records_of(message)] == ["world", "step"]
+    assert message.is_again is True
+    linked.answer(second, Written("JournalLines", 2))
     second.channel.close()
     assert linked.connect().told() == []
 
@@ -188,10 +198,10 @@ def test_of_lines_that_no_writer_takes_the_newest_are_kept_and_the_rest_is_count
     for step in range(5):
         linked.link.record("step", step=step)
 
-    (message,) = linked.connect().told()
+    (message,) = linked.connect().journal()
 
-    assert [json.loads(line)["step"] for line in message["lines"]] == [2, 3, 4]
-    assert message["lost"] == 2
+    assert [record["step"] for record in records_of(message)] == [2, 3, 4]
+    assert message.lost == 2
 
 
 def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones() -> None:
@@ -201,7 +211,7 @@ def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones()
 
     writer = Writer(link)
 
-    assert [message["lost"] for message in writer.told()] == [2]
+    assert [message.lost for message in writer.told()] == [2]
     link.close(is_over=False)
     writer.close()
     reactor.close()
@@ -221,14 +231,14 @@ def test_line_that_a_hanging_writer_was_sent_is_counted_if_it_dies_with_it(
         linked.link.record("step", step=step)
     assert len(hanging.lines()) == 5
 
-    linked.answer(hanging, "written", count=count)
+    linked.answer(hanging, Written("JournalLines", count))
     hanging.channel.close()
     linked.turn()
 
-    (message,) = linked.connect().told()
+    (message,) = linked.connect().journal()
     newest = range(max(2, count), 5)
-    assert [json.loads(line)["step"] for line in message["lines"]] == list(newest)
-    assert message["lost"] == lost
+    assert [record["step"] for record in records_of(message)] == list(newest)
+    assert message.lost == lost
 
 
 def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_head(
@@ -239,18 +249,18 @@ def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_he
     for step in range(5):
         linked.link.record("step", step=step)
 
-    linked.answer(slow, "written", count=5)
+    linked.answer(slow, Written("JournalLines", 5))
     linked.link.record("launch")
 
-    assert [message["lost"] for message in slow.told()] == [0] * 6
+    assert [message.lost for message in slow.told()] == [0] * 6
 
 
 def test_what_the_writer_tells_reaches_the_owner(linked: Linked) -> None:
     writer = linked.connect()
-    linked.answer(writer, "warning", text="the disk is full")
-    linked.answer(writer, "lost", exit_code=76, reason="it is another run's")
+    linked.answer(writer, RunWarning("the disk is full"))
+    linked.answer(writer, RunLost(76, "it is another run's"))
 
-    assert linked.heard == [("warning", "the disk is full"), ("lost", (76, "it is another run's"))]
+    assert linked.heard == [RunWarning("the disk is full"), RunLost(76, "it is another run's")]
 
 
 def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: Linked) -> None:
@@ -260,32 +270,31 @@ def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: L
     linked.link.check()
     linked.link.check()  # its disk hangs, perhaps
 
-    assert writer.told() == [{"kind": "check"}]
-    linked.answer(writer, "taken", what="check", size=1)
+    assert writer.told() == [CheckDirectory()]
+    linked.answer(writer, Written("CheckDirectory", 1))
     linked.link.check()
-    assert writer.told() == [{"kind": "check"}]
+    assert writer.told() == [CheckDirectory()]
 
 
 def test_lines_for_logs_that_a_slow_disk_does_not_take_are_counted_at_their_place(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(run_link._MOST_AHEAD, "log", 4)
+    monkeypatch.setitem(run_link._MOST_AHEAD, "LogText", 4)
     linked.link.log(0, "b", "before a writer\n")
     writer = linked.connect()
     for lines in ("one\n", "two\n", "three\n"):
         linked.link.log(0, "b", lines, lost=0)
-    linked.answer(writer, "taken", what="log", size=4)
+    linked.answer(writer, Written("LogText", 4))
     linked.link.log(None, "", "holdfast: here\n")
-    linked.answer(writer, "taken", what="log", size=15)
+    linked.answer(writer, Written("LogText", 15))
     linked.link.log(0, "b", "four\n", lost=7)
 
-    told = [message for message in writer.told() if message["kind"] == "log"]
-    assert [(m["worker"], m["host"], m["lines"], m["lost"]) for m in told] == [
-        (0, "b", "", 1),
-        (0, "b", "one\n", 0),
-        (None, "", "holdfast: here\n", 0),
-        (0, "b", "", 2),
-        (0, "b", "four\n", 7),
+    assert [message for message in writer.told() if isinstance(message, LogText)] == [
+        LogText(0, "b", "", 1),
+        LogText(0, "b", "one\n"),
+        LogText(None, "", "holdfast: here\n"),
+        LogText(0, "b", "", 2),
+        LogText(0, "b", "four\n", 7),
     ]
 
 
@@ -293,7 +302,7 @@ def test_lines_of_the_client_begin_the_log_once() -> None:
     linked = Linked("starting train.py", "2 hosts")
     with contextlib.closing(linked):
         logs = [
-            [each["lines"] for each in linked.connect().told() if each["kind"] == "log"]
+            [each.lines for each in linked.connect().told() if isinstance(each, LogText)]
             for _ in range(2)
         ]
 
@@ -316,14 +325,14 @@ def test_close_waits_until_all_is_counted(
     writer = linked.connect()
     for event in ("world", "job_ended"):
         linked.link.record(event)
-    for message in ({"kind": "written", "count": 1}, {"kind": "warning", "text": "late"}):
-        writer.channel.post(message)
-    writer.channel.post({"kind": "written", "count": 1})
+    for message in (Written("JournalLines", 1), RunWarning("late"), Written("JournalLines", 1)):
+        writer.channel.post(to_message(message))
 
     linked.link.close(is_over=is_over)
 
-    assert [message["kind"] for message in writer.told()] == ["lines"] * 2 + ["over"] * is_over
-    assert linked.heard == [("warning", "late")]
+    kinds = [type(message) for message in writer.told()]
+    assert kinds == [JournalLines] * 2 + [JobOver] * is_over
+    assert linked.heard == [RunWarning("late")]
     assert writer.channel.is_closed
 
 

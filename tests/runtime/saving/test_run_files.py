@@ -16,8 +16,24 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalFile, line_of, read_journal, stamped
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.run_files import RunFiles
-from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.saving.run_files import (
+    CheckDirectory,
+    JobOver,
+    JobSeen,
+    JournalLines,
+    LogText,
+    OfRunFiles,
+    OpenRun,
+    RunFiles,
+    RunLost,
+    RunWarning,
+    ToRunFiles,
+    Written,
+)
+from holdfast.runtime.system.channel import pair
+from holdfast.runtime.system.codec import decode
+from holdfast.runtime.system.messages import MessageKinds, to_message
 
 BOUND_S = 90.0
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)
@@ -27,47 +43,49 @@ def line(event: str, **fields: Any) -> str:
     return line_of(stamped(event, fields, 0.0, {"run_id": "r", "source": "head"}))
 
 
-CHECKED = {"kind": "taken", "what": "check", "size": 1}
+CHECKED = Written("CheckDirectory", 1)
+_ANSWERS: MessageKinds[OfRunFiles] = MessageKinds(OfRunFiles)
 
 
 class Files:
     """The files of a run, and the head's end of their channel."""
 
     def __init__(
-        self, directory: RunDirectory, lease: Lease, away_s: float = 10.0, **asked: Any
+        self,
+        directory: RunDirectory,
+        lease: Lease,
+        away_s: float = 10.0,
+        metrics_file: Path | None = None,
     ) -> None:
         self.channel, self._theirs = pair()
-        opening = {
-            "kind": "open",
-            "run_dir": str(directory.path),
-            "record": RECORD.encode().decode(),
-            **asked,
-        }
-        self.channel.post(opening, (lease.fileno(),))
+        opening = OpenRun(directory.path, RECORD, metrics_file)
+        self.channel.post(to_message(opening), (lease.fileno(),))
         self.files = RunFiles(self._theirs, away_s)
 
-    def send(self, *lines: str, lost: int = 0, is_again: bool = False) -> Message:
+    def send(self, *lines: str, lost: int = 0, is_again: bool = False) -> OfRunFiles:
         """Have lines written; return the answer."""
         self.post(*lines, lost=lost, is_again=is_again)
         return self.answer()
 
     def post(self, *lines: str, lost: int = 0, is_again: bool = False) -> None:
-        said = {"kind": "lines", "lines": list(lines), "lost": lost, "is_again": is_again}
-        self.channel.post(said)
+        self.tell(JournalLines(lines, lost, is_again))
 
-    def answer(self) -> Message:
+    def tell(self, message: ToRunFiles) -> None:
+        self.channel.post(to_message(message))
+
+    def answer(self) -> OfRunFiles:
         """Return the next answer."""
         if not self.channel.has_news:
             assert select.select([self.channel], [], [], BOUND_S)[0], "no answer"
         answer = self.channel.receive()
         assert answer is not None
-        return answer
+        return _ANSWERS.decode(answer)
 
-    def check(self) -> list[Message]:
+    def check(self) -> list[Any]:
         """Have the directory looked at; return the answers up to the last one."""
-        self.channel.post({"kind": "check"})
+        self.tell(CheckDirectory())
         answers = [self.answer()]
-        while answers[-1]["kind"] != "taken":
+        while answers[-1] != CHECKED:
             answers.append(self.answer())
         return answers
 
@@ -109,7 +127,7 @@ def test_lines_are_written_as_they_are_and_counted(files: Files, directory: RunD
 
     counted = files.send(*lines)
 
-    assert counted == {"kind": "written", "count": 2}
+    assert counted == Written("JournalLines", 2)
     assert directory.journal_path.read_text().splitlines() == lines
 
 
@@ -127,19 +145,20 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr("holdfast.runtime.run.files.WAITS_S", 0.01)
     shown = tmp_path / "job.prom"
-    files = Files(directory, lease, metrics_file=str(shown))
-    look = {"kind": "look", "now": 1.0, "time": 2.0, "workers": []}
-    files.channel.post(look)
+    files = Files(directory, lease, metrics_file=shown)
+    look = JobSeen(2.0, {"workers": []})
+    files.tell(look)
     assert begun.wait(BOUND_S)
-    files.channel.post(look)
-    files.channel.post(look)
+    files.tell(look)
+    files.tell(look)
     files.post(line("failure", worker=1, cause="signal SIGKILL"))
 
-    told = [files.answer() for _ in range(5)]
+    first, second, warning, third, written = [files.answer() for _ in range(5)]
 
-    kinds = [message["kind"] for message in told]
-    assert kinds == ["taken", "taken", "warning", "taken", "written"]
-    assert told[2]["text"].startswith(f"metrics are not written to {shown}: its disk has not ")
+    assert {first, second, third} == {Written("JobSeen", 1)}
+    assert isinstance(warning, RunWarning)
+    assert warning.text.startswith(f"metrics are not written to {shown}: its disk has not ")
+    assert written == Written("JournalLines", 1)
     assert events(directory) == ["failure"]
     answers.set()
     files.close()
@@ -147,10 +166,11 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
 
 
 def test_piece_of_a_trace_is_kept_and_answered(files: Files, directory: RunDirectory) -> None:
-    files.channel.post({"kind": "trace", "line": '{"host": "a"}'})
+    piece = TracePiece("a", 1, 1, 7, "AAAA", 0, 12.5, 0.5)
+    files.tell(piece)
 
-    assert files.answer() == {"kind": "taken", "what": "trace", "size": 1}
-    assert (directory.trace_path / "000001.jsonl").read_text().strip() == '{"host": "a"}'
+    assert files.answer() == Written("TracePiece", 1)
+    assert decode(TracePiece, (directory.trace_path / "000001.jsonl").read_text()) == piece
 
 
 def test_line_that_a_lost_writer_has_written_but_not_counted_is_not_written_twice(
@@ -166,7 +186,7 @@ def test_line_that_a_lost_writer_has_written_but_not_counted_is_not_written_twic
     files.send(line("step", step=2))
     files.close()
 
-    assert counted["count"] == 3
+    assert counted == Written("JournalLines", 3)
     assert events(directory) == ["launch", "world", "step", "step"]
 
 
@@ -200,14 +220,14 @@ def test_lines_that_no_file_takes_are_told_and_counted_as_a_gap(
     for event in ("launch", "world"):
         files.post(line(event))
     told = [files.answer()]
-    while len([answer for answer in told if answer["kind"] == "written"]) < 2:
+    while len([answer for answer in told if isinstance(answer, Written)]) < 2:
         told.append(files.answer())
 
     directory.journal_path.rmdir()
     files.send(line("step"))
     files.close()
 
-    (warning,) = {answer["text"] for answer in told if answer["kind"] == "warning"}
+    (warning,) = {answer.text for answer in told if isinstance(answer, RunWarning)}
     assert f"journal {directory.journal_path} loses events" in warning
     gap, step = read_journal(directory.journal_path)
     assert (gap["event"], gap["lines"], step["event"]) == ("journal_gap", 2, "step")
@@ -223,7 +243,7 @@ def test_directory_that_is_mounted_anew_is_waited_for(
     threading.Timer(0.3, aside.rename, (directory.path,)).start()
 
     assert files.check() == [CHECKED]
-    assert files.send(line("step"))["kind"] == "written"
+    assert files.send(line("step")) == Written("JournalLines", 1)
     assert events(directory) == ["launch", "step"]
 
 
@@ -240,8 +260,8 @@ def test_directory_that_is_gone_is_lost_and_not_made_again(
 
     lost, _ = files.check()
 
-    assert (lost["kind"], lost["exit_code"]) == ("lost", ExitCode.RECOVERY_IMPOSSIBLE)
-    assert f"{directory.path} was removed or moved, or its RUN.json was" in lost["reason"]
+    assert (type(lost), lost.exit_code) == (RunLost, ExitCode.RECOVERY_IMPOSSIBLE)
+    assert f"{directory.path} was removed or moved, or its RUN.json was" in lost.reason
     files.send(line("job_ended"))
     files.close()
     assert directory.path.exists() == (gone == "record")
@@ -258,8 +278,8 @@ def test_directory_of_another_run_is_lost_and_gets_no_line(
 
     lost, _ = files.check()
 
-    assert (lost["kind"], lost["exit_code"]) == ("lost", ExitCode.RUN_DIRECTORY_BUSY)
-    assert f"{directory.path} belongs to run other now, not to r" in lost["reason"]
+    assert (type(lost), lost.exit_code) == (RunLost, ExitCode.RUN_DIRECTORY_BUSY)
+    assert f"{directory.path} belongs to run other now, not to r" in lost.reason
     files.send(line("job_ended"))
     assert [path.name for path in directory.path.iterdir()] == ["RUN.json"]
 
@@ -273,8 +293,8 @@ def test_directory_whose_lease_was_removed_is_the_jobs_until_another_one_takes_i
     other = directory.acquire_lease()
 
     lost, _ = files.check()
-    assert lost["exit_code"] == ExitCode.RUN_DIRECTORY_BUSY
-    assert "another job has taken the lease" in lost["reason"]
+    assert lost.exit_code == ExitCode.RUN_DIRECTORY_BUSY
+    assert "another job has taken the lease" in lost.reason
     other.release()
 
 
@@ -285,7 +305,7 @@ def test_lease_says_the_end_of_a_job_only_if_the_head_did(
     files = Files(directory, lease)
     files.send(line("job_ended"))
     if is_over:
-        files.channel.post({"kind": "over"})
+        files.tell(JobOver())
 
     files.close()
 
@@ -306,7 +326,7 @@ def test_disk_that_hangs_holds_up_no_end(
     monkeypatch.setattr(JournalFile, "write", hang)
     files = Files(directory, lease)
     files.post(line("step", step=1))
-    files.channel.post({"kind": "over"})
+    files.tell(JobOver())
     begins.wait()
 
     files.files.close(0.01)
@@ -314,15 +334,15 @@ def test_disk_that_hangs_holds_up_no_end(
     assert "ended" not in directory.lease_owner()
 
     goes_on.set()
-    assert files.answer()["count"] == 1
+    assert files.answer() == Written("JournalLines", 1)
     files.close()
     assert events(directory) == ["step"]
 
 
 def test_lines_of_workers_go_to_their_logs_and_are_counted(files: Files, tmp_path: Path) -> None:
     lines = "caf\xc3\xa9\n"  # bytes, as Latin-1
-    files.channel.post({"kind": "log", "worker": 2, "host": "", "lines": lines, "lost": 0})
+    files.tell(LogText(2, "", lines))
 
-    assert files.answer() == {"kind": "taken", "what": "log", "size": 6}
+    assert files.answer() == Written("LogText", 6)
     (path,) = tmp_path.rglob("worker-2.log")
     assert path.read_text() == "café\n"
