@@ -157,13 +157,15 @@ class _Far:
         """Answer the head."""
         if self.is_silent:
             return
-        if message["kind"] == "ping":
-            self.channel.post({"kind": "pong", "number": message["number"]})
+        if message["kind"] == "Ping":
+            self.channel.post({"kind": "Pong", "number": message["number"]})
         elif message["kind"] == "MakeWorkers":
-            generation = message["value"]["generation"]
-            workers = message["value"]["workers"]
-            of = ",".join(f"[{generation},{worker},WORDS]" for worker in workers)
-            self._line = f'{{"kind":"words","clock":NOW,"of":[{of}]}}\n'
+            generation, workers = message["generation"], message["workers"]
+            of = ",".join(
+                f'{{"generation":{generation},"worker":{worker},"words":WORDS}}'
+                for worker in workers
+            )
+            self._line = f'{{"kind":"Words","clock":NOW,"of":[{of}]}}\n'
 
     def tell_words(self, ticks: int) -> None:
         """Tell what a training changes: beats, steps and pieces of work."""
