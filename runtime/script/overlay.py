@@ -116,6 +116,8 @@ class Opened:
     """Where it lies until it is real, None if it is."""
     agreed: int = 0
     """Bytes of the staged file that are in the real one, or belong to earlier rounds."""
+    is_scripts: bool = False
+    """Whether a line of the script has opened it, before the training."""
     is_agreed: bool = False
     """Whether an agreement has seen it: then the first worker has the real one."""
 
@@ -242,6 +244,8 @@ class Overlay:
         for opened in self._opened:
             opened.flush()
             opened.is_agreed = True
+            if opened.is_scripts and not opened.is_closed and str(opened.path) not in lengths:
+                self._make_real(opened)  # it is named by the worker, and the first one has none
             if opened.staged is not None:
                 opened.agreed = opened.staged.stat().st_size
                 if opened.is_closed:

@@ -216,7 +216,7 @@ class ScriptFiles:
         begin = 0 if entry is None else self._begin(staged, entry)
         raw = _Told(staged, mode.translate(_KINDS), os.fspath(file))
         made = _stacked(raw, mode, *more, **by)
-        opened = Opened(Path(where), weakref.ref(made), "a" in mode, staged, begin)
+        opened = Opened(Path(where), weakref.ref(made), "a" in mode, staged, begin, True)
         raw.then = functools.partial(self._make_real, opened, entry)
         self._open = [(one, then) for one, then in self._open if not one.is_closed]
         self._open.append((opened, raw.then))

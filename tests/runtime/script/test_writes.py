@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.calls import CallingScript, during_training
-from holdfast.runtime.script.overlay import guarding
+from holdfast.runtime.script.overlay import guarding, length_of
 from holdfast.runtime.script.process import ScriptProcess
 from holdfast.runtime.script.writes import ScriptStores, SharedWrites
 
@@ -227,6 +227,18 @@ def test_log_that_is_held_open_goes_on_through_deaths_and_launches(
     assert path.read_text() == "begin\nstep 1\nagain step 2\n"
 
 
+def test_log_that_a_worker_names_by_itself_is_its_own(begin: Begin, tmp_path: Path) -> None:
+    process = begin()
+    with open(tmp_path / "log of worker 1", "w") as log:
+        log.write("begin\n")
+        overlay = process.begin_training(1, print, is_first=False)
+        with during_training():
+            overlay.agreed({})
+        log.write("end\n")
+
+    assert (tmp_path / "log of worker 1").read_text() == "begin\nend\n"
+
+
 def test_next_first_worker_goes_on_in_a_log_of_earlier_trainings(
     begin: Begin, tmp_path: Path
 ) -> None:
@@ -237,7 +249,7 @@ def test_next_first_worker_goes_on_in_a_log_of_earlier_trainings(
         overlay = process.begin_training(1, print, is_first=False)
         with during_training():
             (tmp_path / "log").write_text("begin\n")
-            overlay.agreed({})
+            overlay.agreed({str(tmp_path / "log"): length_of(tmp_path / "log")})
             (tmp_path / "log").write_text("begin\nbetween\n")
         log.write("between\n")
         overlay = process.begin_training(2, print, is_first=True)
