@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,24 @@ from holdfast.runtime.host.mpi_trial import Outcome, Trial
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.network import Interface, Loopback
 
+WHOLE = "Python cores MPI MPI ULFM TensorFlow workers run"
+"""What is examined, by the first words of the lines."""
+
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine on which all is well, and its mpiexec."""
     mpiexec = tmp_path / "mpiexec"
-    mpiexec.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.9'\n")
-    mpiexec.chmod(0o755)
+    _write_mpiexec(mpiexec, "mpiexec (Open MPI) 5.0.9")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_MPIEXEC", str(mpiexec))
     monkeypatch.setattr(doctor_file, "run_trial", _passing)
     _answer_import(monkeypatch, 0, "2.21.0\n", "")
-    return mpiexec
+
+
+def _write_mpiexec(path: Path, answer: str) -> None:
+    path.write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\n")
+    path.chmod(0o755)
 
 
 def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
@@ -49,125 +56,111 @@ def _failures(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("FAIL")]
 
 
-def test_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines = _doctor(capsys)
-
-    assert code == ExitCode.DONE
-    assert _failures(lines) == []
-    assert any("Open MPI 5.0.9" in line for line in lines)
-    assert any("2.21.0" in line for line in lines)
-
-
-def test_loopback_interface_that_is_down_is_told_and_no_mpi_is_blamed_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _without_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (doctor_file, preconditions):
         monkeypatch.setattr(module, "loopback_state", lambda: Loopback.IS_DOWN)
 
-    code, lines = _doctor(capsys)
 
-    assert code == ExitCode.USAGE
-    words = "the loopback interface lo is down: `ip link set lo up`, then run again"
-    assert _failures(lines) == [f"FAIL  host          {words}"]
-    assert not any("two ranks" in line for line in lines)
-
-
-def test_missing_mpi_is_found_and_the_rest_still_examined(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, lines = _doctor(capsys, "--mpiexec", "/nowhere/mpiexec")
-
-    assert code == ExitCode.USAGE
-    assert len(_failures(lines)) == 1
-    assert "TensorFlow" in " ".join(lines)
-
-
-def test_mpi_without_ulfm_is_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _without_ulfm(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
         return Outcome(trial, "no Revoke" if trial.deaths else "")
 
     monkeypatch.setattr(doctor_file, "run_trial", dying)
 
-    code, lines = _doctor(capsys)
 
-    assert code == ExitCode.USAGE
-    assert "no Revoke" in _failures(lines)[0]
-
-
-def test_version_that_crashes_survivors_is_found(
-    capsys: pytest.CaptureFixture[str], machine: Path
-) -> None:
-    machine.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
-
-    code, lines = _doctor(capsys)
-
-    assert code == ExitCode.USAGE
-    assert "going on in place; use 5.0.9" in _failures(lines)[0]
+def _with_mpiexec(answer: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda _: _write_mpiexec(Path("mpiexec"), answer)
 
 
-def test_launcher_without_ulfm_is_told_with_the_way_out(
-    capsys: pytest.CaptureFixture[str], machine: Path
-) -> None:
-    machine.write_text("#!/bin/sh\nprintf 'HYDRA build details:\\n  Version: 5.0.2\\n'\n")
-
-    code, lines = _doctor(capsys)
-
-    assert code == ExitCode.USAGE
-    assert "MPICH has none; run jobs with --no-shrink" in _failures(lines)[0]
-    assert any("two ranks started" in line for line in lines)
+def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answer_import(monkeypatch, 1, "", "Traceback\nImportError: libtensorflow.so: bad\n")
 
 
-def test_mpi_alone_is_examined_where_only_it_is_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer_import(monkeypatch, 1, "", "no TensorFlow")
-
-    code, lines = _doctor(capsys, "--mpi", "--run-dir", "/proc/self/run")
-
-    assert code == ExitCode.DONE
-    assert [line.split()[1] for line in lines] == ["MPI", "MPI", "ULFM"]
-
-
-def test_module_of_holdfast_that_workers_lack_is_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], *_: object) -> subprocess.CompletedProcess[str]:
-        lacks = "holdfast.runtime.keras.script_setup" in " ".join(command)
+        lacks = ".script_setup" in " ".join(command)
         said = "Traceback\nModuleNotFoundError: No module named 'h'\n" if lacks else ""
         return subprocess.CompletedProcess(command, int(lacks), "2.21.0\n", said)
 
     monkeypatch.setattr(doctor_file, "answer_of", answer)
 
-    code, lines = _doctor(capsys)
 
-    assert code == ExitCode.USAGE
-    assert _failures(lines) == [
-        "FAIL  workers       cannot import what they need: ModuleNotFoundError: No module named "
-        "'h'; install holdfast-mpi again"
-    ]
+def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_file, "interfaces", tuple)
 
 
-def test_tensorflow_that_cannot_be_imported_is_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer_import(monkeypatch, 1, "", "Traceback\nImportError: libtensorflow.so: bad\n")
-
-    code, lines = _doctor(capsys)
-
-    assert code == ExitCode.USAGE
-    assert "ImportError: libtensorflow.so: bad" in _failures(lines)[0]
-    assert "pip install tensorflow-cpu" in _failures(lines)[0]
-
-
-def test_run_directory_that_cannot_be_written_is_found(
+@pytest.mark.parametrize(
+    ("change", "argv", "failure", "subjects"),
+    [
+        (None, "", "", WHOLE),
+        (None, "--mpi --run-dir /proc/self/run", "", "MPI MPI ULFM"),
+        (
+            _without_loopback,
+            "",
+            "host          the loopback interface lo is down: `ip link set lo up`, then run again",
+            "Python cores host MPI TensorFlow workers run",
+        ),
+        (None, "--mpi --mpiexec /nowhere/mpiexec", "MPI", "MPI"),
+        (_without_ulfm, "--mpi", "ULFM          survivors cannot go on: no Revoke", "MPI MPI ULFM"),
+        (
+            _with_mpiexec("mpiexec (Open MPI) 5.0.11"),
+            "--mpi",
+            "MPI version   ",
+            "MPI MPI ULFM MPI",
+        ),
+        (
+            _with_mpiexec("HYDRA build details:\n  Version: 5.0.2"),
+            "--mpi",
+            "ULFM          MPICH has none; run jobs with --no-shrink",
+            "MPI MPI ULFM",
+        ),
+        (
+            _without_a_module,
+            "",
+            "workers       cannot import what they need: ModuleNotFoundError: No module named 'h'; "
+            "install holdfast-mpi again",
+            WHOLE,
+        ),
+        (
+            _without_tensorflow,
+            "",
+            "TensorFlow    cannot be imported: ImportError: libtensorflow.so: bad; pip install "
+            "tensorflow-cpu (scripts with a replica of their own do without)",
+            WHOLE,
+        ),
+        (
+            None,
+            "--run-dir /proc/self/run",
+            "run directory run directory /proc/self/run cannot be used",
+            WHOLE,
+        ),
+        (
+            _without_network,
+            "--mpi --network 10.9.0.0/16",
+            "network       --network 10.9",
+            "MPI network",
+        ),
+    ],
+)
+def test_what_is_amiss_is_told_and_the_rest_still_examined(
+    change: Callable[[pytest.MonkeyPatch], None] | None,
+    argv: str,
+    failure: str,
+    subjects: str,
+    *,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, lines = _doctor(capsys, "--run-dir", "/proc/self/run")
+    if change is not None:
+        change(monkeypatch)
 
-    assert code == ExitCode.USAGE
-    assert "/proc/self/run cannot be used" in _failures(lines)[0]
+    code, lines = _doctor(capsys, *argv.split())
+
+    assert code == (ExitCode.USAGE if failure else ExitCode.DONE)
+    assert [line[6:].split()[0] for line in lines if "device" not in line] == subjects.split()
+    first = [line.removeprefix("FAIL  ") for line in _failures(lines)][:1]
+    assert bool(first) == bool(failure)
+    assert all(line.startswith(failure) for line in first)
 
 
 def test_hosts_are_examined_with_the_options_of_a_job(
@@ -234,14 +227,3 @@ def test_mpi_is_tried_with_the_settings_of_a_job_and_the_answer_names_them(
     words = "both ranks were on this host, with tcp on 10.1.0.0/16, --mca btl self,tcp,uct; "
     assert words in lines[-1]
     assert "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine" in lines[-1]
-
-
-def test_network_that_this_host_has_not_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_file, "interfaces", tuple)
-
-    code, lines = _doctor(capsys, "--mpi", "--network", "10.9.0.0/16")
-
-    assert code == ExitCode.USAGE
-    assert "--network 10.9.0.0/16" in _failures(lines)[0]
