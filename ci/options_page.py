@@ -80,9 +80,8 @@ def page(users: dict[str, str]) -> str:
             text += row(flags, _default(name, found), found.help)
     for group, commands in all_commands().items():
         text += _COMMANDS.format(group=group) + "".join(row(f"`{one.name}`") for one in commands)
-    without = ((name, found) for name, found in OPTIONS.items() if not found.flags)
-    reasons = (f"| `{name}` | {found.help} |\n" for name, found in without)
-    return text + _WITHOUT + "".join(reasons)
+    without = (f"| `{n}` | {found.help} |\n" for n, found in OPTIONS.items() if not found.flags)
+    return text + _WITHOUT + "".join(without)
 
 
 def users_on(text: str) -> dict[str, str]:
@@ -98,8 +97,7 @@ def _escaped(cell: str) -> str:
 def _flags(option: Option) -> Iterator[str]:
     value = "" if option.is_switch else f" {option.metavar}"
     yield from (*option.flags[:-1], option.flags[-1] + value)
-    if option.off_flag:
-        yield option.off_flag
+    yield from filter(None, [option.off_flag])
 
 
 def _default(name: str, option: Option) -> str:
