@@ -51,11 +51,10 @@ from holdfast.runtime.keras.fit_call import (
 )
 from holdfast.runtime.keras.own_loops import watch_loops
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.choose import kept_replica
+from holdfast.runtime.model.choose import as_traced, kept_replica, note_steps
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.model_rules import check_backend
-from holdfast.runtime.model.own_hooks import as_traced, note_steps
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import SILENT, count

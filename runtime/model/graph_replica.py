@@ -73,10 +73,11 @@ class Contributor(ABC):
     """Whether sums and update are kept apart, so that they have the same bits in any graph."""
     is_undivided = False
     """Whether an update uses gradients of the total as they are."""
-    has_own_test = False
-    """Whether validation has a step of its own, which is tried before the first step."""
     validates: Hashable = None
-    """The kind of the microbatches of validation: None if of any, ``()`` if there are none."""
+    """The kind of the microbatches of validation: None if of any, ``()`` if there are none.
+
+    One kind has a step of its own, which is traced before the first step.
+    """
     turns = 1
     measures = EpochSums()
     """How metrics of batches become those of an epoch."""
@@ -182,7 +183,7 @@ class GraphReplica:
         self._no_seeds = tf.zeros((contributor.seeds, 2), tf.int64)
         self._first_graph = self._graph(first, 0)
         contributor.check()
-        if contributor.has_own_test and validated is not None:
+        if contributor.validates and validated is not None:
             self._graph(validated, None)
         contributor.learn(validated)
         self._updates: list[Any] = []
@@ -345,7 +346,7 @@ class GraphReplica:
             return self._sums(batch, turn)(tensors, seeds)
 
         graph = flat_graph(sums, *self._specifications(batch))
-        if turn is None and self._of_step.has_own_test:
+        if turn is None and self._of_step.validates:
             self._tests.append(graph)
         return graph
 

@@ -29,7 +29,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.batch_mixing import BatchMixing, Probe, TermValues
+from holdfast.runtime.model.batch_mixing import BatchMixing, LossProbe, Trial
+from holdfast.runtime.model.captured_step import scalars
 from holdfast.runtime.model.graph_replica import Contributor
 from holdfast.runtime.model.graphs import Divide
 from holdfast.runtime.model.kinds import (
@@ -46,10 +47,10 @@ from holdfast.runtime.model.loss import (
     LossKinds,
     LossParts,
     LossScale,
+    Measures,
     Term,
     noted_terms,
 )
-from holdfast.runtime.model.measures import Measures
 from holdfast.runtime.model.model_call import (
     Batch,
     ModelCall,
@@ -58,10 +59,9 @@ from holdfast.runtime.model.model_call import (
     metric_starts,
     update_metrics,
 )
-from holdfast.runtime.model.model_rules import model_variables, unchanged
+from holdfast.runtime.model.model_rules import model_variables, seed_states, unchanged
 from holdfast.runtime.model.random_ops import draws_from, equal_draws
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.model.step_logs import scalars
 
 _FEW = 2
 """Samples that build a model: a loss that squeezes its targets takes no single one."""
@@ -126,8 +126,7 @@ class ModelContributor(Contributor):
         self._carried = carried_metrics(model, self._few, evaluates=evaluates)
         self._starts = {k: v for k, v in metric_starts(model).items() if k not in self._carried}
         self._trainable = tuple(model.trainable_variables)
-        state = tuple(model.non_trainable_variables)
-        self._generators = tuple(v for v in state if model_rules.is_generator_state(v))
+        self._generators, state = seed_states(model), model.non_trainable_variables
         self.state = tuple(v for v in state if not model_rules.is_generator_state(v))
         """Variables beside weights, seeds and metrics."""
         self.seeds = len(self._generators) + 1
@@ -136,7 +135,7 @@ class ModelContributor(Contributor):
         self._sparse: tuple[str, ...] = ()
         """Paths of weights whose gradients TensorFlow keeps by rows, as those of an embedding."""
         self.note({True: LossKinds(), False: LossKinds()}, MetricKinds())
-        self._mixed = None if self.is_apart else Probe(model, self, first).run()
+        self._mixed = None if self.is_apart else LossProbe(model, self, first).run()
 
     def note(
         self,
@@ -183,9 +182,7 @@ class ModelContributor(Contributor):
         sums += [travelling(v, call.value(v), samples, self._kind_of(v)) for v in moving]
         return [*sums, self._metric_sums(found, batch)]
 
-    def values(
-        self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
-    ) -> TermValues:
+    def trial(self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool) -> Trial:
         """Return the numbers of an eager call, from other values of some variables."""
         found = self._forward(batch, values, training=training)
         call = found.call
@@ -193,7 +190,8 @@ class ModelContributor(Contributor):
             {v.path: np.asarray(call.value(v), np.float64) for v in some if call.has_changed(v)}
             for some in (call.metrics, self.state)
         )
-        return TermValues(tuple(found.terms), found.loss.rest, metrics, state)
+        samples, terms = float(batch.samples), tuple(found.terms)
+        return Trial(samples, metrics, state, terms=terms, rest=found.loss.rest)
 
     def _forward(
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool

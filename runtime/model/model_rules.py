@@ -360,16 +360,27 @@ def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[st
     return named
 
 
-def model_variables(model: Any) -> dict[str, Any]:
-    """Return the variables of a built Keras model, and of its optimizer, that a state holds.
+def seed_states(model: Any) -> tuple[Any, ...]:
+    """Return the states of seed generators that a step may draw from."""
+    return tuple(v for v in model.non_trainable_variables if is_generator_state(v))
 
-    States of seed generators are left out: each microbatch sets its own.
+
+def model_variables(
+    model: Any, optimizers: Sequence[Any] = (), more: Iterable[Any] = ()
+) -> dict[str, Any]:
+    """Return the variables that a state holds, of a built Keras model and its optimizers.
+
+    States of seed generators are left out: each microbatch sets its own.  Variables that a step
+    trains, but that the model does not own, belong to their optimizer.  Those that a model of the
+    script's does not call trainable stay weights.  ``more`` belongs to the optimizers.
     """
-    state = (v for v in model.non_trainable_variables if not is_generator_state(v))
-    optimizer = getattr(model, "optimizer", None)
-    return named_variables(
-        [*model.trainable_variables, *state], () if optimizer is None else optimizer.variables
-    )
+    given = (getattr(model, "optimizer", None), *optimizers)
+    unique = {id(o): o for o in given if o is not None}.values()
+    own = [*model.trainable_variables, *model.non_trainable_variables, *model.variables]
+    for optimizer in unique if optimizers else ():
+        own += getattr(optimizer, "_trainable_variables", ()) if optimizer.built else ()
+    weights = {id(v): v for v in own if not is_generator_state(v)}
+    return named_variables(weights.values(), [*(v for o in unique for v in o.variables), *more])
 
 
 @contextmanager

@@ -26,17 +26,29 @@ import tensorflow as tf
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.captured_step import CapturedStep, OptimizerCall, Step, outside, record
+from holdfast.runtime.model.batch_mixing import (
+    BatchMixing,
+    MeasuredValues,
+    StepTrials,
+    try_step,
+    untried,
+)
+from holdfast.runtime.model.captured_step import (
+    CapturedStep,
+    Number,
+    OptimizerCall,
+    Step,
+    StepLogs,
+    outside,
+    record,
+)
 from holdfast.runtime.model.graph_replica import Contributor
 from holdfast.runtime.model.graphs import Divide
 from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
 from holdfast.runtime.model.model_call import Batch, Starts, metric_starts
-from holdfast.runtime.model.model_rules import named_variables, unchanged
+from holdfast.runtime.model.model_rules import model_variables, seed_states, unchanged
 from holdfast.runtime.model.replica import Microbatch, leaves
-from holdfast.runtime.model.step_logs import Number, StepLogs
 from holdfast.runtime.model.step_plan import StepPlan, plan_of
-from holdfast.runtime.model.step_probe import MeasuredValues, Probe, probe, untried
 
 _SHARES = 2
 
@@ -150,25 +162,6 @@ class KeptState:
             self._turn.value.assign((turn + 1) % (self._last + 1))
 
 
-def seed_states(model: Any) -> tuple[Any, ...]:
-    """Return the states of seed generators that a step may draw from."""
-    return tuple(v for v in model.non_trainable_variables if model_rules.is_generator_state(v))
-
-
-def replica_variables(model: Any, optimizers: Iterable[Any], kept: KeptState) -> dict[str, Any]:
-    """Return all variables that a state holds, by name.
-
-    Variables that the step trains, but that the model does not own, belong to their optimizer.
-    Those that a model of the script's does not call trainable stay weights.
-    """
-    unique = {id(o): o for o in (model.optimizer, *optimizers) if o is not None}.values()
-    trained = (v for o in unique if o.built for v in getattr(o, "_trainable_variables", ()))
-    own = (*model.trainable_variables, *model.non_trainable_variables, *model.variables)
-    weights = {id(v): v for v in (*own, *trained) if not model_rules.is_generator_state(v)}
-    of_optimizers = [v for optimizer in unique for v in optimizer.variables]
-    return named_variables(weights.values(), [*of_optimizers, *kept.variables])
-
-
 def _variable(shape: tuple[int, ...], dtype: str, name: str) -> Any:
     return keras.Variable(np.zeros(shape, dtype), dtype=dtype, trainable=False, name=name)
 
@@ -187,7 +180,6 @@ class StepContributor(Contributor):
         self._mixing = mixing
         batch = Batch.of(first)
         Step(model, "train_step", ()).discover(batch)
-        self.has_own_test = validated is not None
         self.validates = ()
         if validated is not None:
             Step(model, "test_step", ()).discover(Batch.of(validated))
@@ -234,7 +226,7 @@ class StepContributor(Contributor):
         self.metrics = self._vector.size
         self._kept = KeptState(self._found)
         optimizers = [call.optimizer for call in self._calls]
-        self.variables = replica_variables(self._model, optimizers, self._kept)
+        self.variables = model_variables(self._model, optimizers, self._kept.variables)
 
     @property
     def turn(self) -> int:
@@ -276,12 +268,12 @@ class StepContributor(Contributor):
         assert self._plan is not None, "the first graph tells it"
         return self._plan
 
-    def _try(self, step: Step, first: Microbatch) -> Probe:
+    def _try(self, step: Step, first: Microbatch) -> StepTrials:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
         if len({len(leaf) for leaf in leaves((first.x, first.y, first.weights))}) > 1:
             return untried(step)  # streams of several sizes have no parts
         try:
-            return probe(step, first)
+            return try_step(step, first)
         except Exception:  # of the script
             if not self._mixing.keeps_batches_whole:
                 raise

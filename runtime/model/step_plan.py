@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.captured_step import CapturedStep, Step
+from holdfast.runtime.model.captured_step import CapturedStep, Step, StepLogs
 from holdfast.runtime.model.kinds import StateKind
-from holdfast.runtime.model.step_logs import StepLogs
 
 Read: TypeAlias = tuple[int, int]
 """The number of a variable, and the position at which it was read."""

@@ -49,15 +49,6 @@ _FIRST = 0
 
 
 @dataclass(frozen=True, slots=True)
-class StateSource:
-    """The rank with the newest state, and whether any worker lacks that state."""
-
-    rank: int
-    version: int
-    is_needed: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Shared:
     """The newest state and its notes."""
 
@@ -88,16 +79,19 @@ class NewestState:
         self._state = state
         self._saver = saver
 
-    def share(self, source: StateSource, cursor: Cursor) -> Shared:
+    def share(self, versions: Sequence[int], cursor: Cursor) -> Shared:
         """Return the newest state; if no member has one, read it from the disk or build it.
+
+        The lowest rank with the largest of ``versions``, which are in rank order, has it.
 
         Raises:
             ProgramError: nothing was saved, and the workers have built other weights.
             WorldBroken: a member died; nothing is changed.
         """
         communicator = self._membership.communicator
-        is_own = communicator.size == 1
-        if source.version == NO_STATE:
+        is_own, newest = communicator.size == 1, max(versions)
+        source = versions.index(newest)
+        if newest == NO_STATE:
             replica = self._state.replica
             cursor = first_cursor(replica, self._job.stage.begin)
             restore = JobRestore(self._context, self._job, self._state)
@@ -112,20 +106,13 @@ class NewestState:
                 mine = Mine(self._context, self._job, self._state, cursor)
                 compare(self._membership, mine, weights=True)
                 is_own = True
-        self._saver.share_saved_step(source.rank)
+        self._saver.share_saved_step(source)
         notes = None
-        if source.version != NO_STATE:  # else nobody has any
-            notes = share_notes(communicator, source.rank, self._state.notes())
+        if newest != NO_STATE:  # else nobody has any
+            notes = share_notes(communicator, source, self._state.notes())
         # A copy of weights that all have already, to load it again, takes its time.
         state = cursor.tensors() if is_own else self._state.tensors(cursor)
-        return Shared(share_state(communicator, source.rank, state), notes, is_own=is_own)
-
-
-def find_source(versions: Sequence[int]) -> StateSource:
-    """Return the lowest rank with the largest of ``versions``, which are in rank order."""
-    newest = max(versions)
-    rank = versions.index(newest)
-    return StateSource(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
+        return Shared(share_state(communicator, source, state), notes, is_own=is_own)
 
 
 def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:

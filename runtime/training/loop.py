@@ -50,7 +50,7 @@ from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
-from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
+from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
@@ -183,15 +183,16 @@ class TrainingLoop:
 
     def _catch_up(self) -> StepEvent:
         self._exchange.map_peers()
-        source = find_source(self._membership.versions)
-        if source.is_needed:
+        versions = self._membership.versions
+        newest = max(versions)
+        if newest == NO_STATE or min(versions) < newest:
             shared = self._membership.together(
-                lambda: self._newest.share(source, self._progress.cursor)
+                lambda: self._newest.share(versions, self._progress.cursor)
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
-            if source.version == NO_STATE or self._version != source.version:
+            if newest == NO_STATE or self._version != newest:
                 with self._moving:
-                    self._rest.restored(is_saved=source.version == NO_STATE)
+                    self._rest.restored(is_saved=newest == NO_STATE)
                     self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
                 self._state.resume(self._progress.cursor, shared.notes)
                 self._forget_leaves()

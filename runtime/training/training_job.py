@@ -25,6 +25,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import LIVE
 from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.transaction import (
     BatchLeaves,
     BatchValidationLeaves,
@@ -32,7 +33,6 @@ from holdfast.runtime.training.transaction import (
     TrainingLeaves,
     Transaction,
     ValidationLeaves,
-    WorkNotes,
     part_of,
 )
 
@@ -320,21 +320,21 @@ class TrainingJob:
             f"(epochs={work_plan.epochs}): nothing was trained; ask for more epochs to go on"
         )
 
-    def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
+    def transactions(self, replica: Replica, notes: WorkerStatus) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work, which takes notes of its work."""
         makers = {Work.TRAIN: self._training(replica, notes)}
         if self.validation is not None:
             makers[Work.EVALUATE] = self._evaluating(replica, notes)
         return {work: Transaction(work, maker, self.microbatches) for work, maker in makers.items()}
 
-    def _training(self, replica: Replica, notes: WorkNotes) -> LeafMaker:
+    def _training(self, replica: Replica, notes: WorkerStatus) -> LeafMaker:
         if isinstance(self.data, Feed):
             assert isinstance(self.order, BatchOrder)
             return BatchLeaves(replica, self.data, self.order, self.work_plan, notes)
         assert isinstance(self.order, SampleOrder)
         return TrainingLeaves(replica, self.data, self.order, notes, self.stage.begin)
 
-    def _evaluating(self, replica: Replica, notes: WorkNotes) -> LeafMaker:
+    def _evaluating(self, replica: Replica, notes: WorkerStatus) -> LeafMaker:
         if isinstance(self.validation, Feed):
             assert isinstance(self.validation_order, BatchOrder)
             order = self.validation_order

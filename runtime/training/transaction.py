@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -48,6 +47,7 @@ from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, PassLayout, Replica
 from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.worker_status import WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +142,6 @@ def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
     return maximal_nodes(owned, assignment.microbatches) if owned else ()
 
 
-class WorkNotes(Protocol):
-    """Takes note of the microbatch in hand: if this worker dies of it, its agent knows."""
-
-    def begin_work(self, step: int, microbatch: int, ids: bytes, *, is_validation: bool) -> None:
-        """Note the samples, int64, that are read and computed next; ``step`` counts from 1."""
-
-    def end_work(self) -> None:
-        """Note that they are computed."""
-
-    def needing_no_peer(self) -> AbstractContextManager[None]:
-        """Note work that no peer has to help with, in a piece that may wait."""
-
-    def enter(self, activity: Activity) -> None:
-        """Note what the worker does from now on."""
-
-
 class LeafMaker(Protocol):
     """Computes the leaves of one kind of transaction."""
 
@@ -187,7 +171,7 @@ class TrainingLeaves:
     """One microbatch of the step's batch is one leaf."""
 
     def __init__(
-        self, replica: Replica, data: Data, order: SampleOrder, notes: WorkNotes, begin: int = 0
+        self, replica: Replica, data: Data, order: SampleOrder, notes: WorkerStatus, begin: int = 0
     ) -> None:
         self._replica = replica
         self._data = data
@@ -221,7 +205,7 @@ class ValidationLeaves:
     """
 
     def __init__(
-        self, replica: Replica, data: Data, order: SequentialOrder, notes: WorkNotes
+        self, replica: Replica, data: Data, order: SequentialOrder, notes: WorkerStatus
     ) -> None:
         self._replica = replica
         self._data = data
@@ -261,7 +245,7 @@ class BatchLeaves:
         feed: Feed,
         order: BatchOrder,
         work_plan: WorkPlan,
-        notes: WorkNotes,
+        notes: WorkerStatus,
     ) -> None:
         self._replica = replica
         self._feed = feed
@@ -299,7 +283,9 @@ class BatchLeaves:
 class BatchValidationLeaves:
     """Leaf m adds up the m-th part of every batch; it is computed while they are gathered."""
 
-    def __init__(self, replica: Replica, feed: Feed, order: BatchOrder, notes: WorkNotes) -> None:
+    def __init__(
+        self, replica: Replica, feed: Feed, order: BatchOrder, notes: WorkerStatus
+    ) -> None:
         self._replica = replica
         self._feed = feed
         self._order = order

@@ -70,10 +70,11 @@ def replica_of(
     return replica_of_keras(model, first, BatchMixing[mixing], lambda: validated)
 
 
-def dense(tf: SimpleNamespace, **compiled: Any) -> Any:
-    """Return a small compiled classifier of images."""
+def dense(tf: SimpleNamespace, *units: int, **compiled: Any) -> Any:
+    """Return a small compiled classifier of images, with layers of so many units."""
     layers = tf.keras.layers
-    model = tf.keras.Sequential([layers.Flatten(), layers.Dense(3), layers.Dense(1)])
+    sizes = units or (3,)
+    model = tf.keras.Sequential([layers.Flatten(), *map(layers.Dense, sizes), layers.Dense(1)])
     model.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
     return model
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import keras_harness
 import numpy as np
 import pytest
 from extended import shortened
-from keras_harness import bytes_of, contribution, microbatch
+from keras_harness import FIRST, bytes_of, contribution, dense, microbatch
 from keras_oracle import fresh_model
 
 from holdfast.runtime.model.batch_mixing import BatchMixing
@@ -23,33 +21,29 @@ pytestmark = pytest.mark.tensorflow
 Make = Callable[[SimpleNamespace], Any]
 
 
-def _dense(tf: SimpleNamespace, optimizer: Any, units: int = 3000) -> Any:
-    """Return a model for whose update XLA is worth while."""
-    layers = tf.keras.layers
-    model = tf.keras.Sequential([layers.Flatten(), layers.Dense(units), layers.Dense(90)])
-    model.add(layers.Dense(1))
-    model.compile(optimizer=optimizer, loss="mse")
-    return model
+LARGE = 3000, 90
+"""Units of a model for whose update XLA is worth while."""
 
 
 def _optimizer(name: str, **settings: Any) -> Make:
-    return lambda tf: _dense(tf, getattr(tf.keras.optimizers, name)(**settings))
+    return lambda tf: dense(tf, *LARGE, optimizer=getattr(tf.keras.optimizers, name)(**settings))
 
 
 def _scheduled(tf: SimpleNamespace) -> Any:
     schedule = tf.keras.optimizers.schedules.CosineDecay(0.1, 3)
-    return _dense(tf, tf.keras.optimizers.SGD(schedule, momentum=0.9))
+    return dense(tf, *LARGE, optimizer=tf.keras.optimizers.SGD(schedule, momentum=0.9))
 
 
 def _scaled(tf: SimpleNamespace) -> Any:
-    return _dense(tf, tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**10))
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**10)
+    return dense(tf, *LARGE, optimizer=optimizer)
 
 
 def _several(tf: SimpleNamespace) -> Any:
     """Two optimizers, each for some weights."""
     one, other = tf.keras.optimizers.Adam(0.01), tf.keras.optimizers.SGD(0.1)
     both = tf.keras.optimizers.MultiOptimizer(lambda v: one if v.name == "bias" else other)
-    return _dense(tf, both)
+    return dense(tf, *LARGE, optimizer=both)
 
 
 def _embedding(tf: SimpleNamespace) -> Any:
@@ -95,7 +89,7 @@ def _own(update: Callable[[SimpleNamespace, Any], Any]) -> Make:
             def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
                 super().update_step(update(tf.tensorflow, gradient), variable, learning_rate)
 
-        return _dense(tf, Own(0.1))
+        return dense(tf, *LARGE, optimizer=Own(0.1))
 
     return make
 
@@ -131,7 +125,7 @@ def _by_handle(tf: SimpleNamespace) -> Any:
                 momentum=0.9,
             )
 
-    return _dense(tf, Own(0.1, momentum=0.9))
+    return dense(tf, *LARGE, optimizer=Own(0.1, momentum=0.9))
 
 
 NOT_COMPILED = {
@@ -144,7 +138,7 @@ NOT_COMPILED = {
 
 
 def _replica(tf: SimpleNamespace, make: Make, mixing: BatchMixing) -> Any:
-    return replica_of_keras(fresh_model(tf, make), keras_harness.FIRST, mixing)
+    return replica_of_keras(fresh_model(tf, make), FIRST, mixing)
 
 
 def _is_compiled(replica: Any) -> bool:
@@ -190,7 +184,7 @@ def test_what_xla_would_change_stays_a_graph(tf: SimpleNamespace, case: str) -> 
 
 
 def test_a_small_update_stays_a_graph(tf: SimpleNamespace) -> None:
-    make = functools.partial(_dense, optimizer="adam", units=100)
+    make = lambda tf: dense(tf, 100, 90, optimizer="adam")  # noqa: E731
 
     assert not _is_compiled(_replica(tf, make, BatchMixing.HARMLESS))
 
@@ -218,7 +212,7 @@ def _stepped(tf: SimpleNamespace) -> tuple[Any, Any, int]:
     model, batch = fresh_model(tf, _one_kernel), microbatch(0, 0)
     model(batch.x)
     model.set_weights([np.zeros_like(each) for each in model.get_weights()])
-    replica = replica_of_keras(model, keras_harness.FIRST, BatchMixing.REFUSED)
+    replica = replica_of_keras(model, FIRST, BatchMixing.REFUSED)
     total = contribution(replica, batch)
     replica.apply(total, batch.samples)
     (kernel,) = (each for name, each in replica.state().items() if name.endswith("kernel"))

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from extended import shortened
-from keras_harness import IMAGES, LABELS, bytes_of, contribution, convolutional, dense, microbatch
+from keras_harness import (
+    FIRST,
+    IMAGES,
+    LABELS,
+    bytes_of,
+    contribution,
+    convolutional,
+    dense,
+    microbatch,
+)
 from keras_oracle import fresh_model
 
 from holdfast.runtime.model.batch_mixing import BatchMixing
@@ -17,7 +26,6 @@ from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow
 
-FIRST = Microbatch(IMAGES[:7], LABELS[:7], 0)
 NAN = Microbatch(np.full_like(IMAGES[:7], np.nan), LABELS[:7], 0)
 
 
@@ -25,26 +33,6 @@ def scaled(tf: SimpleNamespace) -> Any:
     """A loss whose gradients overflow in the first steps, which are skipped."""
     optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**127)
     return dense(tf, optimizer=optimizer)
-
-
-def averaging(tf: SimpleNamespace) -> Any:
-    optimizer = tf.keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
-    return dense(tf, optimizer=optimizer)
-
-
-def accumulating(tf: SimpleNamespace) -> Any:
-    optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
-    return dense(tf, optimizer=optimizer)
-
-
-def embedding(tf: SimpleNamespace) -> Any:
-    """A model whose gradient is sparse."""
-    layers = tf.keras.layers
-    numbers = layers.Lambda(lambda x: tf.keras.ops.cast(10 * abs(x), "int32"))
-    rows = [layers.Flatten(), numbers, layers.Embedding(64, 3), layers.Flatten(), layers.Dense(1)]
-    model = tf.keras.Sequential(rows)
-    model.compile(optimizer="adam", loss="mse", metrics=["mae"])
-    return model
 
 
 def in_halves(tf: SimpleNamespace) -> Any:
@@ -64,13 +52,10 @@ def normalised(tf: SimpleNamespace) -> Any:
     return model
 
 
-MODELS = {
+MODELS = {  # test_compiled_updates.py has more optimizers
     "convolutional": convolutional,
     "dense": dense,
     "scaled": scaled,
-    "averaging": averaging,
-    "accumulating": accumulating,
-    "embedding": embedding,
     "in halves": in_halves,
     "normalised": normalised,
 }
@@ -86,7 +71,7 @@ def lone(tf: SimpleNamespace, case: str) -> Any:
     return replica
 
 
-@pytest.mark.parametrize("case", shortened(MODELS, here=("scaled", "accumulating")))
+@pytest.mark.parametrize("case", shortened(MODELS, here=("scaled", "normalised")))
 def test_lone_worker_ends_with_the_bytes_of_workers_that_add_up(
     tf: SimpleNamespace, case: str
 ) -> None:

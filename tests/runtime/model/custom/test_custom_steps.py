@@ -16,9 +16,10 @@ from extended import extended, shortened
 from keras_oracle import fresh_model, parts_of
 
 from holdfast.runtime.exchange.memory import aligned_vector
+from holdfast.runtime.model.captured_step import Number, StepLogs
+from holdfast.runtime.model.model_rules import model_variables, seed_states
 from holdfast.runtime.model.replica import Microbatch, map_leaves
-from holdfast.runtime.model.step_contributor import KeptState, replica_variables, seed_states
-from holdfast.runtime.model.step_logs import Number, StepLogs
+from holdfast.runtime.model.step_contributor import KeptState
 from holdfast.runtime.model.step_plan import StepPlan
 
 pytestmark = pytest.mark.tensorflow
@@ -227,7 +228,7 @@ def test_seeds_of_a_microbatch_are_no_part_of_the_state() -> None:
     model = model_with_noise()
     (seed,) = seed_states(model)
 
-    variables = replica_variables(model, [], kept())
+    variables = model_variables(model, [], kept().variables)
 
     assert id(seed) not in {id(variable) for variable in variables.values()}
     assert {id(v) for v in model.variables} - {id(seed)} <= {id(v) for v in variables.values()}
@@ -240,7 +241,9 @@ def test_weights_that_only_an_optimizer_knows_belong_to_the_state_once() -> None
     for optimizer, variables in ((model.optimizer, model.trainable_variables), (other, [stranger])):
         optimizer.build(variables)
 
-    found = replica_variables(model, [other, model.optimizer, other], kept(turns=2))
+    optimizers = [other, model.optimizer, other]
+
+    found = model_variables(model, optimizers, kept(turns=2).variables)
 
     ids = [id(variable) for variable in found.values()]
     assert len(set(ids)) == len(ids)

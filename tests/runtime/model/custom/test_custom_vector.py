@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.runtime.model.batch_mixing import MeasuredValues, Trial
+from holdfast.runtime.model.captured_step import Number
 from holdfast.runtime.model.step_contributor import CustomVector
-from holdfast.runtime.model.step_logs import Number
-from holdfast.runtime.model.step_probe import MeasuredValues, Trial
 
 pytest.importorskip("keras")
 
@@ -97,8 +97,8 @@ EXACT, ROUGH = 1e-2, 2e-1
 def measured(samples: Any, metrics: list[Value], numbers: Mapping[str, Value]) -> Trial:
     return Trial(
         float(len(samples)),
-        [np.asarray(value(samples), np.float64) for value in metrics],
-        {name: np.asarray(value(samples), np.float64) for name, value in numbers.items()},
+        {str(n): np.asarray(value(samples), np.float64) for n, value in enumerate(metrics)},
+        numbers={name: np.asarray(value(samples), np.float64) for name, value in numbers.items()},
     )
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tensorflow
 @pytest.fixture
 def noted(tf: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let functions of Keras know their steps, for one test."""
-    from holdfast.runtime.model.own_hooks import note_steps
+    from holdfast.runtime.model.choose import note_steps
 
     monkeypatch.setattr(tf.keras.Model, "_make_function", tf.keras.Model._make_function)
     note_steps()
@@ -31,7 +31,7 @@ def model_of(tf: SimpleNamespace, **own: Any) -> Any:
 
 def traced(model: Any, told: list[str] | None = None, *, validates: bool = False) -> list[bool]:
     """Return which weights are trained in a ``fit`` that begins now."""
-    from holdfast.runtime.model.own_hooks import as_traced
+    from holdfast.runtime.model.choose import as_traced
 
     with as_traced(model, ([] if told is None else told).append, validates=validates):
         return [variable.trainable for variable in model.weights]
@@ -82,7 +82,7 @@ def test_function_of_keras_that_the_script_only_looks_at_is_taken(tf: SimpleName
 def test_override_of_how_a_step_is_done_lets_the_step_run_as_it_is(
     tf: SimpleNamespace, name: str
 ) -> None:
-    from holdfast.runtime.model.own_hooks import has_own_step
+    from holdfast.runtime.model.choose import has_own_step
 
     model = model_of(tf)
     assert not has_own_step(model)

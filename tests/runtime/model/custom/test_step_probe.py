@@ -14,10 +14,13 @@ pytest.importorskip("keras")
 import keras
 import tensorflow
 
+from holdfast.runtime.model.batch_mixing import (
+    MOST_OF_A_STEP,
+    try_step,
+)
 from holdfast.runtime.model.captured_step import Step
 from holdfast.runtime.model.kinds import StateKind
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.model.step_probe import MOST_SAMPLES, MeasuredValues, Probe, probe
 
 pytestmark = pytest.mark.tensorflow
 
@@ -90,7 +93,7 @@ LOSSES: dict[str, tuple[LossOf, frozenset[int], bool]] = {
 def test_gradients_of_parts_tell_means_sums_and_mixtures(name: str) -> None:
     loss, summed, mixes = LOSSES[name]
 
-    found = probe(step_of(loss), batch_of(X))
+    found = try_step(step_of(loss), batch_of(X))
 
     assert found.summed == summed
     assert found.mixes_samples is mixes
@@ -100,7 +103,7 @@ def test_gradients_of_parts_tell_means_sums_and_mixtures(name: str) -> None:
 def test_state_and_numbers_are_judged_with_the_gradients() -> None:
     step = step_of(LOSSES["mean"][0])
 
-    found = probe(step, batch_of(X))
+    found = try_step(step, batch_of(X))
 
     assert found.kind_of(step.model.seen) is StateKind.SUM
     assert found.kind_of(SimpleNamespace(path="unknown")) is StateKind.MEAN
@@ -114,32 +117,20 @@ def test_trial_leaves_no_trace(name: str) -> None:
     variables = [*step.model.variables, *step.model.optimizer.variables]
     before = [np.asarray(variable.value).tobytes() for variable in variables]
 
-    probe(step, batch_of(X))
+    try_step(step, batch_of(X))
 
     assert [np.asarray(variable.value).tobytes() for variable in variables] == before
 
 
 @pytest.mark.parametrize(
     ("samples", "sizes"),
-    [(7, {7, 2, 5, 4}), (2, {2, 1}), (1, {2, 1}), (MOST_SAMPLES + 9, {16, 5, 11, 10})],
+    [(7, {7, 2, 5, 4}), (2, {2, 1}), (1, {2, 1}), (MOST_OF_A_STEP + 9, {16, 5, 11, 10})],
     ids=["seven", "two", "one is taken twice", "few of many"],
 )
 def test_few_samples_are_cut_into_two_uneven_parts(samples: int, sizes: set[int]) -> None:
     """The first part is tried with each of its samples twice as well."""
     step = step_of(LOSSES["mean"][0])
 
-    probe(step, batch_of(np.resize(X, (samples, 3))))
+    try_step(step, batch_of(np.resize(X, (samples, 3))))
 
     assert set(step.model.sizes) == sizes
-
-
-@pytest.mark.parametrize(
-    ("whole", "parts", "difference", "mixes"),
-    [(2.0, 1.0, 0.02, False), (2.0, 1.0, 0.03, True), (1.0, 2.0, 0.02, False), (0, 0, 0, False)],
-)
-def test_difference_is_judged_by_the_larger_norm(
-    whole: float, parts: float, difference: float, *, mixes: bool
-) -> None:
-    found = Probe(MeasuredValues(()), whole, parts, difference, 0.01)
-
-    assert found.mixes_samples is mixes

@@ -14,8 +14,7 @@ import keras
 import tensorflow
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.loss import Kind
-from holdfast.runtime.model.measures import Measures
+from holdfast.runtime.model.loss import Kind, Measures
 
 pytestmark = pytest.mark.tensorflow
 
