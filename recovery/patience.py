@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Finding(IntEnum):
+class ReadFinding(IntEnum):
     """What a worker has found of a step; of several findings, the largest counts."""
 
     FINE = 0
@@ -28,7 +28,7 @@ class Finding(IntEnum):
     @property
     def is_unread(self) -> bool:
         """Whether the step may still be whole."""
-        return self in (Finding.TRANSIENT, Finding.UNREADABLE)
+        return self in (ReadFinding.TRANSIENT, ReadFinding.UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Patience:
     least_tries: int = 3
     """For older steps, when the newest has used up the time; a stale handle needs one."""
 
-    def nap_s(self, worst: Finding, tries: int, spent_s: float) -> float | None:
+    def nap_s(self, worst: ReadFinding, tries: int, spent_s: float) -> float | None:
         """Return how long to wait before the next try, None to give the step up.
 
         ``worst`` is the worst finding of all workers at the last of so many ``tries``, and
         ``spent_s`` are the seconds that the restore has spent on failing ones.
         """
-        if worst is not Finding.TRANSIENT:
+        if worst is not ReadFinding.TRANSIENT:
             return None
         doublings = min(tries - 1, 16)  # no float is too small for that
         nap_s = min(self.first_nap_s * 2.0**doublings, self.longest_nap_s)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.model.captured_step import Step, StepLogs, record
+from holdfast.runtime.model.captured_step import OwnStep, StepLogs, record
 from holdfast.runtime.model.kinds import (
     StateKind,
     Values,
@@ -38,7 +38,7 @@ from holdfast.runtime.model.kinds import (
     norm,
     state_kinds,
 )
-from holdfast.runtime.model.loss import Kind, LossKinds, Term
+from holdfast.runtime.model.loss import LossKinds, Term, TermKind
 from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32, unchanged
 from holdfast.runtime.model.random_ops import equal_draws
@@ -91,7 +91,7 @@ class BatchMixing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampleTrial:
     """What a step does with some samples; metrics are updated from zero."""
 
     samples: float
@@ -119,16 +119,16 @@ class Probe:
         self,
         first: Microbatch,
         parts: tuple[list[int], list[int]],
-        run: Callable[[Batch, _Changed], Trial],
+        run: Callable[[Batch, _Changed], SampleTrial],
     ) -> None:
         one, other = parts
         self.share = len(one) / (len(one) + len(other))
         self._rows = {"one": one, "other": other, "whole": one + other, "twice": one + one}
         self._first = first
         self._run = run
-        self._found: dict[str, Trial] = {}
+        self._found: dict[str, SampleTrial] = {}
 
-    def __getitem__(self, name: str) -> Trial:
+    def __getitem__(self, name: str) -> SampleTrial:
         """Return the trial of ``one`` part, the ``other``, the ``whole``, or one part ``twice``."""
         if name not in self._found:
             self._found[name] = self._run(self._batch(name), ())
@@ -178,9 +178,9 @@ class LossProbe:
         self._seeds = tf.zeros((tried.seeds, 2), tf.int64)
         self._tolerance = _tolerance(model, _OF_A_LOSS)
 
-    def _try(self, batch: Batch, values: _Changed, *, training: bool) -> Trial:
+    def _try(self, batch: Batch, values: _Changed, *, training: bool) -> SampleTrial:
         with equal_draws():
-            found: Trial = self._tried.trial(batch, values, training=training)
+            found: SampleTrial = self._tried.trial(batch, values, training=training)
         return found
 
     @np.errstate(all="ignore")  # samples that are not finite end the first step
@@ -260,28 +260,28 @@ class LossProbe:
         return [*graded, self._tried.measures.loss_entries(metrics)]
 
 
-def _kinds(small: Trial, double: Trial, doubts: list[str]) -> LossKinds:
+def _kinds(small: SampleTrial, double: SampleTrial, doubts: list[str]) -> LossKinds:
     """Return the kinds of all terms, and add what contradicts each of them to ``doubts``."""
     kinds = [
-        Kind.RATIO if term.key is not None else _kind(term.value, other.value, doubts)
+        TermKind.RATIO if term.key is not None else _kind(term.value, other.value, doubts)
         for term, other in zip(small.terms, double.terms, strict=True)
     ]
     return LossKinds(tuple(kinds), _kind(small.rest, double.rest, doubts))
 
 
-def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
+def _kind(small: Any, double: Any, doubts: list[str]) -> TermKind:
     """Tell a mean from a sum by what it becomes when each sample stands there twice."""
     one, two = (float(np.sum(np.asarray(value, np.float64))) for value in (small, double))
     limit = _OF_A_KIND * abs(one) + 1e-12
     if abs(two - one) <= limit or not np.isfinite([one, two]).all():
-        return Kind.MEAN  # what is not finite tells nothing, and ends the training at its step
+        return TermKind.MEAN  # what is not finite tells nothing, and ends the training at its step
     if abs(two - 2 * one) <= limit:
-        return Kind.SUM
+        return TermKind.SUM
     doubts.append(
         f"some samples have the loss {one:.6g}, and twice each of them {two:.6g}, which is neither "
         "a mean nor a sum over samples"
     )
-    return Kind.MEAN
+    return TermKind.MEAN
 
 
 def _copied(tensors: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
@@ -312,7 +312,10 @@ class MeasuredValues:
 
     @staticmethod
     def of(
-        metrics: Iterable[Any], whole: Trial, parts: tuple[Trial, Trial], tolerance: float
+        metrics: Iterable[Any],
+        whole: SampleTrial,
+        parts: tuple[SampleTrial, SampleTrial],
+        tolerance: float,
     ) -> MeasuredValues:
         """Return what was found with a batch and with two parts of it.
 
@@ -391,10 +394,10 @@ class StepTrials:
         return self.difference > self.tolerance * max(self.whole, self.parts)
 
 
-def try_step(step: Step, first: Microbatch) -> StepTrials:
+def try_step(step: OwnStep, first: Microbatch) -> StepTrials:
     """Try a script's step on some samples of a microbatch, and on two parts of them."""
 
-    def run(batch: Batch, values: _Changed) -> Trial:
+    def run(batch: Batch, values: _Changed) -> SampleTrial:
         return _captured(step, batch, values)
 
     cut, tolerance = _cut(first.samples), _tolerance(step.model, _OF_A_STEP)
@@ -435,7 +438,7 @@ def _moved(variables: Sequence[Any], scale: float) -> Iterator[None]:
         yield
 
 
-def untried(step: Step) -> StepTrials:
+def untried(step: OwnStep) -> StepTrials:
     """Return what holds for a step whose batches are never cut: nothing is weighted."""
     nothing = MeasuredValues((False,) * len(step.model.metrics_variables))
     return StepTrials(nothing, 0.0, 0.0, 0.0, _tolerance(step.model, _OF_A_STEP))
@@ -445,11 +448,11 @@ def _tolerance(model: Any, tolerances: tuple[float, float]) -> float:
     return tolerances[0] if computes_in_float32(model) else tolerances[1]
 
 
-def _captured(step: Step, batch: Batch, values: _Changed) -> Trial:
+def _captured(step: OwnStep, batch: Batch, values: _Changed) -> SampleTrial:
     captured = step.capture(batch, None, record, values)
     logs = StepLogs.of(step.model, captured.logs, captured.results, step.name)
     numbers = zip(logs.numbers, logs.numbers_in(captured.logs), strict=True)
-    return Trial(
+    return SampleTrial(
         float(batch.samples),
         {str(n): np.asarray(captured.added(v), np.float64) for n, v in enumerate(captured.metrics)},
         {v.path: np.asarray(captured.value(v), np.float64) for v in captured.state},

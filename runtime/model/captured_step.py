@@ -159,7 +159,7 @@ class CapturedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OwnStep:
     """A script's own ``train_step`` or ``test_step``, and the seeds of what it draws."""
 
     model: Any
@@ -310,7 +310,7 @@ def _build(call: OptimizerCall, step: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MetricResult:
     """A value of the logs that a metric gives; ``path`` leads into a result of several values."""
 
     name: str
@@ -336,7 +336,7 @@ class StepLogs:
     """What the logs of a step consist of; ``all_results`` as in ``Model.get_metrics_result``."""
 
     model: Any
-    entries: tuple[Result | Number, ...]
+    entries: tuple[MetricResult | Number, ...]
     all_results: bool
 
     @staticmethod
@@ -374,7 +374,7 @@ class StepLogs:
         shown: dict[str, float] = {}
         start = 0
         for entry in self.entries:
-            if isinstance(entry, Result):
+            if isinstance(entry, MetricResult):
                 value = entry.metric.result()
                 for key in entry.path:
                     value = value[key]
@@ -425,10 +425,10 @@ def _noting(metric: Any, noted: dict[int, Any]) -> Any:
     return result
 
 
-def _entry(name: str, value: Any, noted: dict[int, Any]) -> Result | Number:
+def _entry(name: str, value: Any, noted: dict[int, Any]) -> MetricResult | Number:
     if id(value) in noted:
         metric, path, _ = noted[id(value)]
-        return Result(name, metric, tuple(path))
+        return MetricResult(name, metric, tuple(path))
     return Number(name, tuple(getattr(value, "shape", ())))
 
 

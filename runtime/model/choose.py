@@ -54,14 +54,14 @@ from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.graph_replica import GraphReplica
-from holdfast.runtime.model.graphs import Place
+from holdfast.runtime.model.graphs import VectorPlace
 from holdfast.runtime.model.model_call import flat_graph, shape_key
 from holdfast.runtime.model.model_contributor import ModelContributor
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.step_contributor import StepContributor
 
 _MARKS = 2
-_GRADIENTS = Place(0, 1, ())
+_GRADIENTS = VectorPlace(0, 1, ())
 """The mark that stands for them."""
 
 
@@ -98,7 +98,7 @@ class LoneReplica(GraphReplica):
         if not self._has_effect:
             self._step(last, _Effect.ALWAYS)
 
-    def _gradients(self) -> Iterable[tuple[Any, Sequence[Place]]]:
+    def _gradients(self) -> Iterable[tuple[Any, Sequence[VectorPlace]]]:
         return [(self._model.optimizer, [_GRADIENTS])]
 
     def _make_ready(self) -> int:
@@ -206,7 +206,7 @@ _PLACE = "_holdfast_kept_replica"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptReplica:
     """A replica, and what its graphs were made of."""
 
     replica: Replica
@@ -252,7 +252,7 @@ def kept_replica(
         )
     made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if not has_own_step(model):  # which has a state of its own
-        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), shapes))
+        object.__setattr__(model, _PLACE, _KeptReplica(made, _parts(model), shapes))
     return made
 
 

@@ -33,8 +33,8 @@ from holdfast.runtime.model.graphs import (
     BorrowedTotal,
     Divide,
     GraphCache,
-    Place,
     VectorLayout,
+    VectorPlace,
     apart,
     compiled,
     kept,
@@ -303,7 +303,7 @@ class GraphReplica:
         for name, variable in self._of_step.variables.items():
             variable.value.assign(tf.convert_to_tensor(state[name]))
 
-    def _gradients(self) -> Iterable[tuple[Any, Sequence[Place]]]:
+    def _gradients(self) -> Iterable[tuple[Any, Sequence[VectorPlace]]]:
         """Yield each optimizer of the turn in hand, with the places of its gradients."""
         places = iter(self._layouts[self.turn].places)
         for optimizer, count in self._of_step.graded(self.turn):

@@ -176,7 +176,7 @@ ROW_FLOATS = ALIGNMENT_BYTES // 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VectorPlace:
     """One tensor's floats in the vector: ``[start, stop)``."""
 
     start: int
@@ -188,7 +188,7 @@ class Place:
 class VectorLayout:
     """Places of all tensors, and the size in floats of the vector that holds them."""
 
-    places: tuple[Place, ...]
+    places: tuple[VectorPlace, ...]
     size: int
 
     @staticmethod
@@ -198,7 +198,7 @@ class VectorLayout:
         start = 0
         for shape in shapes:
             stop = start + math.prod(shape)
-            places.append(Place(start, stop, tuple(shape)))
+            places.append(VectorPlace(start, stop, tuple(shape)))
             start = _aligned(stop)
         return VectorLayout(tuple(places), start)
 
@@ -252,7 +252,7 @@ class BorrowedTotal:
         return self._last[1]
 
 
-def tensor_at(rows: Any, place: Place) -> Any:
+def tensor_at(rows: Any, place: VectorPlace) -> Any:
     """Return a tensor of the flat vector, which TensorFlow gets in rows of 64 bytes.
 
     A run of whole rows is a view.  A tensor that ends within a row is copied.  Such tensors

@@ -87,7 +87,7 @@ class LossScale:
         return float(np.asarray(self._optimizer.dynamic_scale.value)) >= LEAST_SCALE
 
 
-class Kind(Enum):
+class TermKind(Enum):
     """What a term is divided by."""
 
     MEAN = "a mean over the samples"
@@ -195,19 +195,19 @@ class Gradients(Enum):
 class LossKinds:
     """What the terms of a loss are divided by, and what all else in it is."""
 
-    terms: tuple[Kind, ...] = ()
-    rest: Kind = Kind.MEAN
+    terms: tuple[TermKind, ...] = ()
+    rest: TermKind = TermKind.MEAN
 
-    def of(self, index: int) -> Kind:
+    def of(self, index: int) -> TermKind:
         """Return the kind of a term by its number."""
-        return self.terms[index] if index < len(self.terms) else Kind.MEAN
+        return self.terms[index] if index < len(self.terms) else TermKind.MEAN
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LossPart:
     """The terms of a loss that share a denominator."""
 
-    kind: Kind
+    kind: TermKind
     members: tuple[int, ...]
     has_rest: bool
     denominator: Any
@@ -252,7 +252,7 @@ class LossParts:
         """Names of the parts, which are the same in every trace of the same model."""
         ratios = itertools.count()
         return [
-            f"{part.kind.name}{next(ratios)}" if part.kind is Kind.RATIO else part.kind.name
+            f"{part.kind.name}{next(ratios)}" if part.kind is TermKind.RATIO else part.kind.name
             for part in self.parts
         ]
 
@@ -262,7 +262,7 @@ class LossParts:
         Each has a name, the leaf, the derivative of ``value`` by it, and its numerator.
         """
         for name, part in zip(self.names, self.parts, strict=True):
-            if part.kind is Kind.MEAN:
+            if part.kind is TermKind.MEAN:
                 continue
             leaves = [self._terms[k].leaf for k in part.members]
             slopes = self._tape.gradient(value, leaves) if leaves else []
@@ -272,7 +272,7 @@ class LossParts:
                     yield (name, i), leaf, tf.cast(slope, tf.float32), own
 
     def _part_gradients(
-        self, part: Part, weights: Sequence[Any], scale: Any, wanted: Gradients
+        self, part: LossPart, weights: Sequence[Any], scale: Any, wanted: Gradients
     ) -> list[Any]:
         before = scale * part.denominator if wanted is Gradients.OF_SUMS else scale
         targets = [self._terms[k].value for k in part.members]
@@ -317,20 +317,22 @@ class LossParts:
         return found
 
 
-def _parts(terms: Sequence[Term], kinds: LossKinds, samples: int) -> tuple[Part, ...]:
+def _parts(terms: Sequence[Term], kinds: LossKinds, samples: int) -> tuple[LossPart, ...]:
     """Group the terms by denominator: samples first, then 1, then the data's own."""
-    members: dict[Hashable, list[int]] = {Kind.MEAN: [], Kind.SUM: []}
+    members: dict[Hashable, list[int]] = {TermKind.MEAN: [], TermKind.SUM: []}
     for k in range(len(terms)):
         kind = kinds.of(k)
-        members.setdefault((kind, terms[k].key) if kind is Kind.RATIO else kind, []).append(k)
-    of_mean, of_sum = members.pop(Kind.MEAN), members.pop(Kind.SUM)
-    mean_rest = kinds.rest is Kind.MEAN
-    parts = [Part(Kind.MEAN, tuple(of_mean), mean_rest, float(samples))]
+        members.setdefault((kind, terms[k].key) if kind is TermKind.RATIO else kind, []).append(k)
+    of_mean, of_sum = members.pop(TermKind.MEAN), members.pop(TermKind.SUM)
+    mean_rest = kinds.rest is TermKind.MEAN
+    parts = [LossPart(TermKind.MEAN, tuple(of_mean), mean_rest, float(samples))]
     if of_sum or not mean_rest:
-        parts.append(Part(Kind.SUM, tuple(of_sum), not mean_rest, 1.0))
+        parts.append(LossPart(TermKind.SUM, tuple(of_sum), not mean_rest, 1.0))
     for indices in members.values():
         denominator = terms[indices[0]].denominator
-        parts.append(Part(Kind.RATIO, tuple(indices), has_rest=False, denominator=denominator))
+        parts.append(
+            LossPart(TermKind.RATIO, tuple(indices), has_rest=False, denominator=denominator)
+        )
     return tuple(parts)
 
 
@@ -417,12 +419,12 @@ class Measures(EpochSums):
         if shown is not None:
             numerators = [shown * float(samples), *(0.0 * n for n in numerators[1:])]
         for name, part, numerator in zip(loss.names, loss.parts, numerators, strict=True):
-            if part.kind is not Kind.MEAN:
+            if part.kind is not TermKind.MEAN:
                 extra[name, "numerator"] = numerator
-            if part.kind is Kind.RATIO:
+            if part.kind is TermKind.RATIO:
                 extra[name, "denominator"] = part.denominator
                 self._quotient(_LOSS, (name, "numerator"), None, (name, "denominator"))
-            elif part.kind is Kind.SUM:
+            elif part.kind is TermKind.SUM:
                 self._quotient(_LOSS, (name, "numerator"), None, None)
         flat = [
             tf.reshape(self._traced(n, value, loss, samples, extra), [-1])

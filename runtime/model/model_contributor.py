@@ -29,7 +29,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.batch_mixing import BatchMixing, LossProbe, Trial
+from holdfast.runtime.model.batch_mixing import BatchMixing, LossProbe, SampleTrial
 from holdfast.runtime.model.captured_step import scalars
 from holdfast.runtime.model.graph_replica import Contributor
 from holdfast.runtime.model.graphs import Divide
@@ -43,12 +43,12 @@ from holdfast.runtime.model.kinds import (
 )
 from holdfast.runtime.model.loss import (
     Gradients,
-    Kind,
     LossKinds,
     LossParts,
     LossScale,
     Measures,
     Term,
+    TermKind,
     noted_terms,
 )
 from holdfast.runtime.model.model_call import (
@@ -182,7 +182,9 @@ class ModelContributor(Contributor):
         sums += [travelling(v, call.value(v), samples, self._kind_of(v)) for v in moving]
         return [*sums, self._metric_sums(found, batch)]
 
-    def trial(self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool) -> Trial:
+    def trial(
+        self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
+    ) -> SampleTrial:
         """Return the numbers of an eager call, from other values of some variables."""
         found = self._forward(batch, values, training=training)
         call = found.call
@@ -191,7 +193,7 @@ class ModelContributor(Contributor):
             for some in (call.metrics, self.state)
         )
         samples, terms = float(batch.samples), tuple(found.terms)
-        return Trial(samples, metrics, state, terms=terms, rest=found.loss.rest)
+        return SampleTrial(samples, metrics, state, terms=terms, rest=found.loss.rest)
 
     def _forward(
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
@@ -297,14 +299,14 @@ class ModelContributor(Contributor):
         """Names of the parts of the loss; the first training call has told them."""
         named = (part for part, _ in self.roles.graded)
         # The samples come first; other parts of the loss have another denominator each.
-        return tuple(dict.fromkeys([Kind.MEAN.name, *named]))
+        return tuple(dict.fromkeys([TermKind.MEAN.name, *named]))
 
     @property
     def denominators(self) -> int:
         return len(self._parts)
 
     def divisors(self, samples: Any, metrics: Any) -> list[Any]:
-        known = {Kind.MEAN.name: samples, Kind.SUM.name: 1.0}
+        known = {TermKind.MEAN.name: samples, TermKind.SUM.name: 1.0}
         entry = self.measures.denominator_of
         return [known[part] if part in known else metrics[entry(part)] for part in self._parts]
 

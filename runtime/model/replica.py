@@ -241,7 +241,7 @@ class Finishing(Protocol):
 
 
 @runtime_checkable
-class Described(Protocol):
+class FactsTeller(Protocol):
     """A replica that tells what its step is made of."""
 
     def facts(self) -> StepFacts:

@@ -37,7 +37,7 @@ from holdfast.runtime.model.captured_step import (
     CapturedStep,
     Number,
     OptimizerCall,
-    Step,
+    OwnStep,
     StepLogs,
     outside,
     record,
@@ -179,15 +179,15 @@ class StepContributor(Contributor):
         self._model = model
         self._mixing = mixing
         batch = Batch.of(first)
-        Step(model, "train_step", ()).discover(batch)
+        OwnStep(model, "train_step", ()).discover(batch)
         self.validates = ()
         if validated is not None:
-            Step(model, "test_step", ()).discover(Batch.of(validated))
+            OwnStep(model, "test_step", ()).discover(Batch.of(validated))
             self.validates = validated.kind
         generators = seed_states(model)
         starts = metric_starts(model)
-        self._step = Step(model, "train_step", generators, starts)
-        self._test_step = Step(model, "test_step", generators, starts)
+        self._step = OwnStep(model, "train_step", generators, starts)
+        self._test_step = OwnStep(model, "test_step", generators, starts)
         self.seeds = self._step.seeds
         self._test_logs: StepLogs | None = None
         self._plan: StepPlan | None = None
@@ -268,7 +268,7 @@ class StepContributor(Contributor):
         assert self._plan is not None, "the first graph tells it"
         return self._plan
 
-    def _try(self, step: Step, first: Microbatch) -> StepTrials:
+    def _try(self, step: OwnStep, first: Microbatch) -> StepTrials:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
         if len({len(leaf) for leaf in leaves((first.x, first.y, first.weights))}) > 1:
             return untried(step)  # streams of several sizes have no parts

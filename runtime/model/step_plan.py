@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.captured_step import CapturedStep, Step, StepLogs
+from holdfast.runtime.model.captured_step import CapturedStep, OwnStep, StepLogs
 from holdfast.runtime.model.kinds import StateKind
 
 Read: TypeAlias = tuple[int, int]
@@ -182,7 +182,7 @@ class StepPlan:
 
 
 def plan_of(
-    step: Step, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
+    step: OwnStep, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
 ) -> StepPlan:
     """Return the plan of a step that was captured in ``graph``.
 
@@ -198,7 +198,7 @@ class _Planner:
     """Numbers all variables, and looks at what was computed from which."""
 
     def __init__(
-        self, step: Step, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
+        self, step: OwnStep, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
     ) -> None:
         self._step = step
         self._captured = captured

@@ -31,7 +31,7 @@ from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Due, Notes
 from holdfast.runtime.training.consistency import Mine, compare
-from holdfast.runtime.training.job_state import JobState, notes_of
+from holdfast.runtime.training.job_state import TrainingState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
@@ -70,7 +70,7 @@ class NewestState:
         membership: Membership,
         context: WorkerContext,
         job: TrainingJob,
-        state: JobState,
+        state: TrainingState,
         saver: Saver,
     ) -> None:
         self._membership = membership
@@ -147,7 +147,7 @@ def share_notes(communicator: Communicator, source: int, notes: Notes | None) ->
 
 
 def agree_on_effects(
-    membership: Membership, state: JobState, cursor: Cursor, turns: WorkerStatus
+    membership: Membership, state: TrainingState, cursor: Cursor, turns: WorkerStatus
 ) -> None:
     """Let all callback hosts have the same effects of the round that has run; run the next one.
 
@@ -178,7 +178,7 @@ def agree_on_effects(
 
 
 def _share(
-    membership: Membership, state: JobState, cursor: Cursor, decision: Decision
+    membership: Membership, state: TrainingState, cursor: Cursor, decision: Decision
 ) -> tuple[Tensors | None, Notes | None]:
     communicator = membership.communicator
     notes = share_notes(communicator, _FIRST, state.callback_host.notes())

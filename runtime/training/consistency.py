@@ -39,7 +39,7 @@ from holdfast.runtime.run.numerics import Numerics, differences, differing, refu
 from holdfast.runtime.script.modules import script_digest
 from holdfast.runtime.system.codec import JSON_NAME, WrongValue, from_plain, to_plain
 from holdfast.runtime.training.callback_host import CALLBACKS
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.training_job import DATA, FIRST_EPOCH, MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -87,7 +87,7 @@ class Mine:
 
     context: WorkerContext
     job: TrainingJob
-    state: JobState
+    state: TrainingState
     cursor: Cursor
 
 

@@ -14,7 +14,7 @@ from holdfast.checkpoint.manifest import GIVES_WAY
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.data.feed import Pipelines
-from holdfast.runtime.model.replica import Described, Replica
+from holdfast.runtime.model.replica import FactsTeller, Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.script.draws import random_states
 from holdfast.runtime.training.callback_host import CallbackHost, Notes
@@ -26,7 +26,7 @@ _IS_OVER = "companion is over"
 _RANDOM = "random states"
 
 
-class JobState:
+class TrainingState:
     """The tensors of replica, callback host and cursor by name, and the notes that belong to them.
 
     The notes are those of the callback host and of the pipelines that are read.
@@ -49,7 +49,7 @@ class JobState:
     @functools.cached_property
     def facts(self) -> StepFacts | None:
         """What the step was made of at first, None for a replica that does not tell."""
-        return self.replica.facts() if isinstance(self.replica, Described) else None
+        return self.replica.facts() if isinstance(self.replica, FactsTeller) else None
 
     @functools.cached_property
     def made(self) -> Mapping[str, str]:

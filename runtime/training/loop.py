@@ -52,7 +52,7 @@ from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
 from holdfast.runtime.training.rest import Rest
 from holdfast.runtime.training.training_job import TrainingJob
@@ -69,7 +69,7 @@ class TrainingLoop:
     """Trains one replica to the end of the job, together with the world it is part of."""
 
     def __init__(
-        self, context: WorkerContext, membership: Membership, state: JobState, job: TrainingJob
+        self, context: WorkerContext, membership: Membership, state: TrainingState, job: TrainingJob
     ) -> None:
         replica = state.replica
         self._context = context

@@ -23,7 +23,7 @@ from holdfast.runtime.run.events import Stopped
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.training.callback_host import Commit, Due
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.halt import Card
@@ -56,7 +56,7 @@ class Rest:
     def __init__(
         self,
         context: WorkerContext,
-        state: JobState,
+        state: TrainingState,
         progress: Progress,
         saver: Saver,
         records: LoopRecords,
@@ -79,7 +79,7 @@ class Rest:
         validation = commit.validation if commit.work is Work.EVALUATE else None
         state = {
             # Callbacks write into what they keep.
-            name: np.array(value) if name.startswith(JobState.COMPANION) else value
+            name: np.array(value) if name.startswith(TrainingState.COMPANION) else value
             for name, value in self._state.tensors(cursor).items()
         }
         fields = Due(commit.work, validation).into(self._fields(is_complete=False))

@@ -38,7 +38,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.patience import PATIENT, Finding, Patience
+from holdfast.recovery.patience import PATIENT, Patience, ReadFinding
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     RecoveryImpossible,
@@ -55,7 +55,7 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
 from holdfast.runtime.training.consistency import Mine, check_resumed
 from holdfast.runtime.training.initial_weights import load_initial_weights
-from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
+from holdfast.runtime.training.job_state import TrainingState, is_passed_over, was_over
 from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -83,7 +83,7 @@ WAITS = Waits()
 class Trouble:
     """Why a worker could not read; ``seconds`` and ``tries`` are those of all workers together."""
 
-    finding: Finding = Finding.FINE
+    finding: ReadFinding = ReadFinding.FINE
     reason: str = ""
     number: int = 0
     path: str = ""
@@ -116,7 +116,7 @@ class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
 
     def __init__(
-        self, context: WorkerContext, job: TrainingJob, state: JobState, waits: Waits = WAITS
+        self, context: WorkerContext, job: TrainingJob, state: TrainingState, waits: Waits = WAITS
     ) -> None:
         self._context = context
         self._job = job
@@ -174,7 +174,7 @@ class JobRestore:
                 self._steps = tuple(filter(self._job.stage.may_have, self._store.steps()))
 
         trouble = self._try(communicator, "the list of checkpoints", list_them)
-        if trouble is not None and trouble.finding is Finding.TRANSIENT:
+        if trouble is not None and trouble.finding is ReadFinding.TRANSIENT:
             raise CheckpointsUnread(f"{trouble}; {_AGAIN}")
         if trouble is not None:
             raise UsageError(trouble.reason)
@@ -241,7 +241,7 @@ class JobRestore:
             if count == 1:  # the first try is no waiting, however long it takes
                 began, first_s = self._waits.clock(), spent_s
             worst = max((found.trouble for found in tries), key=lambda trouble: trouble.finding)
-            if worst.finding is Finding.FINE:
+            if worst.finding is ReadFinding.FINE:
                 self._steps = tries[0].steps
                 break
             trouble = replace(worst, seconds=spent_s - first_s, tries=count)
@@ -257,7 +257,7 @@ class JobRestore:
                 )
             with self._context.page.needing_no_peer():
                 self._waits.sleep(nap_s)
-            if mine.finding is not Finding.FINE:
+            if mine.finding is not ReadFinding.FINE:
                 mine = _trouble_of(attempt)
             self._spent_s = before_s + self._waits.clock() - began
         return None
@@ -338,7 +338,7 @@ class JobRestore:
     def _tell(self, step: int, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
         reason, run_dir = trouble.reason, self._context.run_dir
-        if trouble.finding is Finding.DAMAGED:
+        if trouble.finding is ReadFinding.DAMAGED:
             record(self._context.journal, Rejected(step=step, reason=reason))
             place = run_dir / STORE_NAME / step_name(step)
             repair = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
@@ -397,16 +397,16 @@ def _trouble_of(attempt: Callable[[], None]) -> Trouble:
     try:
         attempt()
     except (CheckpointUnreadable, StorageFailed) as error:
-        finding = Finding.TRANSIENT if error.errno in TRANSIENT else Finding.UNREADABLE
+        finding = ReadFinding.TRANSIENT if error.errno in TRANSIENT else ReadFinding.UNREADABLE
         reason = error.reason if isinstance(error, CheckpointUnreadable) else str(error)
         return Trouble(finding, reason, error.errno, str(error.path or ""))
     except CheckpointInvalid as error:
-        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=error.is_other_runs)
+        return Trouble(ReadFinding.DAMAGED, error.reason, is_other_runs=error.is_other_runs)
     except CheckpointError as error:
-        return Trouble(Finding.DAMAGED, str(error))
+        return Trouble(ReadFinding.DAMAGED, str(error))
     except MemoryError:
         reason = "there is not enough memory (ENOMEM)"
-        return Trouble(Finding.TRANSIENT, reason, errno.ENOMEM)
+        return Trouble(ReadFinding.TRANSIENT, reason, errno.ENOMEM)
     return Trouble()
 
 

@@ -36,7 +36,7 @@ from holdfast.runtime.script.calls import during_training
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.progress import RepairCount, check_metric
 from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest, describe_job
@@ -221,7 +221,7 @@ class Stages:
             self._context.notify(notice)
         check_metric(job.best, replica, has_validation=job.validation is not None)
         pipelines = Pipelines(job.data, job.validation)
-        state = JobState(replica, callback_host(replica), pipelines)
+        state = TrainingState(replica, callback_host(replica), pipelines)
         loop = TrainingLoop(self._context, self._membership, state, job)
         cursor = loop.run()
         self._context.page.phase = Phase.CONCLUDING
@@ -252,7 +252,7 @@ class Stages:
                 return set(membership.versions) == {FAILED}
 
     def _conclude(
-        self, job: TrainingJob, loop: TrainingLoop, state: JobState, cursor: Cursor
+        self, job: TrainingJob, loop: TrainingLoop, state: TrainingState, cursor: Cursor
     ) -> StageEnd:
         context = self._context
         if not loop.is_complete:

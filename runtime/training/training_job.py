@@ -47,9 +47,6 @@ FIRST_EPOCH = "first epoch"
 DATA = "data"
 """The field of a manifest's cursor that holds the digest of the training data."""
 
-OF_WORKERS = ("number of the training", "number of epochs", "digest of the validation data")
-"""Facts that only workers compare: a run that goes on may have others."""
-
 _WARM_UP_EPOCHS = 5
 
 
@@ -267,17 +264,14 @@ class TrainingJob:
         return ledger.covers(order.samples)
 
     @property
-    def facts(self) -> dict[str, object]:
-        """All that workers must have alike, in the order in which a difference is told.
+    def facts_of_run(self) -> dict[str, object]:
+        """What a checkpoint holds, and a run that goes on must have alike.
 
-        What a job has not is None.  A checkpoint holds all but `OF_WORKERS`, so that a run which
-        goes on has it alike too.
+        The names are fields of a manifest's cursor.  What the job has not is None.
         """
         order, plan = self.order, self.work_plan
         samples = order if isinstance(order, SampleOrder) else None
-        validation = self.validation
         return {
-            "number of the training": self.stage.number,
             "seed": order.seed,
             MICROBATCHES: order.microbatches,
             "batches an epoch": None if samples else order.steps_per_epoch,
@@ -287,17 +281,18 @@ class TrainingJob:
             "steps per epoch": plan.steps_per_epoch if samples and plan.cuts_passes else None,
             "learning rate": self.rate and str(self.rate),
             FIRST_EPOCH: plan.first_epoch,
-            "number of epochs": plan.epochs,
-            DATA: self.data.fingerprint() if isinstance(self.data, Fingerprinted) else None,
-            "digest of the validation data": (
-                validation.fingerprint() if isinstance(validation, Fingerprinted) else None
-            ),
+            DATA: _digest_of(self.data),
         }
 
     @property
-    def facts_of_run(self) -> dict[str, object]:
-        """The facts that a checkpoint holds, by the fields of a manifest's cursor."""
-        return {name: value for name, value in self.facts.items() if name not in OF_WORKERS}
+    def facts(self) -> dict[str, object]:
+        """All that workers must have alike, in the order in which a difference is told."""
+        return {
+            "number of the training": self.stage.number,
+            **self.facts_of_run,
+            "number of epochs": self.work_plan.epochs,
+            "digest of the validation data": _digest_of(self.validation),
+        }
 
     @property
     def best(self) -> Best | None:
@@ -342,6 +337,10 @@ class TrainingJob:
         assert self.validation is not None
         assert isinstance(self.validation_order, SequentialOrder)
         return ValidationLeaves(replica, self.validation, self.validation_order, notes)
+
+
+def _digest_of(data: Data | Feed | None) -> str | None:
+    return data.fingerprint() if isinstance(data, Fingerprinted) else None
 
 
 def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrder) -> Microbatch:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.patience import Finding, Patience
+from holdfast.recovery.patience import Patience, ReadFinding
 
 patiences = st.builds(
     Patience,
@@ -20,21 +20,21 @@ patiences = st.builds(
 @pytest.mark.parametrize(
     ("worst", "tries", "spent_s", "nap_s"),
     [
-        (Finding.TRANSIENT, 1, 0.0, 0.5),
-        (Finding.TRANSIENT, 2, 179.9, 0.5),
-        (Finding.TRANSIENT, 2, 500.0, 1.0),  # an older step has some tries, too
-        (Finding.TRANSIENT, 3, 180.0, None),
-        (Finding.UNREADABLE, 1, 0.0, None),
-        (Finding.DAMAGED, 1, 0.0, None),
+        (ReadFinding.TRANSIENT, 1, 0.0, 0.5),
+        (ReadFinding.TRANSIENT, 2, 179.9, 0.5),
+        (ReadFinding.TRANSIENT, 2, 500.0, 1.0),  # an older step has some tries, too
+        (ReadFinding.TRANSIENT, 3, 180.0, None),
+        (ReadFinding.UNREADABLE, 1, 0.0, None),
+        (ReadFinding.DAMAGED, 1, 0.0, None),
     ],
 )
-def test_table_of_naps(worst: Finding, tries: int, spent_s: float, nap_s: float | None) -> None:
+def test_table_of_naps(worst: ReadFinding, tries: int, spent_s: float, nap_s: float | None) -> None:
     assert Patience().nap_s(worst, tries, spent_s) == nap_s
 
 
 def test_naps_grow_to_the_longest_and_end_with_the_time() -> None:
     spent_s, naps = 0.0, list[float]()
-    while nap_s := Patience().nap_s(Finding.TRANSIENT, len(naps) + 1, spent_s):
+    while nap_s := Patience().nap_s(ReadFinding.TRANSIENT, len(naps) + 1, spent_s):
         naps.append(nap_s)
         spent_s += nap_s
 
@@ -45,7 +45,7 @@ def test_naps_grow_to_the_longest_and_end_with_the_time() -> None:
 @given(patiences)
 def test_every_wait_ends(patience: Patience) -> None:
     spent_s, count = 0.0, 1
-    while nap_s := patience.nap_s(Finding.TRANSIENT, count, spent_s):
+    while nap_s := patience.nap_s(ReadFinding.TRANSIENT, count, spent_s):
         assert 0 < nap_s <= patience.longest_nap_s
         spent_s, count = spent_s + nap_s, count + 1
 

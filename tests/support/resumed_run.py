@@ -30,7 +30,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import WAITS, JobRestore, Waits
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
@@ -104,7 +104,7 @@ class Run:
 
     def save(self, step: int, fill: float, writers: int) -> Path:
         """Save a state whose weights are all ``fill``."""
-        state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
+        state = TrainingState(Weights(fill), Alone()).tensors(Cursor.start(1))
         cursor = dict(self.job.facts_of_run) | {"step": step}
         return self.save_state(state, step, cursor, writers=writers)
 
@@ -137,7 +137,7 @@ class Run:
             clock = self.clocks[communicator.rank] = Clock(self.on_nap)
             self.contexts[communicator.rank] = context
             try:
-                state = JobState(replica, Alone())
+                state = TrainingState(replica, Alone())
                 restore = JobRestore(context, self.job, state, clock.waits)
                 restored = restore.run(communicator, Cursor.start(1))
             except WorldBroken:

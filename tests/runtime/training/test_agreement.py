@@ -31,7 +31,7 @@ from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
 from holdfast.runtime.training.catch_up import agree_on_effects
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 
 pytestmark = pytest.mark.usefixtures("one_core")
 SEEDS = [
@@ -210,7 +210,7 @@ def test_slow_callback_of_a_peer_counts_as_waiting() -> None:
     world = World(1, (WorkerId(0),), 1)
     membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
 
-    agree_on_effects(membership, JobState(TinyReplica(), Watched(page)), Cursor.start(1), page)
+    agree_on_effects(membership, TrainingState(TinyReplica(), Watched(page)), Cursor.start(1), page)
 
     words, _ = page.ring().drain()
     activities = [change.activity for change in changes_in(words, 1)]
@@ -225,7 +225,7 @@ def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
     callback_host = Watched(page)
     world = World(1, (WorkerId(0),), 1)
     membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
-    state = JobState(TinyReplica(), callback_host)
+    state = TrainingState(TinyReplica(), callback_host)
 
     agree_on_effects(membership, state, Cursor.start(1), page)
 
@@ -308,7 +308,7 @@ def test_what_differs_is_taken_from_the_first_worker(
         replica.weights += np.float32(rank)
         callback_host = Effective(rank, other if rank == 2 else USUAL)
         membership = Membership(world.workers[rank], world, communicator, clock=lambda: 0.0)
-        agree_on_effects(membership, JobState(replica, callback_host), Cursor.start(1), page)
+        agree_on_effects(membership, TrainingState(replica, callback_host), Cursor.start(1), page)
         communicator.leave()
         page.close()
         return callback_host.heard, float(replica.weights[0])

@@ -35,7 +35,7 @@ from holdfast.runtime.training.consistency import (
     compare,
     model_difference,
 )
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -63,7 +63,7 @@ class Worker:
     """What one worker has built."""
 
     job: TrainingJob = field(default_factory=job)
-    state: JobState = field(default_factory=lambda: JobState(TinyReplica(), Alone()))
+    state: TrainingState = field(default_factory=lambda: TrainingState(TinyReplica(), Alone()))
 
 
 class Peers:
@@ -348,7 +348,7 @@ class Wider(TinyReplica):
 
 def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
     host = Alone() if settings is None else Set(settings)
-    return Worker(state=JobState(StrikeResult(**facts), host))
+    return Worker(state=TrainingState(StrikeResult(**facts), host))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
         (built(whole="a"), built(whole="b"), "they differ in the operations of the step"),
         (
             Worker(),
-            Worker(state=JobState(Wider(), Alone())),
+            Worker(state=TrainingState(Wider(), Alone())),
             "in the shape of weights: (37,) float32 on worker 4, (50,) float32 on worker 7",
         ),
     ],
@@ -418,7 +418,7 @@ def test_settings_are_named_before_what_follows_from_them(peers: Peers) -> None:
 
 @pytest.mark.usefixtures("one_core")
 def test_weights_that_differ_at_the_beginning_are_named(peers: Peers) -> None:
-    other = Worker(state=JobState(TinyReplica(), Alone()))
+    other = Worker(state=TrainingState(TinyReplica(), Alone()))
     other.state.replica.state()["weights"][:] += np.float32(0.5)  # type: ignore[index]
 
     assert peers.compare(ONE, ONE, ONE, weights=True) == "the same"

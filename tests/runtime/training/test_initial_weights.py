@@ -11,24 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import worker_config
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
-from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.initial_weights import is_weight, load_initial_weights
-from holdfast.runtime.training.training_job import TrainingRequest, describe_job
-
-
-@pytest.mark.parametrize("name", ["weights/a", "velocity", "optimizer_of_mine"])
-def test_weights_are_what_neither_optimizer_nor_cursor_has(name: str) -> None:
-    assert is_weight(name)
-    assert not is_weight("optimizer/rate")
-    assert not is_weight("cursor/step")
+from holdfast.runtime.training.initial_weights import load_initial_weights
 
 
 class Replica:
@@ -191,24 +180,3 @@ def test_keras_file_needs_a_keras_model(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="can only begin a Keras model"):
         load_initial_weights(Replica(), tmp_path / "x.weights.h5")
-
-
-@pytest.mark.parametrize(
-    ("script", "line", "source"),
-    [
-        (None, None, None),
-        ("a.npz", None, Path("a.npz")),
-        (None, "b.npz", Path("b.npz")),
-        ("a.npz", "b.npz", Path("b.npz")),
-    ],
-)
-def test_command_line_comes_before_the_script(
-    script: str | None, line: str | None, source: Path | None
-) -> None:
-    path = None if script is None else Path(script)
-    request = TrainingRequest(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
-    config = worker_config(initial=line and Path(line))
-
-    job = describe_job(request, config, Numerics.here(threads=1))
-
-    assert job.initial == source

@@ -21,22 +21,22 @@ from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.script.draws import go_on_from
 from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.catch_up import share_notes
-from holdfast.runtime.training.job_state import JobState, notes_of, was_over
+from holdfast.runtime.training.job_state import TrainingState, notes_of, was_over
 
 CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
 
 
-def rounds(fill: float) -> JobState:
+def rounds(fill: float) -> TrainingState:
     """Return a state whose replica and callback host hold ``fill`` everywhere."""
     replica = TinyReplica()
     replica.weights += np.float32(fill)
     replica.velocity -= np.float32(fill)
     callback_host = RoundsCallbackHost(replica)
     callback_host.kept += fill
-    return JobState(replica, callback_host)
+    return TrainingState(replica, callback_host)
 
 
-def bytes_of(state: JobState) -> dict[str, bytes]:
+def bytes_of(state: TrainingState) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in state.tensors(CURSOR).items()}
 
 
@@ -81,7 +81,7 @@ def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -
     elements = (np.full((2, 1), value, np.float32) for value in (1, 2, 3))
     feed = Feed(generator_source(elements), FeedTerms(steps=3))
     of_host = rounds(1.0).callback_host
-    state = JobState(TinyReplica(), of_host, Pipelines(feed))
+    state = TrainingState(TinyReplica(), of_host, Pipelines(feed))
     feed.train_batch(0, LocalCommunicator())
 
     notes = state.notes()

@@ -16,7 +16,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.training.callback_host import Alone
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import Stage
 
@@ -89,7 +89,7 @@ def test_other_samples_are_refused_with_both_ways_out(
 def save_of(run: Run, stage: Stage, step: int, **fields: object) -> None:
     """Save a state of a training of the run's script."""
     cursor = stage.into({**run.job.facts_of_run, "step": step, **fields})
-    state = JobState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
     run.save_state(state, step, cursor)
 
 
@@ -168,7 +168,7 @@ def test_checkpoint_of_another_training_is_not_rejected(run: Run) -> None:
     train(run, FIRST, 10)
     context = run.context()
 
-    restore = JobRestore(context, run.job, JobState(Weights(0.0), Alone()))
+    restore = JobRestore(context, run.job, TrainingState(Weights(0.0), Alone()))
     restored = restore.run(context.communicator, Cursor.start(1))
 
     assert restored is not None
@@ -199,7 +199,7 @@ def test_step_that_was_restored_is_recorded_once(run: Run) -> None:
 
 def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:
     run.save(10, 1.0, writers=2)
-    state = JobState(Weights(2.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(2.0), Alone()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("other", 1, 20), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
@@ -213,7 +213,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
     run.save(10, 1.0, writers=2)
     directory = run.save(20, 2.0, writers=2)
     (directory / "MANIFEST.json").write_bytes(b"{}\n")
-    state = JobState(Weights(3.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(3.0), Alone()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("other", 1, 30), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
@@ -223,7 +223,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
 
 
 def test_checkpoint_of_unknown_numerics_is_refused(run: Run) -> None:
-    state = JobState(Weights(1.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(1.0), Alone()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("run", 1, 10), cursor=run.job.facts_of_run)
 
     with pytest.raises(UsageError, match="checkpoint step 10: the job's numerics have missing"):

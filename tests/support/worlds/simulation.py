@@ -55,7 +55,7 @@ from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus, WorkInHand
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
@@ -516,7 +516,7 @@ class SimulatedJob:
         )
         replica = terms.replica()
         callback_host = terms.callback_host(replica, communicator.rank)
-        state = JobState(replica, callback_host, Pipelines(training))
+        state = TrainingState(replica, callback_host, Pipelines(training))
         job = describe_job(request, config, self._numerics)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:

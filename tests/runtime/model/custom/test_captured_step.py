@@ -14,9 +14,9 @@ import tensorflow
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.captured_step import (
+    MetricResult,
     Number,
     OptimizerCall,
-    Result,
     StepLogs,
     caught_calls,
     noted_results,
@@ -181,11 +181,11 @@ def test_results_of_metrics_are_told_from_numbers_of_the_batch() -> None:
     logs, _ = logged(model, norm=tensor([3.0, 4.0]), plain=2.5)
 
     assert logs.entries == (
-        Result("error", model.error, ()),
+        MetricResult("error", model.error, ()),
         Number("norm", (2,)),
         Number("plain", ()),
-        Result("low", model.range, ("low",)),
-        Result("high", model.range, ("high",)),
+        MetricResult("low", model.range, ("low",)),
+        MetricResult("high", model.range, ("high",)),
     )
     assert logs.numbers == (Number("norm", (2,)), Number("plain", ()))
 

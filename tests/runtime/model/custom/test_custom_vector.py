@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.model.batch_mixing import MeasuredValues, Trial
+from holdfast.runtime.model.batch_mixing import MeasuredValues, SampleTrial
 from holdfast.runtime.model.captured_step import Number
 from holdfast.runtime.model.step_contributor import CustomVector
 
@@ -94,8 +94,8 @@ FIRST = 2
 EXACT, ROUGH = 1e-2, 2e-1
 
 
-def measured(samples: Any, metrics: list[Value], numbers: Mapping[str, Value]) -> Trial:
-    return Trial(
+def measured(samples: Any, metrics: list[Value], numbers: Mapping[str, Value]) -> SampleTrial:
+    return SampleTrial(
         float(len(samples)),
         {str(n): np.asarray(value(samples), np.float64) for n, value in enumerate(metrics)},
         numbers={name: np.asarray(value(samples), np.float64) for name, value in numbers.items()},

@@ -18,7 +18,7 @@ from holdfast.runtime.model.batch_mixing import (
     MOST_OF_A_STEP,
     try_step,
 )
-from holdfast.runtime.model.captured_step import Step
+from holdfast.runtime.model.captured_step import OwnStep
 from holdfast.runtime.model.kinds import StateKind
 from holdfast.runtime.model.replica import Microbatch
 
@@ -69,12 +69,12 @@ class Own(keras.Model):  # type: ignore[misc,name-defined]
         return {"loss": self.tracker.result(), "size": 1.0 * len(x)}
 
 
-def step_of(loss: LossOf) -> Step:
+def step_of(loss: LossOf) -> OwnStep:
     model = Own(loss)
     model.compile(keras.optimizers.SGD(0.1))
     model.dense.build((None, 3))
     model.optimizer.build(model.trainable_variables)
-    return Step(model, "train_step", ())
+    return OwnStep(model, "train_step", ())
 
 
 def batch_of(x: Any) -> Microbatch:

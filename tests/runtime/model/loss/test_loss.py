@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow
 
-from holdfast.runtime.model.loss import LEAST_SCALE, Kind, LossScale, Term, noted_terms
+from holdfast.runtime.model.loss import LEAST_SCALE, LossScale, Term, TermKind, noted_terms
 
 pytest.importorskip("keras")
 
@@ -198,7 +198,7 @@ def test_terms_of_one_mask_share_a_part(
             return first + keras.losses.MeanAbsoluteError()(PART_Y, prediction)
         return first + squares(weights, WHOLE, **PART_BY_WEIGHTS)
 
-    parts = apart(loss, N, Kind.RATIO, Kind.RATIO)
+    parts = apart(loss, N, TermKind.RATIO, TermKind.RATIO)
 
     assert [part.members for part in parts.parts] == members
 
@@ -211,7 +211,7 @@ def test_quotients_are_found_in_a_tracker_and_means_are_not(apart: Callable[...,
         tracked.append(0.25 * mean + 3.0 * masked + 1.0)
         return mean + masked
 
-    parts = apart(loss, N, Kind.MEAN, Kind.RATIO)
+    parts = apart(loss, N, TermKind.MEAN, TermKind.RATIO)
     ((name, leaf, slope, numerator),) = parts.quotients_in(tracked[0])
 
     assert name == ("RATIO0", 0)

@@ -14,7 +14,7 @@ import keras
 import tensorflow
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.loss import Kind, Measures
+from holdfast.runtime.model.loss import Measures, TermKind
 
 pytestmark = pytest.mark.tensorflow
 
@@ -72,7 +72,7 @@ def test_tracker_of_a_masked_loss_is_that_of_the_batch(apart: Callable[..., Any]
             tracked.append(2.0 * squares(rows, masked=True) + 1.0)
             return tracked[0]
 
-        taken = apart(loss, len(Y[rows]), Kind.RATIO)
+        taken = apart(loss, len(Y[rows]), TermKind.RATIO)
         parts.append(measures.sums(tracked, taken, len(Y[rows]), shown=None).numpy())
 
     settled = measures.settle(np.sum(parts, axis=0, dtype=np.float64), 5)
@@ -82,7 +82,7 @@ def test_tracker_of_a_masked_loss_is_that_of_the_batch(apart: Callable[..., Any]
 
 def test_loss_entries_leave_out_the_variables_only(apart: Callable[..., Any]) -> None:
     measures = Measures(variables())
-    taken = apart(lambda: squares(WHOLE, masked=True), 5, Kind.RATIO)
+    taken = apart(lambda: squares(WHOLE, masked=True), 5, TermKind.RATIO)
     values = values_of(tensorflow.constant(7.0), 3.0, 5.0)
     sums = measures.sums(values, taken, 5, shown=None).numpy()
 
@@ -97,7 +97,7 @@ def test_validation_may_have_fewer_terms_than_training_but_no_others(
     apart: Callable[..., Any],
 ) -> None:
     mean = apart(lambda: squares(WHOLE), 5)
-    masked = apart(lambda: squares(WHOLE, masked=True), 5, Kind.RATIO)
+    masked = apart(lambda: squares(WHOLE, masked=True), 5, TermKind.RATIO)
     of_mean, of_masked = Measures([]), Measures([])
     of_mean.sums([], mean, 5, shown=None)
     of_masked.sums([], masked, 5, shown=None)
