@@ -295,6 +295,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     when_script_has_ended(process.files.finish)
     when_all_have_left(process.files.conclude)
     when_all_have_left(process.folders.remove_temporary)
+    when_imported("h5py", lambda: process.files.share_hdf5(sys.modules["h5py"]))
     when_imported("sqlite3", lambda: process.stores.share(sys.modules["sqlite3"]))
     seed_script(config.seed, config.record.draw_seed or config.run_id, path)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config, process))

@@ -366,7 +366,9 @@ def _exchange(file: Any, path: Path) -> None:
         os.close(handle)
 
 
-_Handler = Callable[[Overlay, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_Function = Callable[..., Any]
+_Handler = Callable[..., Any]
+"""What stands for a function in a hook; it gets the overlay and the function first."""
 
 
 _acting: tuple[Overlay, int] | None = None
@@ -422,54 +424,37 @@ def _act(
     with own_work():
         if handler is None or files is None:
             return function(*arguments, **by)
-        return handler(files, function, arguments, by)
+        return handler(files, function, *arguments, **by)
 
 
 def _open(
-    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+    files: Overlay, function: _Function, file: Any, mode: str = "r", *more: Any, **by: Any
 ) -> Any:
-    def opened(file: Any, mode: str = "r", *more: Any, **others: Any) -> Any:
-        if isinstance(file, int) or others.get("opener") is not None or not is_regular(file):
-            return function(file, mode, *more, **others)
-        return files.open(function, file, mode, *more, **others)
-
-    return opened(*arguments, **by)
+    if isinstance(file, int) or by.get("opener") is not None or not is_regular(file):
+        return function(file, mode, *more, **by)
+    return files.open(function, file, mode, *more, **by)
 
 
-def _put_off(
-    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> Any:
+def _put_off(files: Overlay, function: _Function, *arguments: Any, **by: Any) -> Any:
     if files.defers(lambda: function(*arguments, **by)):
         return None
     return function(*arguments, **by)
 
 
-def _move(
-    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    def moves(src: Any, dst: Any, **_: Any) -> bool:
-        return files.moves(src, dst)
-
-    if files.is_first or not moves(*arguments, **by):
-        _put_off(files, function, arguments, by)
+def _move(files: Overlay, function: _Function, src: Any, dst: Any, **by: Any) -> None:
+    if files.is_first or not files.moves(src, dst):
+        _put_off(files, function, src, dst, **by)
 
 
-def _remove(
-    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
-    def moves(path: Any, **_: Any) -> bool:
-        return files.moves(path, None)
-
-    if files.is_first or not moves(*arguments, **by):
+def _remove(files: Overlay, function: _Function, path: Any, **by: Any) -> None:
+    if files.is_first or not files.moves(path, None):
         with contextlib.suppress(*[FileNotFoundError] * files.may_repeat):
-            _put_off(files, function, arguments, by)
+            _put_off(files, function, path, **by)
 
 
-def _make_folder(
-    files: Overlay, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
-) -> None:
+def _make_folder(files: Overlay, function: _Function, *arguments: Any, **by: Any) -> None:
     with contextlib.suppress(*[FileExistsError] * files.is_resuming):
-        _put_off(files, function, arguments, by)
+        _put_off(files, function, *arguments, **by)
 
 
 def _absolute(path: Any) -> Path:

@@ -19,9 +19,6 @@ A script makes a folder for its results, and clears it first, as if it were alon
   before the run is removed once;
 * a temporary folder is one for all workers and launches, because a relaunch reads what an earlier
   launch has written.  It is removed when the scripts of all workers have ended.
-
-A store of experiments may have an entry for each worker and launch.  holdfast cannot know which
-rows of a store belong together: it says so before a training, and names the store.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ import stat
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.script.calls import CallingScript, exchange, is_in_training
+from holdfast.runtime.script.calls import CallingScript, is_in_training
 from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work
 
 
@@ -169,11 +166,21 @@ class ScriptFiles:
         self._rewritten: set[str] = set()
         self._entries: Counter[str] = Counter()
         self._open: list[tuple[Opened, Callable[..., None]]] = []
+        self._hdf5: dict[int, tuple[Any, Callable[[], None]]] = {}
+        """HDF5 files that are open to be written: what h5py has of each, and what closes it."""
 
     @property
     def rules(self) -> dict[str, Callable[..., Any]]:
         """What stands for functions of Python in the script."""
         return {"open": self._open_file, "rename": self._move, "replace": self._move}
+
+    def share_hdf5(self, module: Any) -> None:
+        """Let HDF5 files of the script be written as others are."""
+        kind, plain_open, plain_close = module.File, module.File.__init__, module.File.close
+        kind.__init__ = functools.wraps(plain_open)(
+            lambda file, *given, **by: self._open_hdf5(plain_open, file, *given, **by)
+        )
+        kind.close = functools.wraps(plain_close)(lambda file: self._close_hdf5(plain_close, file))
 
     def begin_training(self) -> list[Opened]:
         """Return the files that the script holds open; what it has written is where it belongs."""
@@ -189,6 +196,8 @@ class ScriptFiles:
 
     def finish(self) -> None:
         """Make real what the script has left open, and Python has written out."""
+        for file, _ in [*self._hdf5.values()]:
+            file.close()
         for _, then in self._open:
             then(f" at {self._writes.moment}")
 
@@ -207,11 +216,9 @@ class ScriptFiles:
         where = _absolute(file)
         if not set(mode) & set("wa+"):
             return self._read(where, lambda found: plain(found or file, mode, *more, **by))
-        if not _may_write(where) or ("r" in mode and not os.path.exists(where)):
+        staged = self._stage(where, mode)
+        if staged is None:
             return plain(file, mode, *more, **by)
-        staged = self._scratch() / f"{next(NUMBERS)}-{os.path.basename(where)}"
-        if "w" not in mode and os.path.exists(where):
-            self._read(where, lambda found: shutil.copyfile(found or where, staged))
         entry = self._next_entry(where, line) if "a" in mode else None
         begin = 0 if entry is None else self._begin(staged, entry)
         raw = _Told(staged, mode.translate(_KINDS), os.fspath(file))
@@ -221,6 +228,40 @@ class ScriptFiles:
         self._open = [(one, then) for one, then in self._open if not one.is_closed]
         self._open.append((opened, raw.then))
         return made
+
+    def _open_hdf5(
+        self, plain: Callable[..., None], file: Any, name: Any, mode: str = "r", **by: Any
+    ) -> None:
+        """Stand for ``h5py.File.__init__``, which opens files in C."""
+        line = self._line_that_opens(name, by)
+        if line is None or mode not in ("r", "r+", "w", "a"):
+            plain(file, name, mode, **by)
+            return
+        where = _absolute(name)
+        if mode == "r":
+            self._read(where, lambda found: plain(file, found or name, mode, **by))
+            return
+        staged = self._stage(where, "r+" if mode != "w" and os.path.exists(where) else "w")
+        plain(file, staged or name, mode, **by)
+        if staged is not None:
+            opened = Opened(Path(where), lambda: None, appends=False, staged=staged)
+            self._hdf5[id(file)] = file, functools.partial(self._make_real, opened, None)
+
+    def _close_hdf5(self, plain: Callable[..., None], file: Any) -> None:
+        """Stand for ``h5py.File.close``."""
+        plain(file)
+        _, then = self._hdf5.pop(id(file), (None, lambda: None))
+        then()
+
+    def _stage(self, where: str, mode: str) -> Path | None:
+        """Return where a file is staged, with what it has; None if Python refuses to open it."""
+        if not _may_write(where) or ("r" in mode and not os.path.exists(where)):
+            return None
+        staged = self._scratch() / f"{next(NUMBERS)}-{os.path.basename(where)}"
+        if "w" not in mode and os.path.exists(where):
+            with own_work():
+                self._read(where, lambda found: shutil.copyfile(found or where, staged))
+        return staged
 
     def _line_that_opens(self, file: Any, by: dict[str, Any]) -> str | None:
         """Return the script's line that opens a plain file of its own, by its name."""
@@ -261,7 +302,11 @@ class ScriptFiles:
             if own is None or not self._writes.has_gone(where):
                 raise
             return read(own)
-        return found if own is None or not self._writes.is_behind(where) else read(own)
+        if own is None or not self._writes.is_behind(where):
+            return found
+        if isinstance(found, io.IOBase):
+            found.close()
+        return read(own)
 
     def _move(self, plain: Callable[..., Any], src: Any, dst: Any, **by: Any) -> Any:
         """Stand for ``os.rename`` and ``os.replace``."""
@@ -492,56 +537,3 @@ class SharedFolders:
     def _is_ours(self, where: str) -> bool:
         resolved = Path(where).resolve()
         return self._run_dir in (resolved, *resolved.parents)
-
-
-_OPEN_RUNS: dict[str, Callable[[Any], Any]] = {
-    "mlflow": lambda module: module.active_run(),
-    "wandb": lambda module: module.run,
-}
-"""How to ask a library for the run that it has open in this process."""
-
-
-class ScriptStores:
-    """The stores that the script of this process has opened outside of trainings."""
-
-    def __init__(self, script: CallingScript) -> None:
-        self._script = script
-        self._databases: dict[str, int] = {}
-        self._told: set[str] = set()
-
-    def share(self, module: Any) -> None:
-        """Take note of each database file that ``sqlite3`` opens, also for a library."""
-        for place in (module, module.dbapi2):
-            exchange(place, "connect", functools.partial(self._connect, place.connect))
-
-    def _connect(self, plain: Callable[..., Any], database: Any, *more: Any, **by: Any) -> Any:
-        if self._script.is_here() and isinstance(database, (str, bytes, os.PathLike)):
-            path = os.fsdecode(database)
-            if path and path != ":memory:" and not path.startswith("file:"):
-                self._databases.setdefault(os.path.abspath(path), _changed_at(path))
-        return plain(database, *more, **by)
-
-    def new_words(self, workers: int) -> Iterator[str]:
-        """Say a line for each store that the script has opened, and not been told of."""
-        written = [path for path, then in self._databases.items() if _changed_at(path) != then]
-        for store in [*written, *_open_runs()]:
-            if store not in self._told:
-                self._told.add(store)
-                yield (
-                    f"the script writes to {store} on each of the {workers} workers, and again in "
-                    "each launch: let one do so, with `if holdfast.is_first():`, and give an "
-                    "entry a key that the run keeps, as of uuid.uuid4()"
-                )
-
-
-def _open_runs() -> Iterator[str]:
-    for name, ask in _OPEN_RUNS.items():
-        module = sys.modules.get(name)
-        if module is not None and ask(module) is not None:
-            yield f"a run of {name}"
-
-
-def _changed_at(path: str) -> int:
-    """Return when a database was changed, 0 if it is not there."""
-    files = [file for file in (path, f"{path}-wal", f"{path}-journal") if os.path.exists(file)]
-    return max((os.stat(file).st_mtime_ns for file in files), default=0)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = """
 import os, time
-import holdfast, keras, numpy as np
+import h5py, holdfast, keras, numpy as np
 
 began = holdfast.shared(time.time())
 with open(f"{os.getpid()}.value", "w") as file:
@@ -23,6 +23,10 @@ model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 model.fit(x, x, batch_size=2, epochs=1, verbose=0)
 np.savetxt("weights.txt", model.get_weights()[0])
+with h5py.File("weights.h5", "w") as file:
+    file["kernel"] = model.get_weights()[0]
+with h5py.File("weights.h5") as file:
+    assert file["kernel"][()] == np.loadtxt("weights.txt", "float32")
 """
 
 
@@ -36,3 +40,4 @@ def test_value_is_that_of_the_first_launch_on_all_workers(tmp_path: Path) -> Non
     assert len(set(values)) == 1
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
     assert len((tmp_path / "weights.txt").read_text().splitlines()) == 1
+    assert (tmp_path / "weights.h5").stat().st_size > 0

@@ -80,7 +80,7 @@ def test_seed_of_the_run_is_that_of_python_and_numpy_on_all_workers(seed: int) -
 def test_heavy_libraries_wait_for_the_script(watched: dict[str, Any]) -> None:
     script_setup.prepare(worker_config())
 
-    assert list(watched) == ["sqlite3", "tensorflow", "keras"]
+    assert list(watched) == ["h5py", "sqlite3", "tensorflow", "keras"]
 
 
 @pytest.mark.usefixtures("watched")

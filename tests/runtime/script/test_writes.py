@@ -12,14 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.calls import CallingScript, during_training
 from holdfast.runtime.script.overlay import guarding, length_of
-from holdfast.runtime.script.process import ScriptProcess
-from holdfast.runtime.script.writes import ScriptStores, SharedWrites
+from holdfast.runtime.script.process import ScriptProcess, ScriptStores
+from holdfast.runtime.script.writes import SharedWrites
 
 Begin = Callable[..., ScriptProcess]
 
@@ -225,6 +226,34 @@ def test_log_that_is_held_open_goes_on_through_deaths_and_launches(
     for handler in handlers:
         handler.close()
     assert path.read_text() == "begin\nstep 1\nagain step 2\n"
+
+
+def test_hdf5_file_is_written_by_the_worker_that_closes_it_first(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.h5"
+    for name in ("__init__", "close"):
+        monkeypatch.setattr(h5py.File, name, getattr(h5py.File, name))
+
+    def script(value: int) -> list[int]:
+        with h5py.File(path, "w") as file:
+            file["x"] = value
+        with h5py.File(path, "a") as file:
+            file["y"] = 2 * value
+        with h5py.File(path) as file:
+            return [int(file[name][()]) for name in "xy"]
+
+    plain = h5py.File.__init__, h5py.File.close
+    for _ in range(2):
+        h5py.File.__init__, h5py.File.close = plain
+        process = begin()
+        process.files.share_hdf5(h5py)
+        assert script(3) == [3, 6]
+    left_open = h5py.File(tmp_path / "left.h5", "w")
+    left_open["x"] = 1
+    assert not (tmp_path / "left.h5").exists()
+    process.files.finish()
+    assert (tmp_path / "left.h5").exists()
 
 
 def test_log_that_a_worker_names_by_itself_is_its_own(begin: Begin, tmp_path: Path) -> None:
