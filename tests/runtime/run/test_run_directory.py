@@ -1,3 +1,5 @@
+"""The run directory: its record, its lease, what is set aside, and servers that fail."""
+
 from __future__ import annotations
 
 import errno
@@ -7,12 +9,21 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
-from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.checkpoint.errors import TRANSIENT
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
+from holdfast.runtime.head.batch_job import ChainFile
+from holdfast.runtime.run import files
+from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.runtime.run.files import refusal
+from holdfast.runtime.run.find_run import no_run
+from holdfast.runtime.run.journal import Journal, next_generation
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
 
 ALICE, BOB, GROUP = 48301, 48302, 48300
 
@@ -300,3 +311,192 @@ def said_to_another_user(directory: RunDirectory) -> str:
         text = answer.read()
     os.waitpid(child, 0)
     return text
+
+
+NO_SYNC = [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP]
+LOST = [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE]
+NUMBERS = sorted(TRANSIENT)
+
+
+def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[..., Any]:
+    """Return a call that fails, and does ``after`` all the same."""
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        if after is not None:
+            after(*arguments, **named)
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_record_is_created_once(directory: RunDirectory) -> None:
+    directory.create_record(RECORD)
+    with pytest.raises(UsageError, match="already holds a run"):
+        directory.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+    assert os.listdir(directory.path) == ["RUN.json"]
+
+
+@pytest.mark.parametrize("number", LOST)
+def test_record_whose_creation_was_not_answered_is_there(
+    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client asks again, and is told that there is no such draft."""
+    monkeypatch.setattr(Path, "rename", _fail(number, after=Path.rename))
+
+    directory.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+
+
+@pytest.mark.parametrize("number", LOST)
+def test_run_is_set_aside_although_no_rename_is_answered(
+    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.create_record(RECORD)
+    directory.checkpoints_path.mkdir()
+    monkeypatch.setattr(Path, "rename", _fail(number, after=Path.rename))
+
+    folder = directory.set_aside()
+
+    assert folder is not None
+    assert sorted(os.listdir(folder)) == ["RUN.json", "checkpoints"]
+
+
+@pytest.mark.parametrize("number", NO_SYNC)
+def test_run_begins_where_directories_cannot_be_synced(
+    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first save tells of it."""
+    monkeypatch.setattr(files, "sync", _fail(number))
+
+    directory.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+
+
+def test_run_does_not_begin_where_syncing_a_directory_fails(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync", _fail(errno.EIO))
+
+    with pytest.raises(RunUnreadable, match="nothing is known to be damaged"):
+        directory.create_record(RECORD)
+
+
+def test_record_that_is_listed_and_not_found_ends_the_job_and_not_the_run(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host has begun the run, and this one remembers that there was none."""
+    directory.create_record(RECORD)
+    monkeypatch.setattr(os, "open", _fail(errno.ENOENT))
+
+    with pytest.raises(RunUnreadable, match="listed, and yet not found") as refusal:
+        directory.load_record()
+
+    assert refusal.value.exit_code == ExitCode.STOPPED_EARLY
+
+
+def errno_name(number: int) -> str:
+    return errno.errorcode[number]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> RunDirectory:
+    found = RunDirectory(tmp_path / "run")
+    found.prepare()
+    found.create_record(RECORD)
+    Journal(found.journal_path, run_id=RECORD.run_id, source="test").close()
+    return found
+
+
+STARTS: dict[str, Callable[[RunDirectory], object]] = {
+    "prepare": lambda run: run.prepare(),
+    "lease": lambda run: run.acquire_lease(),
+    "record": lambda run: run.load_record(),
+    "new record": lambda run: RunDirectory(run.path.parent).create_record(RECORD),
+    "fresh": lambda run: run.set_aside(),
+    "checkpoints": lambda run: run.has_checkpoints,
+    "generation": next_generation,
+    "chain": lambda run: ChainFile(run, "c1").newest_step(),
+    "no run": lambda run: no_run(run.path),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+@pytest.mark.parametrize("start", STARTS)
+def test_start_that_the_file_system_fails_can_be_tried_again(
+    begun: RunDirectory, monkeypatch: pytest.MonkeyPatch, start: str, number: int
+) -> None:
+    with monkeypatch.context() as broken:
+        for name in ("open", "listdir", "rename"):
+            broken.setattr(os, name, _fail(number))
+        broken.setattr(Path, "lstat", _fail(number))
+        with pytest.raises(RunUnreadable) as refused:
+            STARTS[start](begun)
+
+    assert refused.value.exit_code == ExitCode.STOPPED_EARLY == os.EX_TEMPFAIL
+    assert f"({errno_name(number)})" in str(refused.value)
+    assert "nothing is known to be damaged" in str(refused.value)
+    assert "--run-dir" not in str(refused.value)
+    assert begun.load_record() == RECORD
+
+
+def test_permission_stays_a_matter_of_usage(begun: RunDirectory) -> None:
+    error = PermissionError(errno.EACCES, "Permission denied")
+
+    found = refusal(begun.path, error, "make it writable")
+
+    assert type(found) is UsageError
+    assert (str(found), found.exit_code) == ("make it writable", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=errno_name)
+def test_full_file_system_lets_the_job_run_again(begun: RunDirectory, number: int) -> None:
+    found = refusal(begun.path, OSError(number, os.strerror(number)), "make it writable")
+
+    assert found.exit_code == ExitCode.STOPPED_EARLY
+    assert str(found) == (
+        f"{begun.path} cannot be written: {os.strerror(number)} ({errno_name(number)}); "
+        "nothing was begun: free space there, then run again"
+    )
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+def test_owner_of_a_busy_directory_may_be_unreadable(
+    begun: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    lease = begun.acquire_lease()
+    monkeypatch.setattr(os, "pread", _fail(number))
+
+    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
+        begun.acquire_lease()
+    lease.release()
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+@pytest.mark.parametrize("call", ["open", "fstat", "write", "pread", "mkdir"])
+def test_journal_loses_lines_and_raises_nothing(
+    begun: RunDirectory, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    path = begun.journal_path
+    journal = Journal(path, run_id=RECORD.run_id, source="client")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, _fail(number))
+        journal.record("step", step=1)
+    journal.record("step", step=2)
+    journal.close()
+
+    assert b'"step": 2' in path.read_bytes()
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
+def test_history_and_owner_are_unknown_while_the_files_fail(
+    begun: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(files, "_open_name", _fail(number))
+
+    assert HistoryReader(begun.journal_path).read().failures == 0
+    Ownership(begun.path, "ours").refuse_taken()
+    assert begun.agent_socket() is None
