@@ -152,21 +152,11 @@ def read_whole_number(value: Any) -> int:
         raise ValueError(f"{value!r} is not a valid integer") from error
 
 
-def read_seconds(value: Any) -> float:
-    """Return a number of seconds; ``never`` is 0."""
-    if value == "never":
-        return 0.0
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{value!r} is not a number of seconds") from error
-
-
 def read_duration(value: Any) -> float:
-    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``."""
+    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``; never is 0."""
     text = "" if isinstance(value, bool) else str(value).strip().lower()
+    if text == "never":
+        return 0.0
     seconds = clock_s(text)
     match = _DURATION.fullmatch(text)
     if match is not None and match[2] in _SECONDS:

@@ -125,7 +125,7 @@ def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
         ({}, {}, {"spares": "x"}, "^holdfast.toml spares: 'x' is not a valid integer$"),
         ({}, {}, {"workers": True}, "^holdfast.toml workers: True is not a valid integer$"),
         ({}, {"HOLDFAST_FRESH": "perhaps"}, {}, "'perhaps' is neither yes nor no"),
-        ({}, {}, {"heartbeat_timeout": [1]}, r"\[1\] is not a number of seconds"),
+        ({}, {}, {"heartbeat_timeout": [1]}, r"\[1\] is not a time; give seconds"),
         ({}, {}, {"run_dir": 7}, "7 is not a path"),
         ({}, {}, {"inject": [7]}, r"\[7\] is not a list of words"),
         ({}, {}, {"save_every": ["x"]}, r"\['x'\] is not a text"),
