@@ -34,11 +34,9 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
-from holdfast.runtime.system.own_process import usable_cores
 
 _EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
-_DEFAULT_SEED = 0
 _RULES = ("linear", "sqrt")
 _PRELOADED = ("tensorflow", "keras")
 
@@ -134,7 +132,7 @@ class JobOptions:
         "Seed of everything random in the run.",
         None,
         0,
-        default_text=str(_DEFAULT_SEED),
+        default_text="0",
     )
     initial: Path | None = _path(
         "--initial",
@@ -376,21 +374,6 @@ class JobOptions:
     def named_modules(self) -> tuple[str, ...]:
         """The modules to preload that the user has named himself."""
         return tuple(module for module in self.preload if module not in _PRELOADED)
-
-    @property
-    def new_microbatches(self) -> int:
-        """Microbatches of a run that is created now: one per worker unless given."""
-        return self.workers if self.microbatches is None else self.microbatches
-
-    @property
-    def new_threads(self) -> int:
-        """Threads per worker of a run that is created now: the cores divided among workers."""
-        return max(1, usable_cores() // self.workers) if self.threads is None else self.threads
-
-    @property
-    def new_seed(self) -> int:
-        """Seed of a run that is created now."""
-        return _DEFAULT_SEED if self.seed is None else self.seed
 
     @property
     def told(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import shlex
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.runtime.run.numerics import Numerics, differences, refuse_differen
 from holdfast.runtime.run.program import Program, identity_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.own_process import usable_cores
 
 
 def open_or_create_record(
@@ -199,22 +201,22 @@ def _fits(options: JobOptions, record: RunRecord) -> bool:
 
 
 def _new_record(options: JobOptions, program: Program, threads: int | None) -> RunRecord:
-    if threads is None or options.threads is not None:
-        threads = options.new_threads
+    asked = options.threads, threads, max(1, usable_cores() // options.workers)
+    threads = next(number for number in asked if number is not None)
     (script, from_here), task = _places_of(options), find_array_task(os.environ)
     return RunRecord(
-        run_id=RunRecord.new_id(),
+        run_id=secrets.token_hex(8),
         format=FORMAT,
         created=time.time(),
-        microbatches=options.new_microbatches,
-        seed=options.new_seed,
+        microbatches=options.workers if options.microbatches is None else options.microbatches,
+        seed=options.seed or 0,
         threads=threads,
         numerics=to_plain(Numerics.here(threads=threads)),
         script_sha256=program.script_sha256,
         argv=list(options.argv),
         modules=program.modules,
         initial=to_plain(options.initial),
-        draw_seed=RunRecord.new_draw_seed(),
+        draw_seed=secrets.token_hex(16),
         script=script,
         script_from_here=from_here,
         array_task=None if task is None else task.index,

@@ -35,7 +35,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import tempfile
 from collections.abc import Callable
@@ -104,16 +103,6 @@ class RunRecord:
     """The index of the task that has begun the run, None outside of a job array."""
     draw_seed: str | None = None
     """The seed of what the script draws without one, None in a record of an older holdfast."""
-
-    @staticmethod
-    def new_id() -> str:
-        """Return a fresh run id of 16 hexadecimal digits."""
-        return secrets.token_hex(8)
-
-    @staticmethod
-    def new_draw_seed() -> str:
-        """Return a fresh seed of what the script draws without one."""
-        return secrets.token_hex(16)
 
     def encode(self) -> bytes:
         """Return the record as the content of ``RUN.json``."""

@@ -13,7 +13,6 @@ from configs import worker_config
 from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.commands.run import run
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.mca_settings import pair_of, read_mca
 from holdfast.runtime.options.option import (
@@ -316,15 +315,6 @@ def test_request_that_makes_no_sense_is_refused_with_its_value(
 ) -> None:
     with pytest.raises(UsageError, match=f"^{complaint}"):
         dataclasses.replace(options, **change)
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 1), (9, 2), (64, 16)])
-def test_new_run_divides_the_cores_among_the_workers(
-    options: JobOptions, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
-) -> None:
-    monkeypatch.setattr(job_options, "usable_cores", lambda: cores)
-
-    assert options.new_threads == threads
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(JobOptions), ids=lambda field: field.name)

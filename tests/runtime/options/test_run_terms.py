@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options import run_terms
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import (
     complete_run,
@@ -70,44 +71,6 @@ def test_what_a_save_has_left_over_is_no_checkpoint(options: JobOptions) -> None
     assert not is_resumed
 
 
-def test_record_has_digest_and_arguments_of_the_script_that_begins_the_run(
-    options: JobOptions, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("one()")
-    options = dataclasses.replace(options, script=script, argv=("--rate", "0.1"))
-    directory = RunDirectory(options.run_dir)
-    open_or_create_record(directory, options, Program.of(options.script))
-    _train(options)
-
-    script.write_text("two()")
-    options = dataclasses.replace(options, argv=())
-    record, _ = open_or_create_record(directory, options, Program.of(options.script))
-
-    assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()
-    assert record.argv == ["--rate", "0.1"]
-
-
-def test_run_without_a_step_takes_script_and_options_as_they_are(
-    options: JobOptions, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("raise ValueError()")
-    options = dataclasses.replace(options, script=script, argv=("--rate", "0.1"), microbatches=2)
-    directory = RunDirectory(options.run_dir)
-    first = _began(options)
-
-    script.write_text("train()")
-    second = _began(dataclasses.replace(options, argv=(), microbatches=6, seed=3))
-
-    assert directory.load_record() == second
-    assert second.script_sha256 == hashlib.sha256(b"train()").hexdigest()
-    assert (second.argv, second.microbatches, second.seed) == ([], 6, 3)
-    assert (second.run_id, second.draw_seed) == (first.run_id, first.draw_seed)
-    _train(options)
-    assert _began(dataclasses.replace(options, microbatches=6)) == second
-
-
 def _refuse(options: JobOptions, **terms: bool) -> None:
     refuse_other_program(options, Program.of(options.script), **terms)
 
@@ -122,57 +85,89 @@ def _began(options: JobOptions) -> RunRecord:
     )[0]
 
 
+ONE, TWO = (hashlib.sha256(text).hexdigest() for text in (b"one()", b"two()"))
+RATE = ("--rate", "0.1")
+
+
 @pytest.mark.parametrize(
-    ("name", "strict"), [("seed", False), ("seed", True), ("microbatches", True)]
+    ("begun", "is_trained", "asked", "result"),
+    [
+        # What fixes the bytes cannot be another one.
+        ({"seed": 4}, True, {"seed": 5}, "was begun with seed 4, not 5; .*--seed.*--fresh"),
+        ({"seed": 4}, True, {"seed": 5, "strict": True}, "was begun with seed 4, not 5"),
+        ({"seed": 4}, True, {"seed": 4, "strict": True}, {"seed": 4}),
+        (
+            {"microbatches": 4},
+            True,
+            {"microbatches": 5, "strict": True},
+            "was begun with microbatches 4, not 5; .*--microbatches.*--fresh",
+        ),
+        # Microbatches that a resume asks for are the run's from then on; threads are the job's.
+        ({"microbatches": 4}, True, {"workers": 8}, {"microbatches": 4}),
+        *[
+            (
+                {"microbatches": 4, "threads": 2},
+                True,
+                {"microbatches": parts, "threads": 3},
+                {"microbatches": parts, "threads": 3},
+            )
+            for parts in (1, 8)
+        ],
+        ({"threads": 2}, True, {}, {"threads": 2}),
+        ({"threads": 2}, True, {"strict": True}, {"threads": 2}),
+        (
+            {"threads": 2},
+            True,
+            {"strict": True, "threads": 1},
+            "threads is 1, but the run began with 2.*--strict",
+        ),
+        # The script and its arguments are those that have begun the run, once a step is trained.
+        ({"argv": RATE}, True, {}, {"argv": list(RATE), "script_sha256": ONE}),
+        (
+            {"argv": RATE, "microbatches": 2},
+            False,
+            {"microbatches": 6, "seed": 3},
+            {"argv": [], "microbatches": 6, "seed": 3, "script_sha256": TWO},
+        ),
+    ],
 )
-def test_term_that_fixes_the_bytes_cannot_be_another_one(
-    options: JobOptions, name: str, *, strict: bool
-) -> None:
-    options = dataclasses.replace(options, strict=strict)
-    before = _began(dataclasses.replace(options, microbatches=4, seed=4))
-    _train(options)
-
-    with pytest.raises(UsageError, match=f"was begun with {name} 4, not 5; .*--{name}.*--fresh"):
-        _began(dataclasses.replace(options, **{name: 5}))  # type: ignore[arg-type]
-
-    assert _began(dataclasses.replace(options, **{name: 4})) == before  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("parts", [1, 8])
-def test_microbatches_that_a_resume_asks_for_are_the_runs_from_then_on(
-    options: JobOptions, parts: int
-) -> None:
-    before = _began(dataclasses.replace(options, microbatches=4, threads=2))
-    _train(options)
-
-    assert _began(dataclasses.replace(options, workers=8)) == before
-    changed = _began(dataclasses.replace(options, microbatches=parts, threads=3))
-
-    now = dataclasses.replace(before, microbatches=parts)
-    assert changed == dataclasses.replace(now, threads=3)
-    assert RunDirectory(options.run_dir).load_record() == now
-    assert _began(dataclasses.replace(options, workers=2)) == now
-
-
-def test_threads_are_those_of_the_job_and_stay_those_of_the_run_if_none_are_given(
+def test_job_goes_on_with_the_terms_of_its_run(
     options: JobOptions,
+    tmp_path: Path,
+    begun: dict[str, Any],
+    asked: dict[str, Any],
+    result: dict[str, Any] | str,
+    *,
+    is_trained: bool,
 ) -> None:
-    began = _began(dataclasses.replace(options, threads=2))
-    _train(options)
+    options = dataclasses.replace(options, script=tmp_path / "train.py")
+    options.script.write_text("one()")
+    first = _began(dataclasses.replace(options, **begun))
+    if is_trained:
+        _train(options)
+    options.script.write_text("two()")
 
-    assert _began(options).threads == 2
-    assert _began(dataclasses.replace(options, threads=5)) == dataclasses.replace(began, threads=5)
-    assert _began(options).threads == 2
+    if isinstance(result, str):
+        with pytest.raises(UsageError, match=result):
+            _began(dataclasses.replace(options, **asked))
+        assert RunDirectory(options.run_dir).load_record() == first
+        return
+    second = _began(dataclasses.replace(options, **asked))
+    kept = RunDirectory(options.run_dir).load_record()
+
+    changed = result if is_trained else dataclasses.asdict(second) | result
+    assert second == dataclasses.replace(first, **changed)
+    assert (second.run_id, second.draw_seed) == (first.run_id, first.draw_seed)
+    assert kept == (dataclasses.replace(second, threads=first.threads) if is_trained else second)
 
 
-def test_strict_job_is_refused_if_it_would_compute_in_another_way(options: JobOptions) -> None:
-    _began(dataclasses.replace(options, threads=2))
-    _train(options)
-    strict = dataclasses.replace(options, strict=True)
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 1), (9, 2), (64, 16)])
+def test_new_run_divides_the_cores_among_the_workers(
+    options: JobOptions, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(run_terms, "usable_cores", lambda: cores)
 
-    assert _began(strict).threads == 2
-    with pytest.raises(UsageError, match=r"threads is 1, but the run began with 2.*--strict"):
-        _began(dataclasses.replace(strict, threads=1))
+    assert _began(dataclasses.replace(options, workers=4)).threads == threads
 
 
 def test_strict_job_is_refused_if_nobody_knows_how_the_run_began(options: JobOptions) -> None:
