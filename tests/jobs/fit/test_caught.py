@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 def test_search_goes_on_after_trials_that_fail_through_deaths_and_a_relaunch(
     tmp_path: Path,
 ) -> None:
-    """Errors that are caught are kept in tests/runtime/keras/test_kept_error.py."""
+    """Errors that are caught are kept in tests/runtime/keras/test_callback_run.py."""
     search = JobRequest(
         script=SCRIPTS / "search.py",
         run_dir=tmp_path / "run",

@@ -21,9 +21,10 @@ from configs import worker_config
 from keras.src.datasets import mnist
 from keras.src.utils import file_utils
 
+from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.keras.fit_call import FitCall
-from holdfast.runtime.keras.keras_fit import take_turns
+from holdfast.runtime.keras.keras_fit import advice_on_few_samples, advice_on_parts, take_turns
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import RateScale, Stage, TrainingJob, describe_job
 
@@ -418,3 +419,60 @@ def test_file_system_without_locks_downloads_as_plain_keras_does(
 
     assert Path(path).read_bytes() == source.read_bytes()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_error_of_the_model_is_told_with_the_way_that_works() -> None:
+    lines: list[str] = []
+
+    with (
+        pytest.raises(ValueError, match="cannot reshape"),
+        advice_on_parts(8, 4, "pairs", lines.append),
+    ):
+        raise ValueError("cannot reshape")
+
+    assert lines == [
+        "'pairs' was tried on 8 of the samples of a batch, which is divided into 4 microbatches "
+        "along its first axis: if it needs the whole batch, run with --microbatches 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "microbatches"), [(ProgramError("no"), 4), (ValueError(), 1), (None, 4)]
+)
+def test_refusal_a_whole_batch_and_a_model_that_is_built_need_no_advice(
+    error: Exception | None, microbatches: int
+) -> None:
+    def fail(error: Exception) -> None:
+        with advice_on_parts(8, microbatches, "pairs", pytest.fail):
+            raise error
+
+    if error is None:
+        with advice_on_parts(8, microbatches, "pairs", pytest.fail):
+            return
+    with pytest.raises(type(error)):
+        fail(error)
+
+
+@pytest.mark.parametrize(
+    ("samples", "microbatches", "idle"),
+    [
+        (8, 4, None),
+        (4, 4, None),
+        (3, 4, "1 of 4"),
+        (1, 4, "3 of 4"),
+        (9, 16, "1 of 4"),
+        (13, 16, None),
+    ],
+)
+def test_workers_that_small_batches_leave_without_a_sample_are_counted(
+    samples: int, microbatches: int, idle: str | None
+) -> None:
+    world = World(1, tuple(map(WorkerId, range(5))), capacity=4)
+
+    advice = advice_on_few_samples(samples, microbatches, world)
+
+    assert advice == (
+        idle
+        and f"batch_size {samples} in {microbatches} microbatches leaves {idle} workers without a "
+        f"sample: take batches of {microbatches} or more"
+    )
