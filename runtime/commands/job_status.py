@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
 from holdfast.runtime.commands.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.commands.summary import finite
+from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
 from holdfast.runtime.run.events import (
@@ -117,18 +118,19 @@ class AgentAnswer:
     """The process that a user has started, or the head that goes on without it."""
 
     @staticmethod
-    def of(message: Mapping[str, Any]) -> AgentAnswer:
-        """Return the contents of a ``status`` message, without what makes no sense."""
-        launch = message.get("launch") or {}
-        workers = map(WorkerReport.of, message.get("workers") or ())
-        pid = message.get("client") or message.get("pid")
+    def of(message: HeadStatus) -> AgentAnswer:
+        """Return what a head has told, without what makes no sense."""
+        launch: Mapping[str, Any] = message.launch or {}
+        seen: Mapping[str, Any] = message.seen
+        workers = map(WorkerReport.of, seen.get("workers") or ())
+        pid = message.client or message.pid
         return AgentAnswer(
-            now=float(message["now"]),
-            phase=message.get("phase"),
+            now=message.now,
+            phase=seen.get("phase"),
             workers=tuple(worker for worker in workers if worker is not None),
             launched=len(launch.get("workers", ())),
-            progress=StepReport.of(message.get("progress")),
-            pid=pid if isinstance(pid, int) else None,
+            progress=StepReport.of(seen.get("progress")),
+            pid=pid,
             command=_command_of(pid),
         )
 

@@ -12,13 +12,21 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
+from holdfast.runtime.head.visits import (
+    Answered,
+    AskSave,
+    AskStatus,
+    AskStop,
+    HeadStatus,
+    JobStarting,
+)
 from holdfast.runtime.run.entries import Entry, completed_step, last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
@@ -26,9 +34,12 @@ from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
+_ANSWERED: MessageKinds[Answered] = MessageKinds(Answered)
+_STATUS: MessageKinds[HeadStatus] = MessageKinds(HeadStatus)
 _RETRY_S = 0.05
 _ANSWERS_WITHIN_S = 2.0
 """People wait for the answer; a head looks at its messages many times a second."""
@@ -111,13 +122,13 @@ def life_of(directory: RunDirectory) -> Life:
         return find_life(directory, socket.ask())[0]
 
 
-def find_life(directory: RunDirectory, answer: Mapping[str, Any] | None) -> tuple[Life, str]:
+def find_life(directory: RunDirectory, answer: HeadStatus | None) -> tuple[Life, str]:
     """Return what is left of the job in ``directory``, and words on it if there are any.
 
     ``answer`` is what its head has told of its status, None if it has not answered.
     """
-    if answer is not None and answer.get("run_dir"):
-        if answer.get("client") is not None:
+    if answer is not None and answer.run_dir:
+        if answer.client is not None:
             return Life.RUNNING, ""
         where = shlex.quote(str(directory.path))
         return Life.DETACHED, f"take it over: `holdfast attach {where}`"
@@ -199,8 +210,8 @@ class JobSocket:
         self.is_silent = False
         """Whether there is a head that has not answered the last question."""
 
-    def ask(self, within_s: float = _ANSWERS_WITHIN_S) -> Message | None:
-        """Return the head's ``status``, None if there is no head or no answer.
+    def ask(self, within_s: float = _ANSWERS_WITHIN_S) -> HeadStatus | None:
+        """Return what the head tells of the job, None if there is no head or no answer.
 
         A question without an answer stays open: a head that is stopped collects no others.
         """
@@ -210,12 +221,12 @@ class JobSocket:
             if channel is None:
                 return None
             if not self._is_asked:
-                channel.post({"kind": "status"})
+                channel.post(to_message(AskStatus()))
                 self._is_asked = True
             answer = _answer(channel, within_s)
             if answer is not None:
                 self._is_asked = False
-                return answer
+                return _STATUS.decode(answer)
             if not channel.is_closed:
                 self.is_silent = True
                 return None
@@ -244,8 +255,8 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
 
 
 def answers_to(
-    directory: RunDirectory, order: Message, timeout_s: float, until: str
-) -> Generator[Message, None, None]:
+    directory: RunDirectory, order: AskSave | AskStop, timeout_s: float, until: str
+) -> Generator[Answered, None, None]:
     """Send an order to a job, and yield each answer; ``until`` says what has not been yet.
 
     A job that is just starting is waited for, and one whose head was lost and replaced.
@@ -264,9 +275,10 @@ def answers_to(
             raise NotSaved(_with_last_job(error, directory)) from error
         if channel is not None:
             with contextlib.closing(channel):
-                channel.post(order)
-                for messages in channel.serve(bound):
-                    yield from (message for message in messages if message["kind"] != "starting")
+                channel.post(to_message(order))
+                for lines in channel.serve(bound):
+                    answers = map(_ANSWERED.decode, lines)
+                    yield from (found for found in answers if not isinstance(found, JobStarting))
         time.sleep(_RETRY_S)
     raise NotSaved(_late(directory, timeout_s, until))
 

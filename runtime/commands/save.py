@@ -10,6 +10,7 @@ import click
 from holdfast.runtime.commands.command import Documented, living_run_argument, timeout_option
 from holdfast.runtime.commands.living_job import answers_to
 from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.head.visits import AskSave, SaveAsked, SaveDone, SaveRefused
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -28,17 +29,15 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
     Exits with 0 when it is, with 75 when no job runs there (yet) or it could not be saved.
     """
     directory = RunDirectory(run_dir.absolute())
-    order = {"kind": "save", "is_waiting": wait}
     until = "has not committed a checkpoint"
-    with contextlib.closing(answers_to(directory, order, timeout, until)) as answers:
-        answer = next(found for found in answers if found["kind"] != "asked" or not wait)
-    match answer["kind"]:
-        case "asked":
+    with contextlib.closing(answers_to(directory, AskSave(wait), timeout, until)) as answers:
+        answer = next(found for found in answers if not (wait and isinstance(found, SaveAsked)))
+    match answer:
+        case SaveAsked():
             click.echo("asked for a checkpoint")
-        case "saved":
-            click.echo(f"saved step {answer['step']} in {answer['seconds']:.2f} s")
-        case "unsaved" if answer["reason"]:
-            reason = answer["reason"]
+        case SaveDone(step, seconds):
+            click.echo(f"saved step {step} in {seconds:.2f} s")
+        case SaveRefused(reason) if reason:
             raise NotSaved(f"the job in {directory.path} goes on but cannot save: {reason}")
         case _:
             raise NotSaved(

@@ -9,6 +9,7 @@ import click
 
 from holdfast.runtime.commands.command import Documented, living_run_argument, timeout_option
 from holdfast.runtime.commands.living_job import answers_to
+from holdfast.runtime.head.visits import AskStop, JobDone
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -28,8 +29,10 @@ def stop(run_dir: Path, *, is_urgent: bool, wait: bool, timeout: float) -> None:
     Exits with 0 when it has stopped, with 75 when no job runs there or it goes on.
     """
     directory = RunDirectory(run_dir.absolute())
-    order = {"kind": "stop", "is_urgent": is_urgent}
-    with contextlib.closing(answers_to(directory, order, timeout, "has not stopped")) as answers:
-        answer = next(found for found in answers if found["kind"] == "ended" or not wait)
-    code = answer.get("exit_code") if wait else None
-    click.echo("asked to stop" if code is None else f"stopped: its exit code is {code}")
+    order, until = AskStop(is_urgent), "has not stopped"
+    with contextlib.closing(answers_to(directory, order, timeout, until)) as answers:
+        answer = next(found for found in answers if isinstance(found, JobDone) or not wait)
+    if wait and isinstance(answer, JobDone):
+        click.echo(f"stopped: its exit code is {answer.exit_code}")
+    else:
+        click.echo("asked to stop")

@@ -35,8 +35,9 @@ from holdfast.runtime.head.head_process import (
     find_owner,
 )
 from holdfast.runtime.head.job_setup import JobSetup, NothingToDo, prepare_job
-from holdfast.runtime.head.orders import STOPS, TimeLimits
+from holdfast.runtime.head.orders import STOPS
 from holdfast.runtime.head.screen import live_columns, say
+from holdfast.runtime.head.visits import JobDone
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import refuse_other_program
 from holdfast.runtime.run.events import Warned
@@ -49,6 +50,7 @@ from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
     SOCKET_NAME,
@@ -62,6 +64,7 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import block
 from holdfast.runtime.system.witnessed_time import Bound, Stillness, witnessed_s
 
+_DONE: MessageKinds[JobDone] = MessageKinds(JobDone)
 _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
@@ -367,7 +370,7 @@ class Client:
         self._lease = lease
         self._connect, self._clock = connect, clock
         self._log = LaunchLog()
-        self._ended: Message | None = None
+        self._ended: JobDone | None = None
         self._deaths_in_vain = 0
         """How many heads in a row have died before anything happened."""
         self._head: HeadProcess | None = None
@@ -407,9 +410,8 @@ class Client:
         finally:
             block()  # this process ends next, with the job's exit code and no other
             self._leave()
-        self.batch.limits = from_plain(TimeLimits, self._ended["limits"])
-        self.batch.lost_hosts = tuple(self._ended.get("lost", ()))
-        return ExitCode(self._ended["exit_code"])
+        self.batch.limits, self.batch.lost_hosts = self._ended.limits, self._ended.lost
+        return ExitCode(self._ended.exit_code)
 
     def _watch(self, head: HeadProcess) -> None:
         self._head = head
@@ -444,8 +446,8 @@ class Client:
                 self._log.note(message["event"])
             case "stop_asked":  # by another process: another head must know of it
                 self._stops.add(signal.SIGTERM)
-            case "ended":
-                self._ended = message
+            case "JobDone":
+                self._ended = _DONE.decode(message)
 
     def _note(self, greeting: Message) -> None:
         if greeting["order"] is not None:

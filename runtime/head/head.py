@@ -32,6 +32,16 @@ from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
+from holdfast.runtime.head.visits import (
+    Asked,
+    AskSave,
+    AskStatus,
+    AskStop,
+    HeadStatus,
+    JobDone,
+    JobStarting,
+    JobStopping,
+)
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
 from holdfast.runtime.run.events import Warned
@@ -39,10 +49,12 @@ from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
+_ASKED: MessageKinds[Asked] = MessageKinds(Asked)
 _POLL_S = 0.5
 _METRICS_EVERY_S = 2.0
 _LONGEST_WRITER_PAUSE_S = 30.0
@@ -88,18 +100,16 @@ class Head:
         else:
             self._job.run.connect(channel)
 
-    def _describe(self) -> Message:
-        """Return the launch, whose client shows it, where its run is, and the workers."""
+    def _describe(self) -> HeadStatus:
         job = self._job
-        return {
-            "kind": "status",
-            "now": time.monotonic(),
-            "pid": os.getpid(),
-            "client": None if self._client is None else self._client.pid,
-            "run_dir": None if job is None else str(job.job.config.run_dir),
-            "launch": None if job is None else job.decider.log.summary,
-            **self._agent.host.launch.describe(),
-        }
+        return HeadStatus(
+            now=time.monotonic(),
+            pid=os.getpid(),
+            client=None if self._client is None else self._client.pid,
+            run_dir=None if job is None else str(job.job.config.run_dir),
+            launch=None if job is None else job.decider.log.summary,
+            seen=self._agent.host.launch.describe(),
+        )
 
     def poll(self, now: float, *, is_idle: bool) -> ExitCode | None:
         """Handle the events that have come; return the exit code once the job is over."""
@@ -161,24 +171,24 @@ class Head:
             self._dismiss(visitor.channel)
 
     def _serve(self, visitor: Visitor, message: Message) -> None:
-        kind = message.get("kind")
-        if kind == "client":
+        if message.get("kind") == "client":
             self._take_client(visitor, message)
-        elif kind == "status":  # it may ask again, and goes when it likes
-            visitor.channel.post(self._describe())
-        elif kind == "save" and self._job is not None:
-            self._take_save(self._job, visitor, is_waiting=bool(message.get("is_waiting")))
-        elif kind == "stop" and self._job is not None:
-            self._stoppers.append(visitor.channel)
-            visitor.channel.post({"kind": "stopping"})
-            if self._client is not None:
-                self._client.channel.post({"kind": "stop_asked"})
-            with self._job.errors_told():
-                self._job.decider.stop(is_urgent=bool(message.get("is_urgent")))
-        else:
-            if self._job is None:
-                visitor.channel.post({"kind": "starting"})
-            self._dismiss(visitor.channel)
+            return
+        match _ASKED.decode(message), self._job:
+            case AskStatus(), _:  # it may ask again, and goes when it likes
+                visitor.channel.post(to_message(self._describe()))
+            case _, None:
+                visitor.channel.post(to_message(JobStarting()))
+                self._dismiss(visitor.channel)
+            case AskSave(is_waiting), job:
+                self._take_save(job, visitor, is_waiting=is_waiting)
+            case AskStop(is_urgent), job:
+                self._stoppers.append(visitor.channel)
+                visitor.channel.post(to_message(JobStopping()))
+                if self._client is not None:
+                    self._client.channel.post({"kind": "stop_asked"})
+                with job.errors_told():
+                    job.decider.stop(is_urgent=is_urgent)
 
     def take_signals(self, numbers: Iterable[int]) -> None:
         """Act on signals of this process or of the client, which may be of the same request."""
@@ -200,10 +210,9 @@ class Head:
         """Tell the exit code of the job to a client, or to a process that has asked for its end."""
         decider = None if self._job is None else self._job.decider
         if decider is not None and decider.end is not None:
-            code, limits = int(decider.end.exit_code), to_plain(decider.limits)
-            lost = [] if self._hosts is None else self._hosts.missing
-            message = {"kind": "ended", "exit_code": code, "limits": limits, "lost": lost}
-            channel.post(message)
+            lost = () if self._hosts is None else tuple(self._hosts.missing)
+            code = int(decider.end.exit_code)
+            channel.post(to_message(JobDone(code, decider.limits, lost)))
 
     def _finish(self) -> None:
         """Write down what is left of the job, while there is still a writer for it.
@@ -254,7 +263,7 @@ class Head:
         """Return why a client may not show this job, None if it may."""
         is_new = "job" in message
         if self._job is None:
-            return None if is_new else {"kind": "starting"}
+            return None if is_new else to_message(JobStarting())
         if not is_new:
             if self._client is not None and not self._client.is_replaceable:
                 return {"kind": "attached_already", "pid": self._client.pid}
@@ -342,11 +351,14 @@ class Head:
         client.channel.close()
 
     def _take_save(self, job: _RunningJob, visitor: Visitor, *, is_waiting: bool) -> None:
-        number = job.saves.add(visitor.channel.post, is_waiting=is_waiting)
+        channel = visitor.channel
+        number = job.saves.add(
+            lambda answer: channel.post(to_message(answer)), is_waiting=is_waiting
+        )
 
         def leave() -> None:
             job.saves.forget(number)
-            visitor.channel.close()
+            channel.close()
 
         visitor.on_message, visitor.on_end = (lambda _: None), leave
 

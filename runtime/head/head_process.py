@@ -53,7 +53,7 @@ _REFUSALS = {
     "or end it (kill -KILL {pid}), then ask again",
     "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
     "end it (kill -KILL {pid}), then run again",
-    "starting": "a job that is just starting; run again in a minute",
+    "JobStarting": "a job that is just starting; run again in a minute",
 }
 
 

@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.system.channel import Message
 
 _MOST_FAILURES = 3
 
 
 @dataclass(slots=True)
 class _Request:
-    answer: Callable[[Message], None]
+    answer: Callable[[Answered], None]
     is_waiting: bool
     is_asked: bool = False
     """Whether the workers of this launch were asked, and have not failed since."""
     asked_at: float | None = None
     """When workers were asked first; None before."""
     failures: list[str] = field(default_factory=list)
-    saved: Message | None = None
+    saved: SaveDone | None = None
     """The checkpoint: its step, and the seconds from the request to the commit."""
 
 
@@ -55,11 +55,11 @@ class SaveRequests:
         self._step_of_worker: int | None = None
         """The last step as a worker of this launch has recorded it."""
 
-    def add(self, answer: Callable[[Message], None], *, is_waiting: bool) -> int:
+    def add(self, answer: Callable[[Answered], None], *, is_waiting: bool) -> int:
         """Take a request, and return its number.
 
-        ``answer`` gets an ``asked`` once the workers were asked, and if the request is waiting
-        a ``saved`` or ``unsaved`` later.
+        ``answer`` gets `SaveAsked` once the workers were asked, and if the request is waiting
+        `SaveDone` or `SaveRefused` later.
         """
         self._last_number += 1
         self._waiting[self._last_number] = _Request(answer, is_waiting)
@@ -101,7 +101,7 @@ class SaveRequests:
         for request in self._waiting.values():
             if request.asked_at is not None and began >= request.asked_at:
                 seconds = now - request.asked_at
-                request.saved = {"kind": "saved", "step": step, "seconds": seconds}
+                request.saved = SaveDone(step, seconds)
 
     def _failed(self, reason: str) -> None:
         for request in self._waiting.values():
@@ -129,15 +129,15 @@ class SaveRequests:
                 if request.asked_at is None:
                     request.asked_at = self._clock()
                 self._ask()
-                request.answer({"kind": "asked"})
+                request.answer(SaveAsked())
                 if not request.is_waiting:
                     self.forget(number)
             if request.saved is not None:
                 self._end(number, request.saved)
             elif self._is_over:
-                self._end(number, {"kind": "unsaved", "reason": ""})
+                self._end(number, SaveRefused())
             elif len(request.failures) >= _MOST_FAILURES:
-                self._end(number, {"kind": "unsaved", "reason": request.failures[-1]})
+                self._end(number, SaveRefused(request.failures[-1]))
 
-    def _end(self, number: int, answer: Message) -> None:
+    def _end(self, number: int, answer: Answered) -> None:
         self._waiting.pop(number).answer(answer)

@@ -23,10 +23,24 @@ from holdfast.runtime.commands.living_job import (
     living_head,
 )
 from holdfast.runtime.errors import ExitCode, NotSaved
+from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.visits import (
+    AskSave,
+    AskStatus,
+    AskStop,
+    HeadStatus,
+    JobDone,
+    JobStarting,
+    JobStopping,
+    SaveAsked,
+    SaveDone,
+    SaveRefused,
+)
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.messages import to_message
 
 NOBODY = (1 << 22) + 1
 """Linux gives no process so high a number."""
@@ -168,9 +182,8 @@ def test_order_without_a_job_tells_how_the_last_one_ended(
     assert holdfast(order, directory.path) == (ExitCode.STOPPED_EARLY, "", told)
 
 
-def status_of(directory: RunDirectory, client: int | None = 5) -> Message:
-    place = {"pid": os.getpid(), "client": client, "run_dir": str(directory.path)}
-    return {"kind": "status", **place, "launch": None}
+def status_of(directory: RunDirectory, client: int | None = 5, now: float = 0.0) -> HeadStatus:
+    return HeadStatus(now, os.getpid(), client, str(directory.path), None, {})
 
 
 def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:
@@ -218,11 +231,11 @@ def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:
 def test_head_is_asked_again_and_again(directory: RunDirectory, socket: JobSocket) -> None:
     numbers = iter(range(3))
 
-    with head_of(directory, lambda _: [{"kind": "status", "number": next(numbers)}]) as head:
+    with head_of(directory, lambda _: [status_of(directory, now=next(numbers))]) as head:
         answers = [socket.ask(BOUND_S) for _ in range(3)]
 
-        assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
-        assert head.heard == [{"kind": "status"}] * 3
+        assert [answer.now for answer in answers if answer] == [0, 1, 2]
+        assert head.heard == [to_message(AskStatus())] * 3
     assert not socket.is_silent
 
 
@@ -233,7 +246,7 @@ def test_silent_head_is_asked_once_and_its_late_answer_counts(
 
     def answer_late(_: Message) -> Replies:
         may_answer.wait()
-        return [{"kind": "status", "number": 1}]
+        return [status_of(directory)]
 
     with head_of(directory, answer_late) as head:
         assert socket.ask(SILENT_S) is None
@@ -241,17 +254,18 @@ def test_silent_head_is_asked_once_and_its_late_answer_counts(
         assert socket.ask(SILENT_S) is None
         may_answer.set()
 
-        assert socket.ask(BOUND_S) == {"kind": "status", "number": 1}
+        assert socket.ask(BOUND_S) == status_of(directory)
         assert not socket.is_silent
-        assert head.heard == [{"kind": "status"}]
+        assert head.heard == [to_message(AskStatus())]
 
 
 def test_head_that_follows_another_is_asked_in_its_place(
     directory: RunDirectory, socket: JobSocket
 ) -> None:
     for number in range(2):
-        with head_of(directory, lambda _, number=number: [{"number": number}]):
-            assert socket.ask(BOUND_S) == {"number": number}
+        told = status_of(directory, now=number)
+        with head_of(directory, lambda _, told=told: [told]):
+            assert socket.ask(BOUND_S) == told
 
 
 def test_head_that_goes_away_has_no_answer(directory: RunDirectory, socket: JobSocket) -> None:
@@ -264,10 +278,8 @@ def test_head_that_goes_away_has_no_answer(directory: RunDirectory, socket: JobS
     assert not socket.is_silent
 
 
-SAVED = {"kind": "saved", "step": 7, "seconds": 0.5}
-ASKED = {"kind": "asked"}
-FULL = {"kind": "unsaved", "reason": "the disk is full"}
-STOPPING, ENDED = {"kind": "stopping"}, {"kind": "ended", "exit_code": 75}
+SAVED, ASKED, FULL = SaveDone(7, 0.5), SaveAsked(), SaveRefused("the disk is full")
+STOPPING, ENDED = JobStopping(), JobDone(75, TimeLimits())
 
 
 @pytest.mark.parametrize(
@@ -280,8 +292,8 @@ STOPPING, ENDED = {"kind": "stopping"}, {"kind": "ended", "exit_code": 75}
             [[ASKED, FULL]],
             "job in RUN goes on but cannot save: the disk is full",
         ),
-        ("save", [[FULL | {"reason": ""}]], "RUN ended without another checkpoint; run it again"),
-        ("save", [[{"kind": "starting"}, None], [None], [ASKED, SAVED]], "saved step 7"),
+        ("save", [[SaveRefused()]], "RUN ended without another checkpoint; run it again"),
+        ("save", [[JobStarting(), None], [None], [ASKED, SAVED]], "saved step 7"),
         ("save", [[ASKED, None], [ASKED, SAVED]], "saved step 7"),
         ("save --timeout 0.1", [[ASKED]], "not committed a checkpoint within 0.1 s; give a longer"),
         ("stop", [[STOPPING, ENDED]], "stopped: its exit code is 75"),
@@ -305,9 +317,8 @@ def test_order_is_given_to_each_head_and_waited_for(
 
     assert told in (out + err).replace(str(directory.path), "RUN")
     assert code == (ExitCode.STOPPED_EARLY if err else ExitCode.DONE)
-    how = {"is_waiting": "--no-wait" not in command}
-    order = {"kind": verb} | (how if verb == "save" else {"is_urgent": "--now" in command})
-    assert head.heard == [order] * len(replies)
+    save, stop = AskSave("--no-wait" not in command), AskStop("--now" in command)
+    assert head.heard == [to_message(save if verb == "save" else stop)] * len(replies)
 
 
 def test_waiting_ends_with_the_job(directory: RunDirectory, holdfast: Holdfast) -> None:

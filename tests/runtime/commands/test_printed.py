@@ -24,6 +24,7 @@ from whole_save import save
 
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -89,11 +90,9 @@ PROGRESS = {
     "now": 109.0, "step": 9, "steps": 60, "epoch": 1, "epochs": 6, "step_of_epoch": 9,
     "steps_per_epoch": 10, "metrics": {"f1": 1.0, "loss": 0.5}, "next_save_step": 20,
 }  # fmt: skip
-ANSWER = {
-    "kind": "status", "now": 110.0, "phase": "training", "launch": {"workers": [0, 1]},
-    "workers": [worker(0, wait=6.0, compute=4.0), worker(1, read=9.0, wait=1.0)],
-    "progress": PROGRESS, "client": 4_194_305, "run_dir": "run",
-}  # fmt: skip
+WORKERS = [worker(0, wait=6.0, compute=4.0), worker(1, read=9.0, wait=1.0)]
+SEEN = {"phase": "training", "workers": WORKERS, "progress": PROGRESS}
+ANSWER = HeadStatus(110.0, 4_194_306, 4_194_305, "run", {"workers": [0, 1]}, SEEN)
 LIVING = [
     *told_lines()[:2],
     *(line("step", 105 + n, step=n, epoch=1, seconds=0.5, samples=8) for n in range(1, 9)),

@@ -31,6 +31,7 @@ from holdfast.runtime.commands.job_status import (
 from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, ending_of
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.progress import StepReport, WorkerReport
@@ -50,10 +51,13 @@ WORKER = {
     "spent_s": {"wait": 1.5},
 }  # fmt: skip
 
-ANSWER = {
-    "kind": "status", "now": 110.0, "phase": "training", "workers": [WORKER, {"worker": 1}],
-    "launch": {"workers": [0, 1]}, "progress": to_plain(REPORT),
-}  # fmt: skip
+SEEN = {"phase": "training", "workers": [WORKER, {"worker": 1}], "progress": to_plain(REPORT)}
+ANSWER = HeadStatus(110.0, 7, 5, "/run", {"workers": [0, 1]}, SEEN)
+
+
+def seen(**changes: object) -> HeadStatus:
+    """Return the answer of a head that sees something else of its workers."""
+    return dataclasses.replace(ANSWER, seen=SEEN | changes)
 
 
 class Job(Story):
@@ -72,7 +76,7 @@ class Job(Story):
 
 
 def status_of(
-    story: Story, ending: JobStanding = RUNNING, answer: dict[str, Any] | None = None
+    story: Story, ending: JobStanding = RUNNING, answer: HeadStatus | None = None
 ) -> JobStatus:
     found = None if answer is None else AgentAnswer.of(answer)
     return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
@@ -81,7 +85,7 @@ def status_of(
 def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
     report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
 
-    status = status_of(Job().begin(0, 1), answer=ANSWER | {"progress": to_plain(report)})
+    status = status_of(Job().begin(0, 1), answer=seen(progress=to_plain(report)))
 
     assert status.next_save == "in 1:10"
 
@@ -100,7 +104,7 @@ def test_next_save_that_has_come_since_the_head_was_told_is_none(
 def test_script_that_goes_on_after_its_training_is_not_shown_as_training() -> None:
     story = Job().begin(0, 1).steps(*range(1, 9))
 
-    status = status_of(story, answer=ANSWER | {"phase": "concluding"})
+    status = status_of(story, answer=seen(phase="concluding"))
 
     assert status.outcome == "running: script after training"
     assert (status.steps_per_s, status.is_over) == (0.0, False)
@@ -291,8 +295,9 @@ def test_status_names_the_process_that_a_user_has_started() -> None:
     with subprocess.Popen([sys.executable, *words], **pipes) as started:  # type: ignore[call-overload]
         assert started.stdout.readline() == b"\n"
 
-        found = AgentAnswer.of({"now": 1.0, "client": started.pid, "pid": os.getpid()})
-        without = AgentAnswer.of({"now": 1.0, "client": None, "pid": os.getpid()})
+        answer = dataclasses.replace(ANSWER, client=started.pid, pid=os.getpid())
+        found = AgentAnswer.of(answer)
+        without = AgentAnswer.of(dataclasses.replace(answer, client=None))
 
     assert (found.pid, found.command) == (started.pid, "holdfast run -n 2 'my train.py'")
     assert without.pid == os.getpid()

@@ -222,7 +222,7 @@ def order_of(*workers: int) -> Message:
 
 def ended(code: int = 0, limits: TimeLimits | None = None) -> Message:
     said = to_plain(limits or TimeLimits())
-    return {"kind": "ended", "exit_code": code, "limits": json.loads(json.dumps(said))}
+    return {"kind": "JobDone", "exit_code": code, "limits": json.loads(json.dumps(said))}
 
 
 def greeting(**fields: Any) -> Message:

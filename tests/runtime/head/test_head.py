@@ -24,6 +24,15 @@ from holdfast.runtime.head.head import Head
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.visits import (
+    AskSave,
+    AskStatus,
+    AskStop,
+    JobStarting,
+    JobStopping,
+    SaveAsked,
+    SaveRefused,
+)
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.journal import Record, records_message
@@ -239,13 +248,13 @@ def test_streams_of_a_client_are_written_to_from_then_on(headed: Headed, tmp_pat
 
 @pytest.mark.parametrize(
     "message",
-    [{"kind": "client", "asked": None}, {"kind": "save", "is_waiting": True}, {"kind": "stop"}],
+    [{"kind": "client", "asked": None}, to_message(AskSave(True)), to_message(AskStop(False))],
     ids=["attach", "save", "stop"],
 )
 def test_head_without_a_job_is_just_starting(headed: Headed, message: Message) -> None:
     visitor = headed.connect(message)
 
-    assert told(visitor) == [{"kind": "starting"}]
+    assert told(visitor) == [to_message(JobStarting())]
     assert visitor.is_closed
 
 
@@ -313,7 +322,7 @@ def test_client_whose_terminal_is_gone_is_replaced(
 def test_stop_by_another_process_is_told_to_the_client(headed: Headed) -> None:
     client = headed.begin(WARM)
 
-    headed.connect({"kind": "stop", "is_urgent": False})
+    headed.connect(to_message(AskStop(is_urgent=False)))
 
     assert {"kind": "stop_asked"} in told(client)
 
@@ -505,27 +514,27 @@ def checkpoint(step: int) -> Message:
 def test_save_is_answered_with_the_checkpoint_that_was_begun_after_it(headed: Headed) -> None:
     headed.begin(WARM, *joined(0, 1), WORLD)
 
-    saver = headed.connect({"kind": "save", "is_waiting": True})
-    assert told(saver) == [{"kind": "asked"}]
+    saver = headed.connect(to_message(AskSave(is_waiting=True)))
+    assert told(saver) == [to_message(SaveAsked())]
     headed.tell(checkpoint(7))
 
     (saved,) = told(saver)
-    assert (saved["kind"], saved["step"]) == ("saved", 7)
+    assert (saved["kind"], saved["step"]) == ("SaveDone", 7)
     assert headed.kinds == ["launch", "save"]
 
 
 def test_save_of_a_job_that_ends_is_answered(headed: Headed) -> None:
     headed.begin(WARM, *joined(0, 1), WORLD)
-    saver = headed.connect({"kind": "save", "is_waiting": True})
+    saver = headed.connect(to_message(AskSave(is_waiting=True)))
 
     headed.tell(*completed(0, 1))
 
-    assert told(saver)[-1] == {"kind": "unsaved", "reason": ""}
+    assert told(saver)[-1] == to_message(SaveRefused())
 
 
 def test_save_of_somebody_who_has_gone_is_forgotten(headed: Headed) -> None:
     headed.begin(WARM, *joined(0, 1))
-    headed.connect({"kind": "save", "is_waiting": True}).close()
+    headed.connect(to_message(AskSave(is_waiting=True))).close()
     headed.turn()
 
     headed.tell(WORLD, checkpoint(7))
@@ -539,8 +548,8 @@ def test_stop_is_answered_at_once_and_with_the_exit_code_at_the_end(
 ) -> None:
     headed.begin(WARM, *joined(0, 1))
 
-    stopper = headed.connect({"kind": "stop", "is_urgent": is_urgent})
-    assert told(stopper) == [{"kind": "stopping"}]
+    stopper = headed.connect(to_message(AskStop(is_urgent)))
+    assert told(stopper) == [to_message(JobStopping())]
     assert headed.kinds == ["launch", "stop", *["kill"] * is_urgent]
     stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
     headed.tell(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
@@ -548,21 +557,21 @@ def test_stop_is_answered_at_once_and_with_the_exit_code_at_the_end(
 
     assert headed.exit_code is not None
     (ended,) = told(stopper)
-    assert (ended["kind"], ended["exit_code"]) == ("ended", headed.exit_code)
+    assert (ended["kind"], ended["exit_code"]) == ("JobDone", headed.exit_code)
 
 
 def test_stopper_who_leaves_or_asks_again_fails_nothing(headed: Headed) -> None:
     headed.begin(WARM, *joined(0, 1))
-    headed.connect({"kind": "stop"}).close()
-    again = headed.connect({"kind": "stop"})
+    headed.connect(to_message(AskStop(is_urgent=False))).close()
+    again = headed.connect(to_message(AskStop(is_urgent=False)))
 
-    again.post({"kind": "stop"})
+    again.post(to_message(AskStop(is_urgent=False)))
     headed.turn(2)
     headed.tell(*LOST)
     headed.head.close()
 
     assert headed.kinds == ["launch", "stop"]
-    assert kinds(told(again)) == ["stopping", "stopping", "ended"]
+    assert kinds(told(again)) == ["JobStopping", "JobStopping", "JobDone"]
 
 
 def test_stranger_is_shown_the_door(headed: Headed) -> None:
@@ -592,9 +601,9 @@ def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Me
 
 
 def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
-    asker = headed.connect({"kind": "status"})
+    asker = headed.connect(to_message(AskStatus()))
     (answer,) = told(asker)
-    assert answer.items() >= {"kind": "status", "workers": 2}.items()
+    assert (answer["kind"], answer["seen"]["workers"]) == ("HeadStatus", 2)
     nothing = {"pid": os.getpid(), "client": None, "run_dir": None, "launch": None}
     assert answer.items() >= nothing.items()
 
@@ -602,7 +611,7 @@ def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None
     launch = {"script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0}
     described = {"pid": os.getpid(), "run_dir": "/run", "launch": launch}
     for pid in (os.getpid(), None):  # one connection is enough to ask again and again
-        asker.post({"kind": "status"})
+        asker.post(to_message(AskStatus()))
         headed.turn()
         (answer,) = told(asker)
         assert answer | described | {"client": pid} == answer
@@ -676,7 +685,7 @@ def test_client_hears_the_end_with_the_limits_that_were_hit(headed: Headed) -> N
     headed.head.close()
 
     ended = told(client)[-1]
-    assert (ended["kind"], ended["exit_code"]) == ("ended", ExitCode.DONE)
+    assert (ended["kind"], ended["exit_code"]) == ("JobDone", ExitCode.DONE)
     assert ended["limits"] == to_plain(job_of().limits)
     assert client.is_closed
 
@@ -780,12 +789,12 @@ def test_job_ends_with_the_launch_of_a_head_that_has_failed(broken: Headed) -> N
 def test_head_that_has_failed_still_stops_the_job_and_saves(broken: Headed) -> None:
     broken.begin(WARM, *joined(0, 1), WORLD, ODD)
 
-    saver = broken.connect({"kind": "save", "is_waiting": True})
-    stopper = broken.connect({"kind": "stop"})
+    saver = broken.connect(to_message(AskSave(is_waiting=True)))
+    stopper = broken.connect(to_message(AskStop(is_urgent=False)))
     broken.tell(checkpoint(7))
 
-    assert kinds(told(saver)) == ["asked", "saved"]
-    assert kinds(told(stopper)) == ["stopping"]
+    assert kinds(told(saver)) == ["SaveAsked", "SaveDone"]
+    assert kinds(told(stopper)) == ["JobStopping"]
     assert broken.kinds == ["launch", "save", "stop"]
 
 

@@ -27,11 +27,13 @@ from holdfast.runtime.head.head_process import (
     connect_to_head,
     find_owner,
 )
+from holdfast.runtime.head.visits import JobStarting
 from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import HeldProcess
 
 LISTENER = """
@@ -318,7 +320,7 @@ def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
 def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
     orphan: Orphan, asked: JobOptions | None, job: list[object] | None
 ) -> None:
-    orphan.answers.post({"kind": "starting"})
+    orphan.answers.post(to_message(JobStarting()))
 
     find_owner(orphan.directory, asked)
 
@@ -339,7 +341,7 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
             {"kind": "attached_already", "pid": 12},
             "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
         ),
-        ({"kind": "starting"}, "a job that is just starting; run again in a minute"),
+        (to_message(JobStarting()), "a job that is just starting; run again in a minute"),
         ({"kind": "another_job", "job": [False, "/b.py"]}, "another script, /b.py; look at it"),
         (None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
     ],

@@ -8,14 +8,17 @@ they say another one.
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.head.save_requests import SaveRequests
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused
 
 FAILED = "checkpoint_failed full"
+_WORDS = {SaveAsked: "asked", SaveDone: "saved", SaveRefused: "unsaved"}
 
 
 class Play:
@@ -30,9 +33,9 @@ class Play:
     def _ask(self) -> None:
         self.orders += 1
 
-    def _hear(self, answers: list[str], message: Message) -> None:
-        kind = message.pop("kind")
-        answers.append(" ".join([kind, *map(str, filter(str, message.values()))]))
+    def _hear(self, answers: list[str], message: Answered) -> None:
+        words = [_WORDS[type(message)], *map(str, astuple(message))]
+        answers.append(" ".join(filter(None, words)))
 
     def take(self, line: str) -> None:
         """Let one thing of a transcript happen."""

@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, Listener, Message
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.reactor import Reactor
 
-Replies: TypeAlias = Iterable[Message | None]
+Replies: TypeAlias = Iterable[object]
 """What a head says to a message; None is its death, as this connection sees it."""
 
 
@@ -68,7 +69,7 @@ class FakeHead:
                 self._reactor.forget(channel)
                 channel.close()
                 return
-            channel.post(answer)
+            channel.post(answer if isinstance(answer, dict) else to_message(answer))
 
 
 @contextmanager
