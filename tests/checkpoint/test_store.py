@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from holdfast.checkpoint.errors import (
     CommitRefused,
     StorageFailed,
 )
+from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.manifest import GIVES_WAY, Manifest
 from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore
@@ -373,3 +375,41 @@ def test_removal_that_was_cut_short_is_completed(
     hide(fake_store.disk, staging.path, NAME.removed_name)
     remove_hidden(fake_store, reasons)
     assert (fake_store.names(), reasons) == ((), [])
+
+
+def test_steps_of_a_large_store_cost_one_call() -> None:
+    files = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), files)
+    store.make_directory()
+    for step in range(10_000):
+        files.mkdir(store.directory / step_name(step))
+    before = len(files.calls)
+
+    steps = store.steps()
+
+    assert (len(steps), steps[0]) == (10_000, 9999)
+    assert files.calls[before:] == [f"list {store.directory}"]
+
+
+class SecondThread(LocalFileSystem):
+    """Another thread makes the directory while the first one syncs the name of its parent."""
+
+    then: threading.Thread | None = None
+
+    def fsync_directory(self, path: Path) -> None:
+        if self.then is not None:
+            second, self.then = self.then, None
+            second.start()
+        super().fsync_directory(path)
+
+
+def test_directory_that_two_threads_make_was_not_removed(tmp_path: Path) -> None:
+    files = SecondThread(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run", files)
+    second = files.then = threading.Thread(target=store.make_directory)
+
+    store.make_directory()
+    second.join(60)
+
+    assert not second.is_alive()
+    assert not store.take_removal()

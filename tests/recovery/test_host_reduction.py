@@ -18,7 +18,7 @@ from holdfast.recovery.reduction import (
     maximal_nodes,
     plan_reduction,
 )
-from holdfast.recovery.world import Assignment, WorkerId, World
+from holdfast.recovery.world import Assignment, WorkerId, World, assign
 
 
 @st.composite
@@ -193,3 +193,11 @@ def test_host_with_so_many_roots_sends_as_many_vectors_less_its_own_slice(
     roots = Counter(root.host for root in host_roots(plan_of(assignment, hosts), hosts).roots)
     for host in set(hosts):
         assert rehearsal.sent[host] * count == (roots[host] + 1) * (count - 1) * size
+
+
+def test_ten_thousand_workers_on_hosts_of_eight_have_one_root_a_host() -> None:
+    hosts = tuple(rank // 8 for rank in range(10_000))
+    world = World(0, tuple(map(WorkerId, range(10_000))), 10_000)
+    plan = plan_reduction(assign(10_000, world), world, 10_000)
+
+    assert len(host_roots(plan, hosts).roots) == 1_250

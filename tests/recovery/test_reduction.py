@@ -392,3 +392,22 @@ def test_cleared_sums_hold_nothing_and_begin_anew(ownership: tuple[int, set[int]
     assert sums.missing(owned) == tuple(sorted(owned))
     with pytest.raises(LeafMissing, match="held: nothing"):
         sums.take([root_of(microbatches)])
+
+
+@pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])
+def test_leaves_in_order_need_about_one_vector_for_each_level_and_later_steps_none(
+    order: range,
+) -> None:
+    allocations: list[FloatVector] = []
+
+    def allocate_and_count() -> FloatVector:
+        allocations.append(allocate())
+        return allocations[-1]
+
+    sums = PartialSums(64, allocate_and_count)
+    for _ in range(3):
+        sums.clear()
+        for leaf in order:
+            sums.add_leaf(leaf, sums.buffer())
+
+    assert len(allocations) <= 7  # 64 leaves are six levels, and one vector is being filled

@@ -292,3 +292,12 @@ def test_one_host_is_as_none(microbatches: int, history: list[World], name: str)
     hosts = dict.fromkeys(history[0].workers, name)
 
     assert adopt(assignment, history[-1], hosts) == adopt(assignment, history[-1])
+
+
+def test_ten_thousand_workers_are_assigned_and_adopted() -> None:
+    before = world_of(*range(10_100), capacity=10_000)
+    after = before.shrunk_to(set(before.workers[100:]))
+
+    adopted = adopt(assign(20_000, before), after)
+
+    assert set(Counter(adopted.owners).values()) == {2}

@@ -162,3 +162,15 @@ def test_next_save_is_known_but_while_one_is_under_way() -> None:
 
     assert training.clock.next_at == begin + 13.0
     assert Training(EverySteps(5)).clock.next_at is None
+
+
+def test_slow_first_steps_and_slow_saves_are_outvoted() -> None:
+    slow, usual = Training(Auto()), Training(Auto())
+    slow.commit(120.0)  # compiling
+    for training, first in ((slow, 31.0), (usual, 1.5)):
+        training.steps(20, 1.0)
+        for seconds in (first, 1.5, 1.5):
+            training.save(seconds)
+            training.steps(5, 1.0)
+
+    assert slow.interval_s == pytest.approx(usual.interval_s, rel=1e-2)
