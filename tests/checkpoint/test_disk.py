@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -10,14 +12,15 @@ from pathlib import Path
 import pytest
 from fake_filesystem import FakeFileSystem
 
-from holdfast.checkpoint import disk as module
 from holdfast.checkpoint.disk import Disk
-from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.errors import TRANSIENT, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 
 ROOT = Path("/run")
 FILE = ROOT / "file"
 BUFFERS = [memoryview(b"head"), memoryview(b""), memoryview(b"tail")]
+LARGE = [memoryview(bytes(16 * 2**20)), memoryview(b"the rest")]
+"""The disk is told to begin with the first one, and a thread is worth its while."""
 
 
 def contents(files: FileSystem, path: Path) -> bytes:
@@ -96,17 +99,11 @@ def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None
     assert len(disk.new_downgrades(set())) == 1
 
 
-@pytest.fixture
-def _small_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
-
-
-@pytest.mark.usefixtures("_small_writeback")
 def test_disk_works_while_the_rest_is_written() -> None:
     """Not for the end of the file, which the sync is about to write anyway."""
     files = FakeFileSystem()
 
-    Disk(files).write_durably(FILE, [memoryview(b"abc"), memoryview(b"defghij")])
+    Disk(files).write_durably(FILE, LARGE)
 
     operations = [text.split()[0] for text in files.calls]
     assert operations == [
@@ -114,61 +111,53 @@ def test_disk_works_while_the_rest_is_written() -> None:
         *("write", "start_writeback"),
         *("write", "fsync", "close"),
     ]
-    assert contents(files, FILE) == b"abcdefghij"
+    assert contents(files, FILE) == b"".join(LARGE)
 
 
-@pytest.mark.usefixtures("_small_writeback")
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP])
 def test_disk_that_cannot_begin_early_loses_no_guarantee(number: int) -> None:
     files = FakeFileSystem()
     disk = Disk(files)
     files.fail_at(3, number)
 
-    disk.write_durably(FILE, BUFFERS)
+    disk.write_durably(FILE, LARGE)
 
     assert files.calls[3].startswith("start_writeback")
-    assert contents(files, FILE) == b"headtail"
+    assert contents(files, FILE) == b"".join(LARGE)
     assert disk.new_downgrades(set()) == ()
 
 
-@pytest.mark.usefixtures("_small_writeback")
 def test_failed_writeback_gives_the_file_up() -> None:
     """A later sync might claim success: the pages may be marked as clean."""
     files = FakeFileSystem()
     files.fail_at(3, errno.EIO)
 
     with pytest.raises(StorageFailed, match="cannot write back /run/file"):
-        Disk(files).write_durably(FILE, BUFFERS)
+        Disk(files).write_durably(FILE, LARGE)
 
     assert [text.split()[0] for text in files.calls[4:]] == ["close", "unlink"]
 
 
-@pytest.mark.parametrize("worth_a_thread", [0, 100])
-def test_what_is_done_beside_a_write_is_done_at_its_end(
-    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
-) -> None:
-    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
+@pytest.mark.parametrize("buffers", [BUFFERS, LARGE], ids=["small", "large"])
+def test_what_is_done_beside_a_write_is_done_at_its_end(buffers: list[memoryview]) -> None:
     files = FakeFileSystem()
     threads: list[int] = []
 
-    Disk(files).write_durably(FILE, BUFFERS, lambda: threads.append(threading.get_ident()))
+    Disk(files).write_durably(FILE, buffers, lambda: threads.append(threading.get_ident()))
 
-    assert contents(files, FILE) == b"headtail"
-    assert [thread == threading.get_ident() for thread in threads] == [worth_a_thread > 0]
+    assert contents(files, FILE) == b"".join(buffers)
+    assert [thread == threading.get_ident() for thread in threads] == [buffers is BUFFERS]
 
 
-@pytest.mark.parametrize("worth_a_thread", [0, 100])
-def test_failure_of_what_is_done_beside_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
-) -> None:
-    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
+@pytest.mark.parametrize("buffers", [BUFFERS, LARGE], ids=["small", "large"])
+def test_failure_of_what_is_done_beside_leaves_no_file(buffers: list[memoryview]) -> None:
     files = FakeFileSystem()
 
     def fail() -> None:
         raise KeyError("not what it was")
 
     with pytest.raises(KeyError, match="not what it was"):
-        Disk(files).write_durably(FILE, BUFFERS, fail)
+        Disk(files).write_durably(FILE, buffers, fail)
 
     assert files.list(ROOT) == ()
 
@@ -261,3 +250,24 @@ def test_rename_that_found_another_one_at_its_target_has_failed(
 
     assert failure.value.errno == (errno.EEXIST if has_source else errno.ENOENT)
     assert (tmp_path / "new" / "file").read_text() == "another's"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, 0, 9999])
+def test_storage_failure_says_what_to_do(number: int) -> None:
+    failure = StorageFailed("fsync", Path("/a/b"), OSError(number, os.strerror(number)))
+
+    assert str(failure).startswith(f"cannot fsync /a/b: {os.strerror(number)} (")
+    assert re.search(r"\); [a-z]+ [a-z ]+", str(failure)), "what to do"
+    assert failure.errno == number
+
+
+@pytest.mark.parametrize("number", sorted(TRANSIENT))
+def test_unreadable_checkpoint_is_called_neither_invalid_nor_damaged(number: int) -> None:
+    failure = StorageFailed("open", Path("/a/b"), OSError(number, os.strerror(number)))
+
+    error = CheckpointUnreadable.of(30, failure)
+
+    assert (error.step, error.errno, error.path) == (30, number, Path("/a/b"))
+    assert str(error).startswith("checkpoint step 30 could not be read: cannot open /a/b: ")
+    assert str(error).endswith("; it is not known to be damaged: try again")
+    assert "is invalid" not in str(error)
