@@ -104,6 +104,13 @@ def test_file_that_makes_no_sense_is_as_good_as_none(directory: RunDirectory, co
     assert ChainFile(directory, "slurm 7").read() is None
 
 
+def test_disk_that_takes_nothing_stops_nothing(tmp_path: Path) -> None:
+    kept_from = ChainFile(RunDirectory(tmp_path / "gone"), "slurm 7").write(Chain("slurm 7", RUN))
+
+    assert isinstance(kept_from, FileNotFoundError)
+    assert not (tmp_path / "gone").exists()
+
+
 def test_newest_step_counts_committed_ones(directory: RunDirectory) -> None:
     assert ChainFile(directory, "x").newest_step() == 0
     for name in ("step-000000000040", "step-000000000005", ".tmp-000000000060-g1-a1", "notes"):

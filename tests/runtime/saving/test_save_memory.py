@@ -72,6 +72,7 @@ def test_another_launch_or_layout_has_buffers_of_its_own(
     memory = make()
     before, _ = memory.buffers(1, question())
 
+    assert memory.buffers(1, question()) == (before, False)
     after, is_new = memory.buffers(launch, question(layout))
 
     assert is_new
