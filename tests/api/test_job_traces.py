@@ -57,43 +57,6 @@ def _family(traces: JobTraces) -> subprocess.Popen[str]:
     return process
 
 
-def test_environment_has_the_mark_and_a_place_for_temporary_files(traces: JobTraces) -> None:
-    base = {"HOME": "/home/me", "TMPDIR": "/var/tmp", VARIABLE: "of another job"}
-
-    environment = traces.environment(base)
-
-    assert environment.keys() == {"HOME", "TMPDIR", VARIABLE}
-    assert f"{VARIABLE}={environment[VARIABLE]}" == traces.mark
-    assert Path(environment["TMPDIR"]) == traces.temporary
-    assert traces.temporary.is_dir()
-    assert base["TMPDIR"] == "/var/tmp"
-
-
-def test_two_jobs_have_marks_and_places_of_their_own(traces: JobTraces) -> None:
-    other = JobTraces(VARIABLE)
-
-    assert other.mark != traces.mark
-    assert other.scratch != traces.scratch
-    other.remove_files(())
-
-
-def test_job_without_traces_has_left_nothing(traces: JobTraces) -> None:
-    assert traces.leftovers([DEAD]) == ()
-
-
-def test_files_of_the_job_are_named_and_those_of_other_jobs_are_not(
-    traces: JobTraces, tmp_path: Path
-) -> None:
-    memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
-    _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
-    _segment(tmp_path, f"holdfast-{DEAD}1-abcdefgh")
-    (traces.temporary / "forgotten.txt").touch()
-
-    left = traces.leftovers([DEAD, DEAD])
-
-    assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
-
-
 def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: JobTraces) -> None:
     traces.temporary.rmdir()
 
@@ -111,14 +74,18 @@ def test_memory_that_a_living_process_holds_is_not_called_left(
     assert held.is_dir()
 
 
-def test_files_of_the_job_are_removed_and_those_of_other_jobs_stay(
+def test_files_of_the_job_are_named_and_removed_and_those_of_other_jobs_stay(
     traces: JobTraces, tmp_path: Path
 ) -> None:
     memory = _segment(tmp_path, f"holdfast-{DEAD}-abcdefgh")
     others = _segment(tmp_path, f"holdfast-{OTHER}-abcdefgh")
+    _segment(tmp_path, f"holdfast-{DEAD}1-abcdefgh")
     (traces.temporary / "forgotten.txt").touch()
+    left = traces.leftovers([DEAD, DEAD])
 
     traces.remove_files([DEAD])
+
+    assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
 
     assert not traces.scratch.exists()
     assert not memory.exists()
@@ -126,21 +93,11 @@ def test_files_of_the_job_are_removed_and_those_of_other_jobs_stay(
 
 
 @pytest.mark.process
-def test_processes_that_are_left_are_named(traces: JobTraces) -> None:
-    family = _family(traces)
-
-    left = traces.leftovers([family.pid])
-
-    assert f"process {family.pid} sh" in left
-    assert len(left) == 2
-    traces.kill_all()
-    family.communicate()
-
-
-@pytest.mark.process
 def test_kill_ends_every_process_of_the_job_and_no_other(traces: JobTraces) -> None:
     other = JobTraces(VARIABLE)
     ours, theirs = _family(traces), _family(other)
+    left = traces.leftovers([ours.pid])
+    assert (len(left), f"process {ours.pid} sh" in left) == (2, True)
 
     traces.kill_all()
 
