@@ -19,7 +19,7 @@ _CHUNK_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedStep:
     """A step whose manifest is verified, and the way to read it."""
 
     scan: Scan
@@ -56,7 +56,7 @@ class Comparison:
     same: int
 
 
-def compare_steps(left: Opened, right: Opened) -> Comparison:
+def compare_steps(left: OpenedStep, right: OpenedStep) -> Comparison:
     """Return the tensors that are missing, extra or changed in ``right``.
 
     Raises ``CheckpointInvalid`` if contents that must be read do not verify.
@@ -81,7 +81,7 @@ def _have_same_pieces(one: TensorEntry, other: TensorEntry) -> bool:
     return left == right
 
 
-def _read(opened: Opened, tensor: TensorEntry) -> Tensor:
+def _read(opened: OpenedStep, tensor: TensorEntry) -> Tensor:
     spec = tensor.spec
     try:
         array = empty_tensor(spec.dtype, spec.shape).reshape(-1)

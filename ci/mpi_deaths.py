@@ -35,8 +35,8 @@ from holdfast.runtime.host.mpi_trial import (
     PLAIN_START,
     Death,
     Kind,
-    Outcome,
     Trial,
+    TrialOutcome,
     Where,
     run_trial,
 )
@@ -125,7 +125,7 @@ class Judged:
     """A trial that was made, with its level."""
 
     level: Level
-    outcome: Outcome
+    outcome: TrialOutcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WorkerPace:
     """One worker at one look: its piece of work, and how far it has come."""
 
     turn: Turn
@@ -116,7 +116,7 @@ class OverdueDetector:
     _is_measured: bool = False
     _fenced_at: int | None = None
     _courses: Mapping[WorkerId, _Course] = field(default_factory=dict, repr=False)
-    _last: Mapping[WorkerId, Pace] = field(default_factory=dict, repr=False)
+    _last: Mapping[WorkerId, WorkerPace] = field(default_factory=dict, repr=False)
 
     def next_launch(self, timeout_s: float | None) -> OverdueDetector:
         """Return the detector of the next launch, which knows what the launches before took."""
@@ -132,7 +132,7 @@ class OverdueDetector:
         """Return the detector that remembers at which step workers were fenced."""
         return replace(self, _fenced_at=standstill.step)
 
-    def observe(self, paces: Mapping[WorkerId, Pace], now: float) -> OverdueDetector:
+    def observe(self, paces: Mapping[WorkerId, WorkerPace], now: float) -> OverdueDetector:
         """Return the detector after a look at all workers that live, at ``now``."""
         most_s = (self.limit_s or LEAST_LIMIT_S) / LOOKS_PER_LIMIT
         passed_s = counted_s(self.looked_at, now, most_s)
@@ -182,7 +182,7 @@ class OverdueDetector:
         them = tuple(sorted(working))
         return Standstill(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
 
-    def _measuring(self, paces: Mapping[WorkerId, Pace], passed_s: float) -> OverdueDetector:
+    def _measuring(self, paces: Mapping[WorkerId, WorkerPace], passed_s: float) -> OverdueDetector:
         """Return the detector with the pieces of work that have ended since the last look."""
         ended_s = [
             before.lasted_s + passed_s

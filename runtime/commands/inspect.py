@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compare_steps
+from holdfast.checkpoint.comparison import Comparison, Difference, OpenedStep, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
@@ -93,12 +93,12 @@ def _show(run: StoredRun, step: int | None, console: Console | None, *, is_full:
         raise CheckpointInvalid(wanted, it.damage)
 
 
-def _open(run_dir: Path, text: str) -> Opened:
+def _open(run_dir: Path, text: str) -> OpenedStep:
     """Return a step of the run, or the newest one of another run directory."""
     is_step = text.isascii() and text.isdigit()
     run = StoredRun.open(run_dir if is_step else Path(text))
     scan = run.store.scan(run.step(int(text) if is_step else None))
-    return Opened(scan, scan.manifest())
+    return OpenedStep(scan, scan.manifest())
 
 
 def _print(found: Inspection, console: Console, *, is_full: bool) -> None:

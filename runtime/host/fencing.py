@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.recovery.detector import ChangeDetector
-from holdfast.recovery.stall import OverdueDetector, Pace, Standstill, Turn
+from holdfast.recovery.stall import OverdueDetector, Standstill, Turn, WorkerPace
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker
@@ -304,10 +304,10 @@ class Fencing:
         return end
 
 
-def _pace_of(hosted: HostedWorker) -> Pace:
+def _pace_of(hosted: HostedWorker) -> WorkerPace:
     """Return how far a worker has come."""
     page = hosted.page
-    return Pace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
+    return WorkerPace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
 
 
 _OF_PAIRS = ("joining", "standstill")

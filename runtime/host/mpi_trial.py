@@ -137,7 +137,7 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """How one trial ended; both texts are empty if it passed."""
 
     trial: Trial
@@ -157,7 +157,7 @@ class Outcome:
         return self.wrong or self.failure
 
 
-def judge(trial: Trial, reports: Mapping[int, RankReport], ending: str) -> Outcome:
+def judge(trial: Trial, reports: Mapping[int, RankReport], ending: str) -> TrialOutcome:
     """Return the outcome that the reports of ranks tell; ``ending`` says how mpiexec ended."""
     wrong = next((report.wrong for report in reports.values() if report.wrong), "")
     failure = next((report.failure for report in reports.values() if report.failure), "")
@@ -171,7 +171,7 @@ def judge(trial: Trial, reports: Mapping[int, RankReport], ending: str) -> Outco
         failure = f"rank {ranks} of {trial.ranks} was lost, although nobody killed it; {ending}"
         if set(lost) == trial.survivors:
             failure = ending
-    return Outcome(trial, failure, wrong)
+    return TrialOutcome(trial, failure, wrong)
 
 
 def run_trial(
@@ -181,7 +181,7 @@ def run_trial(
     terms: LaunchTerms = ON_ONE_HOST,
     *,
     timeout_s: float = _TRIAL_TIMEOUT_S,
-) -> Outcome:
+) -> TrialOutcome:
     """Run one trial to its end or the timeout; leaves nothing behind.
 
     All ranks are on this host, and use the network and the settings of ``terms``.

@@ -9,7 +9,7 @@ import pytest
 from holders import STEP, WRITERS, flip, shard, small_state
 from whole_save import save
 
-from holdfast.checkpoint.comparison import Comparison, Opened, compare_steps
+from holdfast.checkpoint.comparison import Comparison, OpenedStep, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
@@ -24,7 +24,7 @@ def compare(store: CheckpointStore, other: dict[str, Tensor], writers: int = WRI
 
 def compare_saved(store: CheckpointStore) -> Comparison:
     scans = [store.scan(step) for step in (STEP, STEP + 1)]
-    return compare_steps(*(Opened(scan, scan.manifest()) for scan in scans))
+    return compare_steps(*(OpenedStep(scan, scan.manifest()) for scan in scans))
 
 
 @pytest.mark.parametrize("writers", [WRITERS, 1])

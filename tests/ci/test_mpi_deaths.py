@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpi_programs import FAILING, PASSING, library_of, starts_of
 
 from holdfast.runtime.host.launchers import MPICH, find_mpiexec, identify
-from holdfast.runtime.host.mpi_trial import PLAIN_START, Outcome, Trial
+from holdfast.runtime.host.mpi_trial import PLAIN_START, Trial, TrialOutcome
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
 import mpi_deaths
@@ -48,10 +48,10 @@ def test_only_the_first_failure_of_a_level_has_a_second_chance_and_only_if_it_hu
     """Each hang takes the whole timeout."""
     tries: list[str] = []
 
-    def hang(_library: object, _environment: object, trial: Trial) -> Outcome:
+    def hang(_library: object, _environment: object, trial: Trial) -> TrialOutcome:
         tries.append(trial.name)
         is_well = trial.name == "later 0" and len(tries) > 1
-        return Outcome(trial, "" if is_well else "it failed", has_hung=not is_well)
+        return TrialOutcome(trial, "" if is_well else "it failed", has_hung=not is_well)
 
     monkeypatch.setattr(mpi_deaths, "run_trial", hang)
 
@@ -71,7 +71,7 @@ def test_launcher_without_fault_tolerance_only_has_to_start(
 
 
 def _judged(level: Level, *, failure: str = "", wrong: str = "") -> Judged:
-    return Judged(level, Outcome(Trial(f"trial of {level.name}", 2), failure, wrong))
+    return Judged(level, TrialOutcome(Trial(f"trial of {level.name}", 2), failure, wrong))
 
 
 GOOD = {level: _judged(level) for level in Level}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from holdfast.recovery.stall import (
     LEAST_LIMIT_S,
     OverdueDetector,
-    Pace,
     ScriptView,
     Turn,
+    WorkerPace,
     find_diverged,
 )
 from holdfast.recovery.world import WorkerId
@@ -35,10 +35,11 @@ ENDED, GOING = True, False
 
 def paces(
     *turns: tuple[int, bool], step: int = 7, commits: int = MEASURED, is_training: bool = True
-) -> dict[WorkerId, Pace]:
+) -> dict[WorkerId, WorkerPace]:
     """Return the paces of workers 0, 1 and so on, of which each is at one of ``turns``."""
     return {
-        WorkerId(n): Pace(Turn(*turn), step, commits, is_training) for n, turn in enumerate(turns)
+        WorkerId(n): WorkerPace(Turn(*turn), step, commits, is_training)
+        for n, turn in enumerate(turns)
     }
 
 
@@ -48,7 +49,7 @@ ALL_WAIT = paces((9, True), (9, True))
 
 
 def after_looks(
-    detector: OverdueDetector, seconds: float, views: Mapping[WorkerId, Pace]
+    detector: OverdueDetector, seconds: float, views: Mapping[WorkerId, WorkerPace]
 ) -> OverdueDetector:
     """Return the detector after_looks looks at the same paces, twice a second."""
     now = detector.looked_at or 0.0
@@ -91,7 +92,7 @@ def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole
     ],
     ids=["in the script", "all wait", "no worker"],
 )
-def test_nobody_is_accused(views: Mapping[WorkerId, Pace]) -> None:
+def test_nobody_is_accused(views: Mapping[WorkerId, WorkerPace]) -> None:
     assert after_looks(OverdueDetector(timeout_s=8.0), 2_000.0, views).standstill is None
 
 
@@ -109,7 +110,7 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
     detector = detector.fenced(detector.standstill)
 
     alone, elsewhere = (
-        after_looks(detector, 9.0, {WorkerId(1): Pace(Turn(20, False), step, MEASURED)})
+        after_looks(detector, 9.0, {WorkerId(1): WorkerPace(Turn(20, False), step, MEASURED)})
         for step in (7, 8)
     )
     relaunched = after_looks(detector.next_launch(8.0), 9.0, paces((3, False)))
@@ -171,7 +172,7 @@ def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit
     looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None
 ) -> None:
     detector, now, changed_at = OverdueDetector(timeout_s), 0.0, 0.0
-    last: Mapping[WorkerId, Pace] = {}
+    last: Mapping[WorkerId, WorkerPace] = {}
     for pause_s, turns, commits in looks:
         now += pause_s
         views = paces(*turns, commits=commits)

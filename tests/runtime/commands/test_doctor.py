@@ -13,7 +13,7 @@ from holdfast.runtime.commands.doctor import Diagnosis
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import preconditions
 from holdfast.runtime.host.launchers import LaunchTerms
-from holdfast.runtime.host.mpi_trial import Outcome, Trial
+from holdfast.runtime.host.mpi_trial import Trial, TrialOutcome
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.system.network import Interface, Loopback
 
@@ -37,8 +37,8 @@ def _write_mpiexec(path: Path, answer: str) -> None:
     path.chmod(0o755)
 
 
-def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
-    return Outcome(trial)
+def _passing(_library: object, _environment: object, trial: Trial, _terms: object) -> TrialOutcome:
+    return TrialOutcome(trial)
 
 
 def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
@@ -62,8 +62,8 @@ def _without_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_ulfm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> Outcome:
-        return Outcome(trial, "no Revoke" if trial.deaths else "")
+    def dying(_library: object, _environment: object, trial: Trial, _terms: object) -> TrialOutcome:
+        return TrialOutcome(trial, "no Revoke" if trial.deaths else "")
 
     monkeypatch.setattr(doctor_file, "run_trial", dying)
 
@@ -211,9 +211,9 @@ def test_mpi_is_tried_with_the_settings_of_a_job_and_the_answer_names_them(
 ) -> None:
     tried: list[object] = []
 
-    def passing(_library: object, _environment: object, trial: Trial, terms: object) -> Outcome:
+    def passing(_library: object, _environment: object, trial: Trial, terms: object) -> object:
         tried.append(terms)
-        return Outcome(trial)
+        return TrialOutcome(trial)
 
     monkeypatch.setattr(doctor_file, "run_trial", passing)
     found = (Interface("eth1", "10.1.2.3", 16),)
