@@ -55,7 +55,6 @@ from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
     SOCKET_NAME,
     hold,
-    make_again,
     make_owned_directory,
     remove_dead_directories,
 )
@@ -74,7 +73,6 @@ _KILLED_WITHIN_S = 5.0
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
-_STARTS_WITHIN_S = 30.0
 Connect: TypeAlias = Callable[[HeadTerms, "subprocess.Popen[bytes] | None"], HeadProcess]
 
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -183,10 +181,11 @@ def begin_job(
     *,
     begin: Callable[[HeadTerms], subprocess.Popen[bytes]] = begin_head,
     connect: Connect = connect_to_head,
+    memory: str = _MEMORY,
 ) -> Client:
     """Return the client of a job whose head is starting: its pool imports meanwhile."""
-    removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
-    directory = make_owned_directory(memory_directory(setup.options))
+    removed = remove_dead_directories(memory, tempfile.gettempdir())
+    directory = make_owned_directory(memory_directory(setup.options, memory))
     terms = setup.head_terms(directory)
     begun, signals = None, SignalPipe()
     with contextlib.suppress(OSError):  # nothing to spare: it is tried again
@@ -347,7 +346,7 @@ class Client:
         batch: the batch job around it.
         lease: that of the run directory; the one who holds it owns the directory.
         signals: those of this process since the head was begun.
-        connect: starts another head; raises ``RecoveryImpossible`` or ``OSError``.
+        connect: starts another head; raises ``RecoveryImpossible``.
         clock: the seconds that this process has witnessed.
     """
 
@@ -484,28 +483,8 @@ class Client:
         order = self._log.order
         told = list(self._log.events)
         after = None if order is None else {"order": order, "told": told, "reason": reason}
-        self.start(self._another_head(), after)
+        self.start(self._connect(self._terms, None), after)
         self._pass_on(self._stops)
-
-    def _another_head(self) -> HeadProcess:
-        """Return another head, once the system has what it takes.
-
-        Raises:
-            RecoveryImpossible: it has not for a while, or the head does not start.
-        """
-        bound = Bound(_STARTS_WITHIN_S)
-        while True:
-            try:
-                make_again(self._terms.directory)  # the last one may have removed it
-                return self._connect(self._terms, None)
-            except OSError as error:
-                if bound.has_passed:
-                    raise RecoveryImpossible(
-                        f"the agent of this host died, and no other one can be started: {error}; "
-                        "remove the cause, then run again: the run goes on from its newest "
-                        "checkpoint"
-                    ) from error
-                time.sleep(_POLL_S)
 
     def _pass_on(self, numbers: Collection[int]) -> None:
         self._stops |= set(numbers) & set(self.batch.limits.stops)

@@ -25,7 +25,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
-from holdfast.runtime.system.owned_directory import SOCKET_NAME
+from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
@@ -38,6 +38,7 @@ _CONNECT_WITHIN_S = 60.0
 _RETRY_S = 0.005
 _STARTS = 3
 """A head that is killed or stopped before it listens is started again, as it is later."""
+_STARTS_WITHIN_S, _STARTED_AGAIN_AFTER_S = 30.0, 0.5
 _END_WITHIN_S = 30.0
 """The last save may still be written; a head that hangs is killed."""
 _STOPPED_ENDS_WITHIN_S = 10.0
@@ -157,20 +158,34 @@ def begin_head(terms: HeadTerms) -> subprocess.Popen[bytes]:
 def connect_to_head(terms: HeadTerms, begun: subprocess.Popen[bytes] | None = None) -> HeadProcess:
     """Return a head that listens, started now unless one was ``begun`` with these terms.
 
+    One that is struck before it listens is followed by another one.  A system that has nothing to
+    spare is asked again for a while.
+
     Raises:
-        RecoveryImpossible: it ended or did not answer.
+        RecoveryImpossible: it ended or did not answer, or cannot be started.
     """
-    for number in range(_STARTS):
-        child = begun or begin_head(terms)
+    bound, starts = Bound(_STARTS_WITHIN_S), 0
+    while True:
+        try:
+            make_again(terms.directory)  # the last one may have removed it
+            child = begun or begin_head(terms)
+        except OSError as error:
+            if bound.has_passed:
+                raise RecoveryImpossible(
+                    f"no agent of this host can be started: {error}; remove the cause, then run "
+                    "again: the run goes on from its newest checkpoint"
+                ) from error
+            time.sleep(_STARTED_AGAIN_AFTER_S)
+            continue
+        starts += 1
         channel = _connected(child, terms)
-        if channel is not None:
-            process = HeldProcess.of_peer(channel)
-            if process is not None:
-                return HeadProcess(channel, process, terms.heartbeat_timeout_s, child)
+        process = None if channel is None else HeldProcess.of_peer(channel)
+        if channel is not None and process is not None:
+            return HeadProcess(channel, process, terms.heartbeat_timeout_s, child)
         begun, is_struck = None, (child.poll() or 0) < 0
         child.kill()
         has_ended(child, _STOPPED_ENDS_WITHIN_S)
-        if not is_struck or number == _STARTS - 1:
+        if not is_struck or starts == _STARTS:
             break
     raise RecoveryImpossible(
         f"the agent of this host did not start (exit code {child.poll()}); "

@@ -267,7 +267,11 @@ class Started:
         """Run the job with these heads, one after the other."""
         self.heads = list(heads)
         return begin_job(
-            self.setup, batch or BatchJob(), begin=self.begin, connect=self.connect
+            self.setup,
+            batch or BatchJob(),
+            begin=self.begin,
+            connect=self.connect,
+            memory=str(self.folder),
         ).run()
 
     def client(self, *heads: FakeHead) -> Client:
@@ -342,7 +346,9 @@ def test_job_that_comes_to_no_client_leaves_no_head_and_no_directory(
         raise fault
 
     with pytest.raises(type(fault)):
-        begin_job(started.setup, BatchJob(), begin=started.begin, connect=fail)
+        begin_job(
+            started.setup, BatchJob(), begin=started.begin, connect=fail, memory=str(started.folder)
+        )
 
     assert [process.returncode for process in started.begun] == [-signal.SIGKILL]
     assert not started.terms[0].directory.exists()
@@ -353,7 +359,13 @@ def test_system_that_refuses_the_first_head_is_asked_again(started: Started) -> 
         raise BlockingIOError("no process to spare")
 
     started.heads = [FakeHead(ended())]
-    client = begin_job(started.setup, BatchJob(), begin=refuse, connect=started.connect)
+    client = begin_job(
+        started.setup,
+        BatchJob(),
+        begin=refuse,
+        connect=started.connect,
+        memory=str(started.folder),
+    )
 
     assert client.run() == ExitCode.DONE
     assert started.followed == [None]
@@ -437,15 +449,6 @@ def test_order_to_stop_that_a_dead_head_had_is_given_to_the_next_one(
     assert client.run() == 75
 
     assert second.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
-
-
-def test_directory_that_a_head_has_taken_with_it_is_made_again(started: Started) -> None:
-    client = started.client(FakeHead(dies=True), FakeHead(ended()))
-    (started.folder / "base").rmdir()
-
-    assert client.run() == ExitCode.DONE
-
-    assert started.terms[0].directory == started.folder / "base"
 
 
 def test_client_that_fails_leaves_its_head_alone(started: Started) -> None:

@@ -31,7 +31,6 @@ from holdfast.runtime.head.visits import (
     JobStarting,
     JobStopping,
     SaveAsked,
-    SaveRefused,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.pool_process import PoolStart
@@ -360,16 +359,6 @@ def test_client_that_stands_still_is_killed_and_replaced(
     assert headed.kinds == ["launch"]
 
 
-def test_client_that_says_something_now_and_then_stays(headed: Headed) -> None:
-    first = headed.begin()
-
-    for _ in range(10):
-        headed.turn(3)
-        first.post({"kind": "ping", "columns": 0})
-
-    assert kinds(told(headed.attach())) == ["attached_already"]
-
-
 def test_job_whose_client_is_gone_goes_on_and_takes_another(headed: Headed) -> None:
     writer = headed.writer()
     headed.begin(WARM, *joined(0, 1)).close()
@@ -482,16 +471,6 @@ def test_live_line_goes_while_the_client_stands_still(headed: Headed) -> None:
     assert headed.agent.streams.live[-1] != b""
 
 
-def test_signal_of_head_and_client_is_one_order(headed: Headed) -> None:
-    client = headed.begin(WARM, *joined(0, 1))
-
-    headed.head.take_signals(bytes([TERM]))
-    client.post({"kind": "signals", "numbers": [TERM]})
-    headed.turn()
-
-    assert headed.kinds == ["launch", "stop"]
-
-
 def test_signal_before_there_is_a_job_asks_for_nothing(headed: Headed) -> None:
     headed.head.take_signals(bytes([TERM]))
 
@@ -521,15 +500,6 @@ def test_save_is_answered_with_the_checkpoint_that_was_begun_after_it(headed: He
     (saved,) = told(saver)
     assert (saved["kind"], saved["step"]) == ("SaveDone", 7)
     assert headed.kinds == ["launch", "save"]
-
-
-def test_save_of_a_job_that_ends_is_answered(headed: Headed) -> None:
-    headed.begin(WARM, *joined(0, 1), WORLD)
-    saver = headed.connect(to_message(AskSave(is_waiting=True)))
-
-    headed.tell(*completed(0, 1))
-
-    assert told(saver)[-1] == to_message(SaveRefused())
 
 
 def test_save_of_somebody_who_has_gone_is_forgotten(headed: Headed) -> None:
@@ -738,10 +708,6 @@ def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: boo
     ]
     assert json.loads(last[-1])["event"] == "output_dropped"
     assert (sent[-1] == to_message(JobOver())) is is_over
-
-
-def test_head_without_a_job_has_nothing_to_write_down(headed: Headed) -> None:
-    headed.head.close()
 
 
 ODD: Message = {"kind": "odd"}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -206,6 +206,20 @@ def test_only_a_head_that_was_struck_is_started_again_and_not_for_ever(
         connect_to_head(shell(tmp_path, script))
 
     assert (tmp_path / "starts").read_text() == "\n" * starts
+
+
+@pytest.mark.process
+def test_head_that_cannot_be_started_is_asked_for_again_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory, which the last head has taken with it, is made again."""
+    monkeypatch.setattr(head_process, "_STARTS_WITHIN_S", 0.0)
+    gone = replace(shell(tmp_path / "base", "exit 3"), cwd=tmp_path / "nowhere")
+
+    with pytest.raises(RecoveryImpossible, match=r"no agent of this host can be started: .*nowher"):
+        connect_to_head(gone)
+
+    assert (tmp_path / "base").is_dir()
 
 
 @pytest.mark.process
