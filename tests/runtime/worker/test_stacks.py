@@ -97,12 +97,12 @@ READ = holdfasts("data/tf_source.py", "_read", 70)
 @pytest.mark.parametrize(
     ("main", "other", "where", "is_reading"),
     [
-        ((holdfasts("callbacks/file_guard.py", "open", 60), HOOK, FIT), (), HOOK, False),
+        ((holdfasts("script/overlay.py", "open", 60), HOOK, FIT), (), HOOK, False),
         ((NEXT, FIT), (BATCHES, READ), BATCHES, True),
         ((NEXT, FIT), (BATCHES, PY_FUNC), BATCHES, True),
         ((NEXT, FIT), (BATCHES,), FIT, True),
         ((BATCHES, NEXT, FIT), (), BATCHES, True),
-        ((holdfasts("callbacks/file_guard.py", "open", 60),), (), None, False),
+        ((holdfasts("script/overlay.py", "open", 60),), (), None, False),
     ],
     ids=["file", "reader", "py_function", "thread of its own", "read here", "nothing of the user"],
 )
