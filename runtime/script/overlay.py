@@ -284,7 +284,8 @@ class Overlay:
         if staged is None:
             return
         if opened.is_closed and not opened.appends:
-            replace(staged, opened.path)
+            put(staged, opened.path)
+            staged.unlink()
             return
         with staged.open("rb") as source:
             source.seek(opened.agreed)
@@ -348,11 +349,17 @@ def length_of(path: Path, size: int | None = None) -> Length:
         return Length(size, digest_of(file.read(min(size, _TAIL_BYTES)))[:16])
 
 
-def replace(staged: Path, path: Path) -> None:
-    """Move a staged file to its place, at once for all who read it."""
+def put(staged: Path, path: Path) -> None:
+    """Let a path have the content of a staged file, at once for all who read it."""
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.move(staged, beside)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copymode(path, staged)
+    try:
+        os.link(staged, beside)
+    except OSError:  # it is on another disk
+        shutil.copy(staged, beside)
     os.replace(beside, path)
 
 

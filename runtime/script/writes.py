@@ -38,7 +38,7 @@ from typing import Any
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.calls import CallingScript, is_in_training
-from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work
+from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work, put
 
 
 class SharedWrites:
@@ -338,7 +338,7 @@ class ScriptFiles:
         with own_work():
             self._writes.once(
                 where,
-                lambda: _put(staged, where) if key is None else _append(staged, opened),
+                lambda: put(staged, opened.path) if key is None else _append(staged, opened),
                 key=key,
             )
             self.forget(where)
@@ -395,19 +395,6 @@ def _may_write(where: str) -> bool:
     folder = os.path.dirname(where)
     is_free = not os.path.exists(where) or os.access(where, os.W_OK)
     return is_free and os.path.isdir(folder) and os.access(folder, os.W_OK)
-
-
-def _put(staged: Path, where: str) -> None:
-    """Let a path have the content of a staged file, at once for all who read it."""
-    path = Path(os.path.realpath(where))
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copymode(path, staged)
-    try:
-        os.link(staged, beside)
-    except OSError:  # it is on another disk
-        shutil.copy(staged, beside)
-    os.replace(beside, path)
 
 
 def _append(staged: Path, opened: Opened) -> None:
