@@ -17,10 +17,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
@@ -37,7 +37,17 @@ from holdfast.runtime.head.head_process import (
 from holdfast.runtime.head.job_setup import JobSetup, NothingToDo, prepare_job
 from holdfast.runtime.head.orders import STOPS
 from holdfast.runtime.head.screen import live_columns, say
-from holdfast.runtime.head.visits import JobDone
+from holdfast.runtime.head.visits import (
+    BeginJob,
+    ClientTaken,
+    EventKept,
+    JobDone,
+    LaunchOrdered,
+    LostHead,
+    PassSignals,
+    StopOrdered,
+    ToClient,
+)
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import refuse_other_program
 from holdfast.runtime.run.events import Warned
@@ -50,7 +60,7 @@ from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
     SOCKET_NAME,
@@ -63,7 +73,7 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import block
 from holdfast.runtime.system.witnessed_time import Bound, Stillness, witnessed_s
 
-_DONE: MessageKinds[JobDone] = MessageKinds(JobDone)
+_MESSAGES: MessageKinds[ToClient] = MessageKinds(ToClient)
 _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
@@ -305,8 +315,8 @@ def attach_to(
 
     head, signals = found
     greeting = head.greeting
-    job = from_plain(Job, greeting["job"])
-    options, environment = job.config.options, greeting["environment"]
+    job = from_plain(Job, greeting.job)
+    options, environment = job.config.options, greeting.environment
     around = batch or BatchJob.of(
         options, find_allocation(environment), environment, age_s(head.process.pid)
     )
@@ -314,7 +324,7 @@ def attach_to(
     if kept:
         say(f"warning: the job keeps the options that it was started with: {'; '.join(kept)}")
     if not options.quiet:
-        workers = greeting["order"]["config"]["workers"]
+        workers = (greeting.order or {})["config"]["workers"]
         say(
             f"attached to the job in {options.run_dir}, which went on without a client: "
             f"{options.script.name} on {count(len(workers), 'worker')}"
@@ -323,8 +333,8 @@ def attach_to(
     with contextlib.suppress(OSError):  # nothing to spare: the job's writer renews it, too
         lease.keep()  # also while there is no head
     terms = HeadTerms(
-        directory=Path(greeting["directory"]),
-        cwd=Path(greeting["cwd"]),
+        directory=Path(greeting.directory),
+        cwd=Path(greeting.cwd),
         environment=environment,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         preload=job.preload,
@@ -332,7 +342,7 @@ def attach_to(
         verbose=options.verbose,
     )
     hold(terms.directory)
-    client = Client(terms, greeting["job"], around, lease, signals, connect=connect)
+    client = Client(terms, greeting.job, around, lease, signals, connect=connect)
     client.show(HeadProcess(head.channel, head.process, options.heartbeat_timeout_s), greeting)
     return client
 
@@ -353,7 +363,7 @@ class Client:
     def __init__(
         self,
         terms: HeadTerms,
-        job: Message,
+        job: Mapping[str, Any],
         batch: BatchJob,
         lease: Lease,
         signals: SignalPipe,
@@ -380,15 +390,12 @@ class Client:
         self._signals = signals
         signals.watch(self._reactor, self._pass_on)
 
-    def start(self, head: HeadProcess, after: Message | None = None) -> None:
+    def start(self, head: HeadProcess, after: LostHead | None = None) -> None:
         """Let a head begin the job, or go on ``after`` what another one has come to."""
-        message = {"kind": "client", "job": self._job}
-        if after is not None:
-            message["after"] = after
-        head.channel.post(message, (1, 2))
+        head.channel.post(to_message(BeginJob(self._job, after)), (1, 2))
         self._watch(head)
 
-    def show(self, head: HeadProcess, greeting: Message) -> None:
+    def show(self, head: HeadProcess, greeting: ClientTaken) -> None:
         """Show the job of a head that was found."""
         self._note(greeting)
         self._watch(head)
@@ -430,29 +437,29 @@ class Client:
         calls.run(write)
         calls.close(0.0)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, line: Message) -> None:
         assert self._head is not None
         self._head.heard()
-        match message["kind"]:
-            case "attached":
-                for fd in message.get(FDS, ()):
+        match message := _MESSAGES.decode(line):
+            case ClientTaken():
+                for fd in line.get(FDS, ()):
                     os.close(fd)  # this process has the lease
                 self._note(message)
-            case "launch":
-                self._log.begin(message["order"])
-            case "event":
+            case LaunchOrdered(order):
+                self._log.begin(dict(order))
+            case EventKept(event):
                 self._deaths_in_vain = 0
-                self._log.note(message["event"])
-            case "stop_asked":  # by another process: another head must know of it
+                self._log.note(dict(event))
+            case StopOrdered():
                 self._stops.add(signal.SIGTERM)
-            case "JobDone":
-                self._ended = _DONE.decode(message)
+            case JobDone():
+                self._ended = message
 
-    def _note(self, greeting: Message) -> None:
-        if greeting["order"] is not None:
-            self._log.begin(greeting["order"])
-            for event in greeting["told"]:
-                self._log.note(event)
+    def _note(self, greeting: ClientTaken) -> None:
+        if greeting.order is not None:
+            self._log.begin(dict(greeting.order))
+            for event in greeting.told:
+                self._log.note(dict(event))
 
     def _on_end(self) -> None:
         if self._ended is None:
@@ -480,16 +487,15 @@ class Client:
                 f"the agent of this host died {self._deaths_in_vain} times before it did anything; "
                 "its messages are above; run `holdfast doctor`"
             )
-        order = self._log.order
-        told = list(self._log.events)
-        after = None if order is None else {"order": order, "told": told, "reason": reason}
+        order, told = self._log.order, tuple(self._log.events)
+        after = None if order is None else LostHead(order, told, reason)
         self.start(self._connect(self._terms, None), after)
         self._pass_on(self._stops)
 
     def _pass_on(self, numbers: Collection[int]) -> None:
         self._stops |= set(numbers) & set(self.batch.limits.stops)
         if self._head is not None and numbers:
-            self._head.channel.post({"kind": "signals", "numbers": list(numbers)})
+            self._head.channel.post(to_message(PassSignals(tuple(map(int, numbers)))))
 
     def _leave(self) -> None:
         """Wait for the end of a head whose job is over; let any other one go on."""

@@ -22,7 +22,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
@@ -33,14 +32,27 @@ from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.head.visits import (
+    AnotherJob,
     Asked,
     AskSave,
     AskStatus,
     AskStop,
+    BeginJob,
+    ClientPing,
+    ClientRefused,
+    ClientTaken,
+    EventKept,
+    HeadPong,
     HeadStatus,
     JobDone,
     JobStarting,
     JobStopping,
+    LaunchOrdered,
+    OfClient,
+    PassSignals,
+    Refused,
+    ShowJob,
+    StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
@@ -55,6 +67,7 @@ from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _ASKED: MessageKinds[Asked] = MessageKinds(Asked)
+_OF_CLIENT: MessageKinds[OfClient] = MessageKinds(OfClient)
 _POLL_S = 0.5
 _METRICS_EVERY_S = 2.0
 _LONGEST_WRITER_PAUSE_S = 30.0
@@ -171,10 +184,9 @@ class Head:
             self._dismiss(visitor.channel)
 
     def _serve(self, visitor: Visitor, message: Message) -> None:
-        if message.get("kind") == "client":
-            self._take_client(visitor, message)
-            return
         match _ASKED.decode(message), self._job:
+            case (BeginJob() | ShowJob()) as asked, _:
+                self._take_client(visitor, asked, message.get(FDS, ()))
             case AskStatus(), _:  # it may ask again, and goes when it likes
                 visitor.channel.post(to_message(self._describe()))
             case _, None:
@@ -186,7 +198,7 @@ class Head:
                 self._stoppers.append(visitor.channel)
                 visitor.channel.post(to_message(JobStopping()))
                 if self._client is not None:
-                    self._client.channel.post({"kind": "stop_asked"})
+                    self._client.channel.post(to_message(StopOrdered()))
                 with job.errors_told():
                     job.decider.stop(is_urgent=is_urgent)
 
@@ -233,14 +245,13 @@ class Head:
             self._agent.host.part.writer.start()
         job.run.close(is_over=job.decider.end is not None)
 
-    def _take_client(self, visitor: Visitor, message: Message) -> None:
+    def _take_client(self, visitor: Visitor, asked: BeginJob | ShowJob, fds: Sequence[int]) -> None:
         """Serve a client from now on, unless it would replace one that is well."""
-        channel, fds = visitor.channel, message.get(FDS, ())
-        refusal = self._refusal(message)
+        channel, refusal = visitor.channel, self._refusal(asked)
         if refusal is not None:
             for fd in fds:
                 os.close(fd)
-            channel.post(refusal)
+            channel.post(to_message(refusal))
             self._dismiss(channel)
             return
         if self._client is not None:
@@ -251,33 +262,33 @@ class Head:
         visitor.on_message = lambda found: self._on_client(client, found)
         visitor.on_end = lambda: self._lose_client(client)
         self._speak_to(fds)
-        if "job" in message:
-            self._begin(message)
+        if isinstance(asked, BeginJob):
+            self._begin(asked)
         elif self._job is not None:
             with self._job.errors_told():
                 self._job.console.attached(self._job.decider.log.summary or {})
         assert self._job is not None
         self._greet(client, self._job)
 
-    def _refusal(self, message: Message) -> Message | None:
+    def _refusal(self, asked: BeginJob | ShowJob) -> Refused | None:
         """Return why a client may not show this job, None if it may."""
-        is_new = "job" in message
         if self._job is None:
-            return None if is_new else to_message(JobStarting())
-        if not is_new:
+            return None if isinstance(asked, BeginJob) else JobStarting()
+        its = tuple(self._job.job.asked)
+        if isinstance(asked, ShowJob):
             if self._client is not None and not self._client.is_replaceable:
-                return {"kind": "attached_already", "pid": self._client.pid}
-            asked: list[Any] | None = message.get("asked")
-            if asked is None or asked == self._job.job.asked:
+                return ClientRefused(self._client.pid)
+            if asked.asked is None or asked.asked == its:
                 return None
-        return {"kind": "another_job", "job": self._job.job.asked}
+        return AnotherJob(its)
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: BeginJob) -> None:
         """Begin the job, or go on with it after another head."""
-        after = message.get("after")
-        job = _without_lost(from_plain(Job, message["job"]), () if after is None else after["told"])
+        after = message.after
+        events = [] if after is None else [dict(event) for event in after.told]
+        job = _without_lost(from_plain(Job, message.job), events)
         lost = {"losses": dict(job.losses), "missing": list(job.missing)}
-        self._job_fields = {**message["job"], **lost}
+        self._job_fields = {**message.job, **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, () if after is not None else job.said)
         self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
@@ -297,25 +308,24 @@ class Head:
             if after is None:
                 decider.begin()
             else:
-                told = [event for event in after["told"] if event["kind"] not in OF_HOSTS]
-                self._hosts.follow(after["order"], after["told"])
-                ended = decider.go_on(after["order"], told, after["reason"])
+                told = [event for event in events if event["kind"] not in OF_HOSTS]
+                self._hosts.follow(dict(after.order), events)
+                ended = decider.go_on(dict(after.order), told, after.reason)
                 if ended is not None:
                     self._agent.tell(ended)
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
         """Tell a client all that it needs to start another head, should this one die."""
         fds = () if self._lease is None else (self._lease.fileno(),)
-        greeting = {
-            "kind": "attached",
-            "job": self._job_fields,
-            "order": job.decider.log.order,
-            "told": list(job.decider.log.events),
-            "directory": str(self._agent.settings.directory),
-            "cwd": os.getcwd(),
-            "environment": dict(os.environ),
-        }
-        client.channel.post(greeting, fds)
+        greeting = ClientTaken(
+            job=self._job_fields,
+            order=job.decider.log.order,
+            told=tuple(job.decider.log.events),
+            directory=str(self._agent.settings.directory),
+            cwd=os.getcwd(),
+            environment=dict(os.environ),
+        )
+        client.channel.post(to_message(greeting), fds)
         client.order = job.decider.log.order
 
     def _speak_to(self, fds: Sequence[int]) -> None:
@@ -329,14 +339,15 @@ class Head:
 
     def _on_client(self, client: _Client, message: Message) -> None:
         client.silence.heard()
-        kind = message.get("kind")
-        if kind == "ping":
-            self._screen.columns = int(message.get("columns", 0))
-            self._screen.is_plain = bool(message.get("is_plain"))
-            client.channel.post({"kind": "pong"})
-        elif kind == "signals":
-            client.has_hung_up |= signal.SIGHUP in message["numbers"]
-            self.take_signals(message["numbers"])
+        if message not in _OF_CLIENT:
+            return
+        match _OF_CLIENT.decode(message):
+            case ClientPing(columns, is_plain):
+                self._screen.columns, self._screen.is_plain = columns, is_plain
+                client.channel.post(to_message(HeadPong()))
+            case PassSignals(numbers):
+                client.has_hung_up |= signal.SIGHUP in numbers
+                self.take_signals(numbers)
 
     def _poll_client(self, now: float) -> None:
         if self._client is not None:
@@ -389,10 +400,10 @@ class Head:
         client = self._client
         if client is not None:
             if is_kept:
-                client.channel.post({"kind": "event", "event": event})
-            if client.order is not log.order:
+                client.channel.post(to_message(EventKept(event)))
+            if client.order is not log.order and log.order is not None:
                 client.order = log.order
-                client.channel.post({"kind": "launch", "order": log.order})
+                client.channel.post(to_message(LaunchOrdered(log.order)))
 
     def _waits_for_hosts(self, job: _RunningJob) -> bool:
         """Return whether the next launch must wait for a host; the user is told once."""

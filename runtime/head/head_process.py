@@ -14,24 +14,34 @@ import select
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.head.visits import (
+    AnotherJob,
+    ClientPing,
+    ClientRefused,
+    ClientTaken,
+    JobStarting,
+    ShowJob,
+    ToClient,
+)
 from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Channel, Message, connect
+from holdfast.runtime.system.channel import FDS, Channel, connect
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
-_WISHES = {"is_plain": True} if os.environ.get("NO_COLOR") else {}
-"""How the user of this client wants a live line (no-color.org)."""
+_IS_PLAIN = bool(os.environ.get("NO_COLOR"))
+"""Whether the user of this client wants no colours (no-color.org)."""
+_MESSAGES: MessageKinds[ToClient] = MessageKinds(ToClient)
 
 _CONNECT_WITHIN_S = 60.0
 """A cold virtual environment on a network file system takes that long."""
@@ -48,13 +58,13 @@ ANSWERS_WITHIN_S = 15.0
 _REFUSALS = {
     "another": "another job, which pid {pid} shows; wait for it to end, stop it with `holdfast "
     "stop`, or choose another --run-dir",
-    "attached_already": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
+    "attached": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
     "`holdfast status` shows how it goes",
     "stopped_client": "a job whose client, pid {pid}, is stopped; let it go on (kill -CONT {pid}), "
     "or end it (kill -KILL {pid}), then ask again",
     "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
     "end it (kill -KILL {pid}), then run again",
-    "JobStarting": "a job that is just starting; run again in a minute",
+    "starting": "a job that is just starting; run again in a minute",
 }
 
 
@@ -119,7 +129,7 @@ class HeadProcess:
 
         The head hears with it how many ``columns`` a live line may have on this terminal.
         """
-        self.channel.post({"kind": "ping", "columns": columns, **_WISHES})
+        self.channel.post(to_message(ClientPing(columns, _IS_PLAIN)))
         return self._silence.poll(now)
 
     def kill(self) -> None:
@@ -216,12 +226,9 @@ class FoundHead:
 
     channel: Channel
     process: HeldProcess
-    greeting: Message
-
-    @property
-    def lease(self) -> int:
-        """The descriptor of the lease, that this process holds as well from now on."""
-        return int(self.greeting[FDS][0])
+    greeting: ClientTaken
+    lease: int
+    """The descriptor of the lease, that this process holds as well from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +261,9 @@ def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> Owner:
     if process is None:
         channel.close()
         return Owner()
-    answer = _ask(channel, asked)
-    if answer["kind"] == "attached":
-        return Owner(head=FoundHead(channel, process, answer))
+    answer, fds = _ask(channel, asked)
+    if isinstance(answer, ClientTaken):
+        return Owner(head=FoundHead(channel, process, answer, *fds))
     owner = _refusing(run_dir, answer, process, asked)
     process.close()
     channel.close()
@@ -264,21 +271,26 @@ def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> Owner:
 
 
 def _refusing(
-    run_dir: RunDirectory, answer: Message, head: HeldProcess, asked: JobOptions | None
+    run_dir: RunDirectory,
+    answer: ToClient | str | None,
+    head: HeldProcess,
+    asked: JobOptions | None,
 ) -> Owner:
-    """Return what a head means that lets nobody show its job."""
-    kind, pid = answer["kind"], answer.get("pid", head.pid)
-    if kind == "gone":
-        return Owner()
-    if kind == "silent" and _end_if_stopped(head, run_dir):
-        words = f"it had no client, and its head, pid {pid}, was stopped"
-        return Owner(f"ended the job in {run_dir.path}: {words}", has_ended=True)
-    if kind == "another_job" and asked is not None:
-        return Owner(another_job(run_dir, answer["job"], asked))
-    if kind == "attached_already":
-        is_run = asked is not None
-        kind = "stopped_client" if is_stopped(pid) else "another" if is_run else kind
-    return _busy(run_dir, kind, pid)
+    """Return what a head means that lets nobody show its job, or that is silent."""
+    match answer:
+        case "silent" if _end_if_stopped(head, run_dir):
+            words = f"it had no client, and its head, pid {head.pid}, was stopped"
+            return Owner(f"ended the job in {run_dir.path}: {words}", has_ended=True)
+        case "silent":
+            return _busy(run_dir, "silent", head.pid)
+        case AnotherJob(job) if asked is not None:
+            return Owner(another_job(run_dir, job, asked))
+        case ClientRefused(pid):
+            others = "attached" if asked is None else "another"
+            return _busy(run_dir, "stopped_client" if is_stopped(pid) else others, pid)
+        case JobStarting():
+            return _busy(run_dir, "starting", head.pid)
+    return Owner()
 
 
 def _busy(run_dir: RunDirectory, kind: str, pid: int | None) -> Owner:
@@ -293,9 +305,9 @@ def _client_of(run_dir: RunDirectory) -> int | None:
         return None
 
 
-def another_job(run_dir: RunDirectory, its: list[Any], asked: JobOptions) -> str:
+def another_job(run_dir: RunDirectory, its: Sequence[object], asked: JobOptions) -> str:
     """Return in words how the request differs from the job that lives; ``its`` as `_ask` asks."""
-    _, script, *argv = its
+    _, script, *argv = map(str, its)
     if asked.fresh:
         difference = "which --fresh would set aside"
     elif script != str(asked.script):
@@ -323,15 +335,15 @@ def _end_if_stopped(head: HeldProcess, run_dir: RunDirectory) -> bool:
     return head.has_ended(_STOPPED_ENDS_WITHIN_S)
 
 
-def _ask(channel: Channel, asked: JobOptions | None) -> Message:
-    """Return the head's answer; its kind is ``silent`` or ``gone`` if there is none."""
-    job = None if asked is None else [asked.fresh, str(asked.script), *asked.argv]
+def _ask(channel: Channel, asked: JobOptions | None) -> tuple[ToClient | str | None, Sequence[int]]:
+    """Return the answer and what comes along: "silent" without any in time, None if it goes."""
+    job = None if asked is None else (asked.fresh, str(asked.script), *asked.argv)
     with contextlib.suppress(OSError):  # it may have answered and closed already
-        channel.send({"kind": "client", "asked": job}, (1, 2))
+        channel.send(to_message(ShowJob(job)), (1, 2))
     bound = Bound(ANSWERS_WITHIN_S)
     if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
-        return {"kind": "silent"}
-    try:
-        return channel.receive() or {"kind": "gone"}
-    except OSError:
-        return {"kind": "gone"}
+        return "silent", ()
+    line = None
+    with contextlib.suppress(OSError):
+        line = channel.receive()
+    return (None, ()) if line is None else (_MESSAGES.decode(line), line.get(FDS, ()))

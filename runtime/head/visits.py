@@ -4,9 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.runtime.head.orders import TimeLimits
+
+
+@dataclass(frozen=True, slots=True)
+class LostHead:
+    """What another head had come to: its newest launch, and what it has told of that."""
+
+    order: Mapping[str, Any]
+    told: tuple[Mapping[str, Any], ...]
+    reason: str
+    """Why it is gone, "" if it has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginJob:
+    """Begin a job, or go on with it; stdout and stderr come along."""
+
+    job: Mapping[str, Any]
+    after: LostHead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowJob:
+    """Let this process show the job; ``asked`` is what it wants (`Job.asked`), if it minds."""
+
+    asked: tuple[object, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPing:
+    """A sign of life of a client, with the columns that a live line may have, 0 for none."""
+
+    columns: int
+    is_plain: bool = False
+    """Whether its user wants no colours."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSignals:
+    """Signals that the client was sent."""
+
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +67,56 @@ class AskStop:
     """End the job at its next step, with a checkpoint, or at once."""
 
     is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTaken:
+    """The client is the job's from now on; it has the lease, and all for another head."""
+
+    job: Mapping[str, Any]
+    order: Mapping[str, Any] | None
+    told: tuple[Mapping[str, Any], ...]
+    directory: str
+    cwd: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRefused:
+    """Another client, of this number, shows the job and is well."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnotherJob:
+    """The job is not the one that was asked for; ``job`` is what it was asked with."""
+
+    job: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPong:
+    """The answer to a client's sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrdered:
+    """Another launch begins."""
+
+    order: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventKept:
+    """Something that another head would have to know has happened."""
+
+    event: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrdered:
+    """Somebody else has stopped the job, and another head has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +173,12 @@ class JobDone:
     lost: tuple[str, ...] = ()
 
 
-Asked: TypeAlias = AskStatus | AskSave | AskStop
+OfClient: TypeAlias = ClientPing | PassSignals
+Asked: TypeAlias = BeginJob | ShowJob | AskStatus | AskSave | AskStop
+Refused: TypeAlias = JobStarting | ClientRefused | AnotherJob
+ToClient: TypeAlias = (
+    ClientTaken | Refused | HeadPong | LaunchOrdered | EventKept | StopOrdered | JobDone
+)
 Answered: TypeAlias = (
     HeadStatus | JobStarting | SaveAsked | SaveDone | SaveRefused | JobStopping | JobDone
 )

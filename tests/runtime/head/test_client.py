@@ -36,12 +36,27 @@ from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import STOPS, TimeLimits
+from holdfast.runtime.head.visits import (
+    Asked,
+    BeginJob,
+    ClientPing,
+    ClientTaken,
+    EventKept,
+    JobDone,
+    LaunchOrdered,
+    LostHead,
+    OfClient,
+    PassSignals,
+    StopOrdered,
+    ToClient,
+)
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Listener, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 
@@ -182,27 +197,31 @@ class FakeProcess:
     def close(self) -> None: ...
 
 
+_MESSAGES: MessageKinds[OfClient | Asked] = MessageKinds(OfClient | Asked)
+
+
 class FakeHead:
     """A head that has said all its words before anybody listens."""
 
-    def __init__(self, *messages: Message, dies: bool = False) -> None:
+    def __init__(self, *messages: ToClient, dies: bool = False) -> None:
         self.ours, self._theirs = pair()
         self.process = FakeProcess()
         self._told: list[Message] = []
         for message in messages:
-            self._theirs.post(message)
+            self._theirs.post(to_message(message))
         if dies:
             self._theirs.close()
 
     @property
-    def told(self) -> list[Message]:
+    def told(self) -> list[Any]:
         """What it was told, without the questions whether it lives."""
         fresh = self._theirs.drain() if self._theirs.fileno() >= 0 else []
         for message in fresh:
             for fd in message.pop(FDS, ()):
                 os.close(fd)
         self._told += fresh
-        return [message for message in self._told if message["kind"] != "ping"]
+        told = map(_MESSAGES.decode, self._told)
+        return [message for message in told if not isinstance(message, ClientPing)]
 
     def hold(self) -> HeadProcess:
         return HeadProcess(self.ours, cast(HeldProcess, self.process), 6.0)
@@ -220,17 +239,16 @@ def order_of(*workers: int) -> Message:
     return cast(Message, json.loads(json.dumps(order)))
 
 
-def ended(code: int = 0, limits: TimeLimits | None = None) -> Message:
-    said = to_plain(limits or TimeLimits())
-    return {"kind": "JobDone", "exit_code": code, "limits": json.loads(json.dumps(said))}
+def ended(code: int = 0, limits: TimeLimits | None = None) -> JobDone:
+    return JobDone(code, limits or TimeLimits())
 
 
-def greeting(**fields: Any) -> Message:
-    return {"kind": "attached", "job": to_plain(job_of()), "order": None, "told": []} | fields
+def greeting(*workers: int) -> ClientTaken:
+    return ClientTaken(to_plain(job_of()), order_of(*workers), (), "", "/work", {"A": "1"})
 
 
-def events(*messages: Message) -> list[Message]:
-    return [{"kind": "event", "event": message} for message in messages]
+def events(*messages: Message) -> list[ToClient]:
+    return [EventKept(message) for message in messages]
 
 
 @dataclass
@@ -316,15 +334,15 @@ def test_job_begins_with_its_words_and_leaves_no_directory_in_memory(
 ) -> None:
     head, minded = FakeHead(), TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
     minded.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
-    head._theirs.post(ended(75, minded))
+    head._theirs.post(to_message(ended(75, minded)))
     batch, run_dir = BatchJob(), RunDirectory(started.setup.options.run_dir)
 
     assert started.run(head, batch=batch) == ExitCode.STOPPED_EARLY
 
     assert batch.limits == minded
     (message,) = head.told
-    assert (message["kind"], "after" in message) == ("client", False)
-    job = from_plain(Job, message["job"])
+    assert message.after is None
+    job = from_plain(Job, message.job)
     assert job.config.options == started.setup.options
     assert job.config.history.failures == 0
     assert started.followed == started.begun
@@ -371,8 +389,8 @@ def test_system_that_refuses_the_first_head_is_asked_again(started: Started) -> 
     assert started.followed == [None]
 
 
-LAUNCH = {"kind": "launch", "order": order_of(2, 3)}
-FIRST = greeting(order=order_of(0, 1))
+LAUNCH = LaunchOrdered(order_of(2, 3))
+FIRST = greeting(0, 1)
 SAVED = [*joined(0, 1), report(0, "checkpoint", step=5)]
 
 
@@ -390,7 +408,7 @@ SAVED = [*joined(0, 1), report(0, "checkpoint", step=5)]
     ids=["what it had come to", "the newest launch alone", "before a launch", "again and again"],
 )
 def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
-    started: Started, heads: list[list[Message]], told: tuple[Message, list[Message]] | None
+    started: Started, heads: list[list[ToClient]], told: tuple[Message, list[Message]] | None
 ) -> None:
     dying = [FakeHead(*messages, dies=True) for messages in heads]
     client = started.client(*dying, FakeHead(ended()))
@@ -398,9 +416,8 @@ def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
     assert client.run() == ExitCode.DONE
 
     (message,) = started.used[-1].told
-    assert (message["kind"], from_plain(Job, message["job"])) == ("client", job_of())
-    after = message.get("after")
-    assert after == (told and {"order": told[0], "told": told[1], "reason": ""})
+    assert from_plain(Job, message.job) == job_of()
+    assert message.after == (told and LostHead(told[0], tuple(told[1]), ""))
     assert not started.used[0].process.is_killed
     assert started.terms[0].directory == started.folder / "base"
     assert not started.terms[0].directory.exists()
@@ -412,7 +429,7 @@ def test_head_that_stands_still_is_killed_and_the_next_one_is_told_why(started: 
     assert started.client(silent, second).run() == ExitCode.DONE
 
     assert silent.process.is_killed
-    assert "the head has not answered for" in second.told[0]["after"]["reason"]
+    assert "the head has not answered for" in second.told[0].after.reason
 
 
 @pytest.mark.parametrize(
@@ -438,29 +455,30 @@ def test_order_to_stop_that_a_dead_head_had_is_given_to_the_next_one(
     started: Started, by: str
 ) -> None:
     is_own = by == "this process"
-    first, second = FakeHead(*[] if is_own else [{"kind": "stop_asked"}]), FakeHead(ended(75))
+    first, second = FakeHead(*[] if is_own else [StopOrdered()]), FakeHead(ended(75))
     client = started.client(first, second)
     if is_own:
         os.kill(os.getpid(), signal.SIGTERM)
         client._reactor.run_once(BOUND_S)
-        assert first.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
+        assert first.told[1:] == [PassSignals((signal.SIGTERM,))]
     first._theirs.close()
 
     assert client.run() == 75
 
-    assert second.told[1:] == [{"kind": "signals", "numbers": [signal.SIGTERM]}]
+    assert second.told[1:] == [PassSignals((signal.SIGTERM,))]
 
 
 def test_client_that_fails_leaves_its_head_alone(started: Started) -> None:
-    head = FakeHead(greeting(order=order_of(0, 1)) | {"told": 7})  # a mistake
+    head = FakeHead()
+    head._theirs.post(to_message(FIRST) | {"told": 7})  # a mistake
     client = started.client(head)
 
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="told"):
         client.run()
 
     assert not head.process.is_killed
     assert (started.folder / "base").exists()
-    assert [message["kind"] for message in head.told] == ["client"]
+    assert [type(message) for message in head.told] == [BeginJob]
 
 
 def found(started: Started, head: FakeHead, **fields: Any) -> Found:
@@ -468,13 +486,13 @@ def found(started: Started, head: FakeHead, **fields: Any) -> Found:
     job = job_of(**fields)
     base = started.folder / "base"
     base.mkdir()
-    places = {"directory": str(base), "cwd": "/work", "environment": {"A": "1"}}
-    said = greeting(job=to_plain(job), order=order_of(7, 8), told=joined(7, 8), **places)
+    told = {"job": to_plain(job), "told": tuple(joined(7, 8)), "directory": str(base)}
+    said = replace(greeting(7, 8), **told)
     lease = os.dup(started.setup.lease.fileno())
     process = FakeProcess()
     process.pid = os.getpid()
     started.used.append(head)
-    living = FoundHead(head.ours, cast(HeldProcess, process), said | {FDS: [lease]})
+    living = FoundHead(head.ours, cast(HeldProcess, process), said, lease)
     return Found(living, SignalPipe())
 
 
@@ -547,8 +565,8 @@ def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
 
     assert client.run() == ExitCode.DONE
     (message,) = second.told
-    assert from_plain(Job, message["job"]) == job_of()
-    assert message["after"]["told"] == [*joined(7, 8), exited(7)]
+    assert from_plain(Job, message.job) == job_of()
+    assert message.after.told == (*joined(7, 8), exited(7))
     (terms,) = started.terms
     assert (terms.cwd, terms.environment) == (Path("/work"), {"A": "1"})
 
@@ -558,12 +576,10 @@ def test_job_is_attached_to_with_its_own_batch_job(started: Started, *, is_insid
     """This process may be outside of it, so its own environment tells nothing."""
     mine = BatchJob() if is_inside else None
     place = found(started, FakeHead(ended()))
-    place.head.greeting["environment"] = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_END_TIME": "4000000000",
-    }
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}
+    said = replace(place.head.greeting, environment=environment)
 
-    client = attach_to(place, batch=mine)
+    client = attach_to(place._replace(head=replace(place.head, greeting=said)), batch=mine)
     client.run()
 
     if is_inside:

@@ -25,12 +25,21 @@ from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.visits import (
+    AnotherJob,
     AskSave,
     AskStatus,
     AskStop,
+    BeginJob,
+    ClientPing,
+    ClientRefused,
+    HeadPong,
     JobStarting,
     JobStopping,
+    LaunchOrdered,
+    PassSignals,
     SaveAsked,
+    ShowJob,
+    StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.pool_process import PoolStart
@@ -128,12 +137,12 @@ class Headed:
 
     def begin(self, *events: Message, job: Job | None = None, **more: Any) -> Channel:
         """Begin the job as a client, let it hear events, and return the client's end."""
-        client = self.connect({"kind": "client", "job": to_plain(job or job_of()), **more})
+        client = self.connect(to_message(BeginJob(to_plain(job or job_of()), **more)))
         self.tell(*events)
         return client
 
     def attach(self, asked: list[Any] | None = None) -> Channel:
-        return self.connect({"kind": "client", "asked": asked})
+        return self.connect(to_message(ShowJob(asked and tuple(asked))))
 
     def tell(self, *events: Message) -> None:
         """Let things happen on the host."""
@@ -190,7 +199,7 @@ def told(channel: Channel) -> list[Message]:
 
 def greeting_of(client: Channel) -> Message:
     greeting = told(client)[0]
-    assert greeting["kind"] == "attached"
+    assert greeting["kind"] == "ClientTaken"
     return greeting
 
 
@@ -218,7 +227,7 @@ def test_client_begins_a_job_and_gets_all_that_another_head_would_need(
     os.close(lease)
     assert from_plain(Job, greeting.pop("job")) == job
     assert greeting == {
-        "kind": "attached",
+        "kind": "ClientTaken",
         "order": order,
         "told": [],
         "directory": str(tmp_path),
@@ -231,7 +240,7 @@ def test_streams_of_a_client_are_written_to_from_then_on(headed: Headed, tmp_pat
     kept = [os.dup(number) for number in (1, 2)]
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as ours, err.open("wb") as errors:
-        message = {"kind": "client", "job": to_plain(job_of())}
+        message = to_message(BeginJob(to_plain(job_of())))
         headed.connect(message, (ours.fileno(), errors.fileno()))
     try:
         os.write(1, b"to stdout")
@@ -247,7 +256,7 @@ def test_streams_of_a_client_are_written_to_from_then_on(headed: Headed, tmp_pat
 
 @pytest.mark.parametrize(
     "message",
-    [{"kind": "client", "asked": None}, to_message(AskSave(True)), to_message(AskStop(False))],
+    [to_message(ShowJob(None)), to_message(AskSave(True)), to_message(AskStop(False))],
     ids=["attach", "save", "stop"],
 )
 def test_head_without_a_job_is_just_starting(headed: Headed, message: Message) -> None:
@@ -286,7 +295,7 @@ def test_second_job_is_refused(headed: Headed) -> None:
     other = headed.begin()
 
     (answer,) = told(other)
-    assert answer["kind"] == "another_job"
+    assert answer["kind"] == "AnotherJob"
     assert other.is_closed
     assert headed.kinds == ["launch"]
 
@@ -297,11 +306,11 @@ def test_second_client_is_refused_while_the_first_is_well(headed: Headed) -> Non
 
     second = headed.attach()
 
-    assert told(second) == [{"kind": "attached_already", "pid": os.getpid()}]
+    assert told(second) == [to_message(ClientRefused(os.getpid()))]
     assert second.is_closed
-    first.post({"kind": "ping", "columns": 80})
+    first.post(to_message(ClientPing(80)))
     headed.turn()
-    assert told(first) == [{"kind": "pong"}]
+    assert told(first) == [to_message(HeadPong())]
 
 
 def test_client_whose_terminal_is_gone_is_replaced(
@@ -310,12 +319,12 @@ def test_client_whose_terminal_is_gone_is_replaced(
     """It outlives its terminal, and nobody could see what it shows."""
     monkeypatch.setattr(module, "kill_peer", lambda channel, unless: None)
     first = headed.begin(WARM)
-    first.post({"kind": "signals", "numbers": [signal.SIGHUP]})
+    first.post(to_message(PassSignals((signal.SIGHUP,))))
     headed.turn()
 
     second = headed.attach()
 
-    assert told(second)[0]["kind"] == "attached"
+    assert told(second)[0]["kind"] == "ClientTaken"
 
 
 def test_stop_by_another_process_is_told_to_the_client(headed: Headed) -> None:
@@ -323,14 +332,14 @@ def test_stop_by_another_process_is_told_to_the_client(headed: Headed) -> None:
 
     headed.connect(to_message(AskStop(is_urgent=False)))
 
-    assert {"kind": "stop_asked"} in told(client)
+    assert to_message(StopOrdered()) in told(client)
 
 
 def test_descriptors_of_a_client_that_is_refused_are_closed(headed: Headed) -> None:
     headed.begin()
     read, write = os.pipe()
 
-    headed.connect({"kind": "client", "asked": None}, (write, write))
+    headed.connect(to_message(ShowJob(None)), (write, write))
     os.close(write)
 
     assert os.read(read, 1) == b""
@@ -355,7 +364,7 @@ def test_client_that_stands_still_is_killed_and_replaced(
     told(first)
     assert first.is_closed
     headed.tell(exited(0))
-    assert kinds(told(second)) == ["event"]
+    assert kinds(told(second)) == ["EventKept"]
     assert headed.kinds == ["launch"]
 
 
@@ -393,10 +402,10 @@ def test_only_a_request_for_the_same_job_is_shown_it(
     answer = told(headed.attach(asked))[0]
 
     if is_taken:
-        assert answer["kind"] == "attached"
+        assert answer["kind"] == "ClientTaken"
     else:
         its = [False, "/a/train.py", "--lr", "1"]
-        assert answer == {"kind": "another_job", "job": its}
+        assert answer == to_message(AnotherJob(tuple(its)))
 
 
 def test_client_is_sent_what_another_head_would_decide_by(headed: Headed) -> None:
@@ -417,7 +426,7 @@ def test_client_is_sent_each_new_launch_after_the_end_of_the_last(headed: Headed
     headed.tell(*LOST)
 
     heard = told(client)
-    assert kinds(heard) == ["event"] * 3 + ["launch"]
+    assert kinds(heard) == ["EventKept"] * 3 + ["LaunchOrdered"]
     assert heard[-1]["order"] == headed.agent.orders[1]
 
 
@@ -435,7 +444,7 @@ def test_next_head_goes_on_from_the_greeting_of_the_last(
     successor.turn()
     (order,) = successor.agent.orders
     assert (order["config"]["workers"], order["relaunch"]) == ([2, 3], 1)
-    assert told(client)[-1] == {"kind": "launch", "order": order}
+    assert told(client)[-1] == to_message(LaunchOrdered(order))
     assert successor.said == [
         "holdfast: the agent of this host died, and its workers with it",
         "holdfast: relaunching 2 workers (worker 0: signal SIGKILL, worker 1: its agent died)",
@@ -448,7 +457,7 @@ def test_live_line_is_drawn_as_wide_as_the_client_says_and_goes_with_it(headed: 
     headed.turn()
     assert headed.agent.streams.live == []
 
-    client.post({"kind": "ping", "columns": 80})
+    client.post(to_message(ClientPing(80)))
     headed.turn(2)
     assert len(headed.agent.streams.live) > 0
     assert headed.agent.streams.live[-1] != b""
@@ -460,12 +469,12 @@ def test_live_line_is_drawn_as_wide_as_the_client_says_and_goes_with_it(headed: 
 
 def test_live_line_goes_while_the_client_stands_still(headed: Headed) -> None:
     client = headed.begin()
-    client.post({"kind": "ping", "columns": 80})
+    client.post(to_message(ClientPing(80)))
     headed.turn(2)
 
     headed.turn(8)
     assert headed.agent.streams.live[-1] == b""
-    client.post({"kind": "ping", "columns": 80})
+    client.post(to_message(ClientPing(80)))
     headed.turn(2)
 
     assert headed.agent.streams.live[-1] != b""
@@ -556,9 +565,9 @@ def test_stranger_is_shown_the_door(headed: Headed) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"kind": "client", "job": 3},
-        {"kind": "client", "job": {}},
-        {"kind": "client", "job": {"config": {"options": []}}},
+        {"kind": "BeginJob", "job": 3},
+        {"kind": "BeginJob", "job": {}},
+        {"kind": "BeginJob", "job": {"config": {"options": []}}},
     ],
     ids=str,
 )
@@ -738,9 +747,9 @@ def test_mistake_in_a_decision_ends_no_worker_and_is_told_once(broken: Headed) -
     assert [line for line in broken.said if "a mistake" in line] == broken.said
     failed = [record for record in lines_of(writer) if record["event"] == "head_failed"]
     assert [record["reason"] for record in failed] == ["ZeroDivisionError: a mistake"]
-    client.post({"kind": "ping", "columns": 0})
+    client.post(to_message(ClientPing(0)))
     broken.turn()
-    assert kinds(told(client))[-1] == "pong"
+    assert kinds(told(client))[-1] == "HeadPong"
 
 
 def test_job_ends_with_the_launch_of_a_head_that_has_failed(broken: Headed) -> None:

@@ -27,12 +27,19 @@ from holdfast.runtime.head.head_process import (
     connect_to_head,
     find_owner,
 )
-from holdfast.runtime.head.visits import JobStarting
+from holdfast.runtime.head.visits import (
+    AnotherJob,
+    ClientPing,
+    ClientRefused,
+    ClientTaken,
+    JobStarting,
+    ShowJob,
+)
 from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.channel import FDS, Channel, pair
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import HeldProcess
 
@@ -142,8 +149,7 @@ def test_each_look_asks_for_a_sign_of_life_and_tells_of_the_terminal(hold: Hold)
     held.head.silence_s(1.0, 0)
     held.head.silence_s(2.0, 99)
 
-    asked: list[Message] = [{"kind": "ping", "columns": columns} for columns in (0, 99)]
-    assert held.theirs.drain() == asked
+    assert held.theirs.drain() == [to_message(ClientPing(columns)) for columns in (0, 99)]
     held.close()
 
 
@@ -310,13 +316,14 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
 
 
 def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
-    orphan.answers.post({"kind": "attached", "job": {"a": 1}}, (orphan.lease.fileno(),))
+    greeting = ClientTaken({"a": 1}, None, (), "/tmp/a", "/", {})
+    orphan.answers.post(to_message(greeting), (orphan.lease.fileno(),))
 
     found = find_owner(orphan.directory).head
 
     assert found is not None
     assert (found.channel, found.process.pid) == (orphan.asks, os.getpid())
-    assert found.greeting["job"] == {"a": 1}
+    assert found.greeting == greeting
     assert os.path.samestat(os.fstat(found.lease), orphan.directory.lease_path.stat())
     found.process.close()
     os.close(found.lease)
@@ -340,7 +347,7 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
 
     (question,) = orphan.answers.drain()
     streams = question.pop(FDS)
-    assert question == {"kind": "client", "asked": job}
+    assert question == to_message(ShowJob(job and tuple(job)))
     for number, stream in enumerate(streams, start=1):
         assert os.path.samestat(os.fstat(stream), os.fstat(number))
         os.close(stream)
@@ -352,20 +359,20 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
     ("answer", "why"),
     [
         (
-            {"kind": "attached_already", "pid": 12},
+            ClientRefused(12),
             "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
         ),
-        (to_message(JobStarting()), "a job that is just starting; run again in a minute"),
-        ({"kind": "another_job", "job": [False, "/b.py"]}, "another script, /b.py; look at it"),
+        (JobStarting(), "a job that is just starting; run again in a minute"),
+        (AnotherJob((False, "/b.py")), "another script, /b.py; look at it"),
         (None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
     ],
     ids=["attached already", "not launched", "another job", "silent"],
 )
 def test_job_that_cannot_be_shown_is_told_with_what_to_do(
-    orphan: Orphan, answer: dict[str, object] | None, why: str
+    orphan: Orphan, answer: object, why: str
 ) -> None:
     if answer is not None:
-        orphan.answers.post(answer)
+        orphan.answers.post(to_message(answer))
 
     owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN))
 
@@ -437,7 +444,7 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
     if head == "is gone":
         named["agent"] = str(orphan.directory.path / "nowhere")
     orphan.directory.lease_path.write_text(json.dumps(named))
-    orphan.answers.post({"kind": "attached_already", "pid": client.pid})
+    orphan.answers.post(to_message(ClientRefused(client.pid)))
 
     owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN) if is_run else None)
 
@@ -452,6 +459,6 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
 def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
     orphan: Orphan,
 ) -> None:
-    orphan.answers.post({"kind": "attached_already", "pid": 12})
+    orphan.answers.post(to_message(ClientRefused(12)))
 
     assert "a job that pid 12 shows already; it needs no" in find_owner(orphan.directory).words
