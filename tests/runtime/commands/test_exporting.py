@@ -65,6 +65,10 @@ class Model:
     trainable_variables: list[Variable] = field(default_factory=lambda: [Variable("bias")])
     non_trainable_variables: list[Variable] = field(default_factory=lambda: [Variable("moving")])
 
+    @property
+    def variables(self) -> list[Variable]:
+        return [*self.trainable_variables, *self.non_trainable_variables]
+
     def save_weights(self, path: Path) -> None:
         path.write_text(repr([variable.value.tolist() for variable in self.trainable_variables]))
 

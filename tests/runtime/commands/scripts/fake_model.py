@@ -34,6 +34,7 @@ class Model:
             Variable("dense/kernel", (500, units)),
         ]
         self.non_trainable_variables = [Variable("dropout/seed_generator_state", (2,), "int64")]
+        self.variables = self.trainable_variables + self.non_trainable_variables
         self.optimizer = optimizer
 
     def save_weights(self, path):
