@@ -83,6 +83,7 @@ _KILLED_WITHIN_S = 5.0
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
+Find: TypeAlias = Callable[[RunDirectory, JobOptions | None], Owner]
 Connect: TypeAlias = Callable[[HeadTerms, "subprocess.Popen[bytes] | None"], HeadProcess]
 
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -134,7 +135,7 @@ def settle(
     options: JobOptions,
     *,
     prepare: Callable[[JobOptions, Stillness], JobSetup] = prepare_job,
-    find: Callable[[RunDirectory, JobOptions | None], Owner] = find_owner,
+    find: Find = find_owner,
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobSetup | Found:
     """Return the job that may begin, or the one to show; ask again while another job is busy.
@@ -170,9 +171,7 @@ def settle(
 
 
 def _ask_owner(
-    find: Callable[[RunDirectory, JobOptions | None], Owner],
-    directory: RunDirectory,
-    asked: JobOptions | None,
+    find: Find, directory: RunDirectory, asked: JobOptions | None
 ) -> tuple[Owner, Found | None]:
     """Return who has a directory, and its head if this process shows it from now on."""
     signals = SignalPipe()
@@ -267,7 +266,7 @@ def run_batch_job(
     return code
 
 
-def attach(run_dir: Path) -> int:
+def attach(run_dir: Path, find: Find = find_owner) -> int:
     """Show the job that lives in ``run_dir`` without a client; return its exit code.
 
     Raises:
@@ -275,7 +274,7 @@ def attach(run_dir: Path) -> int:
     """
     with answering(run_dir, say):
         refuse_no_run(run_dir)
-        owner, found = _ask_owner(find_owner, RunDirectory(run_dir), None)
+        owner, found = _ask_owner(find, RunDirectory(run_dir), None)
     if owner.has_ended:
         raise UsageError(f"{owner.words}; go on from its newest checkpoint by `holdfast run`")
     if owner.words:

@@ -536,6 +536,28 @@ def test_job_that_lives_without_a_client_is_shown_to_its_end(
     assert not (started.folder / "base").exists()
 
 
+@pytest.mark.parametrize(
+    ("owner", "kind", "words"),
+    [
+        (ENDED, UsageError, "ended the job in /run; go on from its newest checkpoint by `holdfast"),
+        (Owner("pid 4 shows it"), RunDirectoryBusy, "pid 4 shows it"),
+    ],
+    ids=["its head was stopped", "it has its client"],
+)
+def test_attach_to_a_job_that_cannot_be_shown_says_why(
+    started: Started, owner: Owner, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=f"^{words}"):
+        attach(started.setup.options.run_dir, lambda *_: owner)
+
+
+def test_attach_ends_with_the_exit_code_of_the_job(started: Started) -> None:
+    living = found(started, FakeHead(ended(75)))
+    living.signals.restore()
+
+    assert attach(started.setup.options.run_dir, lambda *_: Owner(head=living.head)) == 75
+
+
 def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ from probed import facts
 
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.placement import HostSlots
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head import job_setup
+from holdfast.runtime.head.client import run_job
 from holdfast.runtime.head.job_setup import (
     FOR_ALL,
     FOR_KERAS,
@@ -133,7 +134,9 @@ def test_what_the_run_has_is_known_and_whether_the_journal_knows_of_a_newer_step
     assert run.history.history.hosts == ("a:1", "b:1")
 
 
-def test_complete_run_has_nothing_to_do(begun: Begun, options: JobOptions) -> None:
+def test_complete_run_has_nothing_to_do(
+    begun: Begun, options: JobOptions, capfd: pytest.CaptureFixture[str]
+) -> None:
     setup = begun()
     setup.journal.record("job_started", **setup.started)
     setup.journal.record("completed", step=9, sha256="cafe", epochs=1)
@@ -144,6 +147,8 @@ def test_complete_run_has_nothing_to_do(begun: Begun, options: JobOptions) -> No
     with pytest.raises(NothingToDo, match=r"nothing to do: the run in .* has completed step 9"):
         begun()
 
+    assert run_job(setup.options) == ExitCode.DONE
+    assert capfd.readouterr().err.startswith("holdfast: nothing to do: the run in ")
     assert begun(again=True).run.saved_step == 9
 
 
